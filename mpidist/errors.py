@@ -1,0 +1,88 @@
+"""What can go wrong, as exception classes.
+
+::
+
+    MpidistError
+    ├── ClusterResolutionError   (RuntimeError)   the set of ranks cannot be made out
+    │   └── LaunchError                           ranks were started, but do not form one world
+    ├── TransportError           (RuntimeError)   bytes could not be moved
+    │   ├── TransportTimeoutError (TimeoutError)  a deadline passed; names the ranks that did not come
+    │   └── RankFailedError                       another rank failed, was killed or left early; names it
+    ├── CollectiveMismatchError  (ValueError)     ranks called collectives with different tensors
+    ├── RemoteReplicaError       (RuntimeError)   the function given to ``run`` raised on another replica
+    ├── UnsupportedDtypeError    (TypeError)      no reduction or transport for this dtype or memory
+    ├── MissingDependencyError   (ImportError)    an optional package is needed here
+    └── CheckpointError          (RuntimeError)   a checkpoint cannot be written or read
+        └── CheckpointNotFoundError (FileNotFoundError)
+
+Every message says what failed, on which rank, what was got and expected, and what to do, in that order.
+A failure that depends on other ranks is raised on all of them; such an error has ``on_all_ranks = True``.
+"""
+
+from __future__ import annotations
+
+
+class MpidistError(Exception):
+    """Base of every error that mpidist raises on its own account."""
+
+    #: True when every rank of the group raises this error together (a mismatch, a timeout).
+    on_all_ranks = False
+
+
+class ClusterResolutionError(MpidistError, RuntimeError):
+    """The set of ranks, or the role of one of them, cannot be made out."""
+
+
+class LaunchError(ClusterResolutionError):
+    """Ranks were started, but they do not form one world."""
+
+
+class TransportError(MpidistError, RuntimeError):
+    """Bytes could not be moved between ranks."""
+
+
+class TransportTimeoutError(TransportError, TimeoutError):
+    """A deadline passed; the message names the ranks that did not come."""
+
+    on_all_ranks = True
+
+
+class RankFailedError(TransportError):
+    """Another rank failed, was killed or left early; the message names it.
+
+    Parameters
+    ----------
+    message : str
+    rank : int or None
+        The rank that failed, as numbered in the world.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class CollectiveMismatchError(MpidistError, ValueError):
+    """Ranks called collectives with different tensors, or called different collectives."""
+
+    on_all_ranks = True
+
+
+class RemoteReplicaError(MpidistError, RuntimeError):
+    """The function given to ``run`` raised on another replica."""
+
+
+class UnsupportedDtypeError(MpidistError, TypeError):
+    """There is no reduction or transport for this dtype or kind of memory."""
+
+
+class MissingDependencyError(MpidistError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+class CheckpointError(MpidistError, RuntimeError):
+    """A checkpoint cannot be written or read."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at this place."""

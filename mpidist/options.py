@@ -1,0 +1,128 @@
+"""What a user may choose: the public enums and options, and the only reader of ``MPIDIST_*`` variables."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+_E = TypeVar("_E", bound="_NamedEnum")
+
+
+class _NamedEnum(enum.Enum):
+    """An enum that accepts its members' names in any case."""
+
+    @classmethod
+    def parse(cls: type[_E], value: Any) -> _E:
+        """Return the member that `value` is, or names in any case; ValueError lists the known names."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        known = ", ".join(cls.__members__)
+        raise ValueError(f"{value!r} is not a valid {cls.__name__}; it is one of {known}")
+
+
+class ReduceOp(_NamedEnum):
+    """How values of several replicas become one."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+class CommunicationImplementation(_NamedEnum):
+    """Which all-reduce a multi-worker strategy uses: a measured choice, the ring over MPI, or NCCL."""
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+class VariableSynchronization(_NamedEnum):
+    """When the copies of a variable are brought together."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(_NamedEnum):
+    """How values written by several replicas become one."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+#: Seconds after which a waiting collective warns, naming who is missing, and after which it fails.
+WARN_SECONDS = 60.0
+TIMEOUT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """Options of cross-replica communication.
+
+    Parameters
+    ----------
+    bytes_per_pack : int
+        Size in bytes of the units that tensors are fused into; 0 leaves it to mpidist.
+    timeout_seconds : float or None
+        How long a collective waits for the other ranks before it raises `TransportTimeoutError`.
+        None means the default of 30 minutes, 0 never.
+    implementation : CommunicationImplementation or str
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_pack < 0:
+            raise ValueError(f"bytes_per_pack must be 0 (automatic) or more, got {self.bytes_per_pack}")
+        if self.timeout_seconds is not None and self.timeout_seconds < 0:
+            raise ValueError(f"timeout_seconds must be 0 (never) or more, got {self.timeout_seconds}")
+        object.__setattr__(self, "implementation", CommunicationImplementation.parse(self.implementation))
+
+    def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
+        """Return these options with those fields of `other` that differ from the defaults put over them."""
+        if other is None:
+            return self
+        changed = {f.name: getattr(other, f.name) for f in fields(other) if getattr(other, f.name) != f.default}
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the ``MPIDIST_*`` environment variables ask for; every field's comment names its variable."""
+
+    timeout_seconds: float = TIMEOUT_SECONDS  # MPIDIST_TIMEOUT_SECONDS, 0 never
+    warn_seconds: float = WARN_SECONDS  # MPIDIST_WARN_SECONDS
+    algorithm: str = "auto"  # MPIDIST_ALGORITHM: auto, native, ring, ... for every all-reduce
+    shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
+    no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say
+
+
+def settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Return the `Settings` of this environment (Local); ValueError names a variable that cannot be read."""
+    environ = os.environ if environ is None else environ
+    found = {}
+    for field in fields(Settings):
+        name = f"MPIDIST_{field.name.upper()}"
+        if name in environ:
+            found[field.name] = _convert(name, environ[name], type(field.default))
+    return Settings(**found)
+
+
+def _convert(name: str, text: str, kind: type) -> Any:
+    try:
+        if kind is bool:
+            return {"0": False, "1": True}[text]
+        return kind(text)
+    except (KeyError, ValueError):
+        expected = "0 or 1" if kind is bool else f"a {kind.__name__}"
+        raise ValueError(f"environment variable {name}={text!r}: expected {expected}") from None
