@@ -1,0 +1,1 @@
+"""The ``mpidist`` command: one file a subcommand, listed in `main.COMMANDS`."""

@@ -1,0 +1,36 @@
+"""The ``mpidist`` command itself: finds the subcommand and hands over."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+#: Subcommand -> (module with ``main(argv) -> exit status``, what it does in one line).
+COMMANDS = {
+    "run": ("mpidist.commands.run", "start a program on N ranks with the mpirun that belongs to mpi4py"),
+    "info": ("mpidist.commands.info", "one page about this machine: MPI, launcher, topology, versions, GPUs"),
+}
+
+
+def usage() -> str:
+    """Return the page that ``mpidist --help`` prints."""
+    lines = [f"  {name:<8} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: mpidist COMMAND [options]", "", "commands:", *lines, "", "mpidist COMMAND --help tells more"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit status; Local."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    name, rest = arguments[0], arguments[1:]
+    if name == "--version":
+        print(importlib.import_module("mpidist").__version__)
+        return 0
+    if name not in COMMANDS:
+        print(f"mpidist: {name!r} is not a command; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[name][0])
+    return module.main(rest)
