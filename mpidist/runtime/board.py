@@ -1,0 +1,158 @@
+"""The status board: one line of words for each rank, in memory that all its ranks see.
+
+A line holds the numbers of the rank's last two collective calls with their digests, its state, and who it is.
+Two calls are kept, by parity, so that a rank that is already in call k + 1 does not hide its digest of call k
+from a slower one; it cannot be in call k + 2 before that one has posted k + 1.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from typing import Any
+
+#: States of a rank.
+UNKNOWN, RUNNING, FAILED, LEFT, ENDING = range(5)
+
+_LINE_WORDS = 16
+_TEXT_BYTES = 8192
+_ALARM = 0
+_STATE, _PID, _START = 4, 5, 6
+_WAITING = 7
+
+
+def _no_fence() -> None:
+    """x86-64 shows stores of one processor to all others in program order: nothing to do."""
+
+
+def _lock_fence(lock: threading.Lock = threading.Lock()) -> None:  # noqa: B008 - one lock for all, on purpose
+    """Order memory on weaker processors: a release followed by an acquire of one lock is a full fence."""
+    with lock:
+        pass
+    with lock:
+        pass
+
+
+fence: Callable[[], None] = _no_fence if platform.machine() in ("x86_64", "AMD64") else _lock_fence
+
+
+class StatusBoard:
+    """Status lines of some ranks, in shared or private memory.
+
+    Parameters
+    ----------
+    memory : writable buffer of `StatusBoard.nbytes` (lines) bytes, zero where nobody has written
+    lines : int
+    """
+
+    def __init__(self, memory: Any, lines: int) -> None:
+        self._bytes = memoryview(memory)
+        self.lines = lines
+        text_start = (1 + lines) * _LINE_WORDS * 8
+        self.words = self._bytes[:text_start].cast("Q")
+        self._text = self._bytes[text_start : text_start + lines * _TEXT_BYTES]
+
+    @staticmethod
+    def nbytes(lines: int) -> int:
+        """Return the size in bytes of a board with so many lines."""
+        return (1 + lines) * _LINE_WORDS * 8 + lines * _TEXT_BYTES
+
+    @staticmethod
+    def call_words(line: int) -> tuple[int, int]:
+        """Return the indices in `words` of the call numbers of even and odd calls; the digest follows each."""
+        base = (1 + line) * _LINE_WORDS
+        return base, base + 2
+
+    def sign_on(self, line: int) -> None:
+        """Say that this process is behind the line."""
+        base = (1 + line) * _LINE_WORDS
+        self.words[base + _PID] = os.getpid()
+        self.words[base + _START] = start_time(os.getpid()) or 0
+        fence()
+        self.words[base + _STATE] = RUNNING
+
+    def post(self, line: int, call: int, digest: int) -> None:
+        """Write that the line's rank has come to `call` with `digest` (both below 2**64)."""
+        slot = (1 + line) * _LINE_WORDS + 2 * (call & 1)
+        self.words[slot + 1] = digest
+        fence()
+        self.words[slot] = call
+
+    def call(self, line: int) -> int:
+        """Return the number of the last call the line's rank has come to, 0 before the first."""
+        even, odd = self.call_words(line)
+        return max(self.words[even], self.words[odd])
+
+    def digest(self, line: int, call: int) -> int:
+        """Return the digest the line's rank posted with `call`, one of its last two calls."""
+        return self.words[(1 + line) * _LINE_WORDS + 2 * (call & 1) + 1]
+
+    def state(self, line: int) -> int:
+        """Return the state of the line's rank."""
+        return self.words[(1 + line) * _LINE_WORDS + _STATE]
+
+    def set_state(self, line: int, state: int, text: str = "") -> None:
+        """Set the line's state and text, and raise the alarm that every waiting rank of the board sees."""
+        raw = text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+        self._text[line * _TEXT_BYTES : (line + 1) * _TEXT_BYTES] = raw
+        fence()
+        self.words[(1 + line) * _LINE_WORDS + _STATE] = state
+        fence()
+        self.words[_ALARM] = 1
+
+    def text(self, line: int) -> str:
+        """Return the text that came with the line's state."""
+        raw = bytes(self._text[line * _TEXT_BYTES : (line + 1) * _TEXT_BYTES])
+        return raw.rstrip(b"\0").decode(errors="replace")
+
+    def set_waiting(self, line: int, call: int) -> None:
+        """Say that the line's rank has waited long in `call`, or no longer waits (0)."""
+        self.words[(1 + line) * _LINE_WORDS + _WAITING] = call
+
+    def waiting(self, line: int) -> int:
+        """Return the call the line's rank has waited in for long, or 0."""
+        return self.words[(1 + line) * _LINE_WORDS + _WAITING]
+
+    @property
+    def alarm(self) -> bool:
+        """Whether some rank's state has changed since the start."""
+        return self.words[_ALARM] != 0
+
+    def pid(self, line: int) -> int:
+        """Return the process number behind the line, 0 if nobody has signed on."""
+        return self.words[(1 + line) * _LINE_WORDS + _PID]
+
+    def alive(self, line: int) -> bool:
+        """Return whether the process behind the line still runs (a line nobody has signed on counts as alive)."""
+        pid = self.pid(line)
+        if pid in (0, os.getpid()):
+            return True
+        start = self.words[(1 + line) * _LINE_WORDS + _START]
+        return start_time(pid) == start if start else _exists(pid)
+
+
+def start_time(pid: int) -> int | None:
+    """Return when process `pid` started, in clock ticks since boot; None when it is gone, or a zombie.
+
+    0 where the system has no /proc, so that callers fall back to asking whether the process exists.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except FileNotFoundError:
+        return None if os.path.isdir("/proc/self") else 0
+    except ProcessLookupError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

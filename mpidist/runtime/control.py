@@ -1,0 +1,323 @@
+"""The control channel: how ranks know of each other while they wait, so that no rank waits forever.
+
+Every collective call has a number, counted alike on all ranks, and a digest of what it works on.  A rank posts both
+on the status board of its node before it moves data.  Every waiting loop calls `Watch.tick`, which looks at the board
+(has a rank failed, left, been killed?) and at the clock (is it time to warn, has the deadline passed?).  Between nodes
+a `Messenger` carries the same facts.  Nothing here blocks, and nothing is done by a second thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from mpidist.errors import MpidistError, RankFailedError, TransportTimeoutError
+from mpidist.options import Settings, settings
+from mpidist.runtime import board as states
+from mpidist.runtime.board import StatusBoard, fence
+from mpidist.runtime.stall import Arbiter, Messenger
+
+#: Turns of a waiting loop between two looks at the alarm word, and seconds between two looks at clock and processes.
+_LOOK_TURNS = 64
+_LOOK_SECONDS = 0.05
+#: Seconds of waiting after which a rank sleeps between looks instead of spinning, and for how long.
+_PATIENCE_SECONDS = 0.1
+_NAP_SECONDS = 0.0002
+
+
+class ControlChannel:
+    """What one rank knows and tells about the state of all ranks.
+
+    Parameters
+    ----------
+    rank, size : int
+        Place in the world, and its size.
+    board : StatusBoard
+        Shared with the ranks in `board_ranks`.
+    board_ranks : sequence of int
+        World ranks of the board's lines.
+    hosts : sequence of str, optional
+        Host of every world rank, for messages.
+    messenger : Messenger, optional
+        Carries notices to ranks that do not share the board.
+    crowded : bool
+        Whether ranks outnumber cores, so that a waiting rank must yield at once.
+
+    Attributes
+    ----------
+    call : int
+        Number of the last collective call begun by this rank.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        board: StatusBoard,
+        board_ranks: Sequence[int],
+        *,
+        hosts: Sequence[str] = (),
+        messenger: Messenger | None = None,
+        crowded: bool = True,
+        chosen: Settings | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.board = board
+        self.board_ranks = tuple(board_ranks)
+        self.hosts = tuple(hosts)
+        self.crowded = crowded
+        self.settings = settings() if chosen is None else chosen
+        self.call = 0
+        self.line = self.board_ranks.index(rank)
+        self.arbiter = Arbiter(self, messenger) if messenger is not None else None
+        self._broken: MpidistError | None = None
+        self._said: dict[int, str] = {}
+        lines = [line for line in range(board.lines) if line != self.line]
+        self._peer_words = tuple(tuple(board.call_words(line)[parity] for line in lines) for parity in (0, 1))
+        board.sign_on(self.line)
+
+    @classmethod
+    def alone(cls, chosen: Settings | None = None) -> ControlChannel:
+        """Return the channel of a world of one rank."""
+        return cls(0, 1, StatusBoard(bytearray(StatusBoard.nbytes(1)), 1), [0], chosen=chosen)
+
+    @classmethod
+    def for_threads(
+        cls, size: int, hosts: Sequence[str] = (), chosen: Settings | None = None
+    ) -> list[ControlChannel]:
+        """Return one channel a rank for a world whose ranks are threads of this process."""
+        board = StatusBoard(bytearray(StatusBoard.nbytes(size)), size)
+        return [cls(rank, size, board, range(size), hosts=hosts, chosen=chosen) for rank in range(size)]
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def begin(self, what: str, digest: int, timeout_seconds: float | None = None) -> Watch:
+        """Number a collective call, post it with its `digest` on the board, and return the watch over its waits.
+
+        Raises
+        ------
+        TransportTimeoutError, RankFailedError
+            When an earlier call has failed so that the ranks no longer agree on where they are.
+        """
+        if self._broken is not None:
+            raise self._again()
+        self.call += 1
+        self.board.post(self.line, self.call, digest)
+        return Watch(self, what, timeout_seconds, self.call)
+
+    def meet(self, watch: Watch) -> bool:
+        """Wait until every rank of the board has come to this call; return whether all digests are the same."""
+        words, call = self.board.words, watch.call
+        peers = self._peer_words[call & 1]
+        for word in peers:
+            while words[word] < call:
+                watch.tick()
+        fence()
+        mine = words[self.board.call_words(self.line)[call & 1] + 1]
+        for word in peers:
+            if words[word + 1] != mine:
+                return False
+        return True
+
+    def watch(self, what: str, timeout_seconds: float | None = None) -> Watch:
+        """Return a watch over waits that belong to no numbered call."""
+        return Watch(self, what, timeout_seconds, 0)
+
+    # -- what this rank says ----------------------------------------------------------------------------------------
+
+    def fail(self, text: str) -> None:
+        """Tell all ranks that this one has failed, with the text of its error; Local."""
+        self.board.set_state(self.line, states.FAILED, text)
+        if self.arbiter is not None:
+            self.arbiter.tell_failed(text)
+
+    def leave(self) -> None:
+        """Tell all ranks that this one takes part in no further call; Local."""
+        if self.board.state(self.line) == states.RUNNING:
+            self.board.set_state(self.line, states.LEFT)
+            if self.arbiter is not None:
+                self.arbiter.tell_left()
+
+    def end(self) -> None:
+        """Say that this rank prints nothing more: who waits to print last may go on."""
+        self.board.set_state(self.line, states.ENDING, self.board.text(self.line))
+
+    # -- what this rank knows -----------------------------------------------------------------------------------------
+
+    def name(self, rank: int) -> str:
+        """Return how messages call a rank: its number, and its host where that is known."""
+        return f"rank {rank} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {rank}"
+
+    def missing(self, call: int) -> list[int]:
+        """Return the ranks, as far as this one knows, that have not come to `call`."""
+        here = [r for line, r in enumerate(self.board_ranks) if self.board.call(line) < call]
+        return sorted(here + (self.arbiter.missing(call) if self.arbiter is not None else []))
+
+    def dead(self) -> list[int]:
+        """Return the ranks of the board whose processes are gone without having said that they leave."""
+        quiet = (states.LEFT, states.ENDING, states.FAILED)
+        return [
+            rank
+            for line, rank in enumerate(self.board_ranks)
+            if self.board.state(line) not in quiet and not self.board.alive(line)
+        ]
+
+    def failure(self, watch: Watch) -> MpidistError | None:
+        """Return the error that a rank waiting in `watch` must raise because of another rank, if any."""
+        for line, rank in enumerate(self.board_ranks):
+            state = self.board.state(line)
+            if rank == self.rank or state in (states.UNKNOWN, states.RUNNING):
+                continue
+            if state in (states.FAILED, states.ENDING) and self.board.text(line):
+                return self._failed(rank, self.board.text(line), watch)
+            if self.board.call(line) < watch.call:
+                return self._left(rank, self.board.call(line), watch)
+        return self.arbiter.failure(watch) if self.arbiter is not None else None
+
+    def killed(self, watch: Watch) -> MpidistError | None:
+        """Return the error that names a rank of the board whose process is gone, if there is one."""
+        for rank in self.dead():
+            text = f"its process {self.board.pid(self.board_ranks.index(rank))} is gone (killed, or out of memory)"
+            return self.error(RankFailedError, f"{self.name(rank)} died in {watch.what}: {text}", rank)
+        return None
+
+    def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
+        """Return an error that begins with this rank's name."""
+        return kind(f"rank {self.rank} of {self.size}: {text}", *rest)
+
+    def breaks(self, error: MpidistError) -> MpidistError:
+        """Remember `error` as the end of the channel and return it: every later call raises it again."""
+        self._broken = error
+        return error
+
+    def warn(self, text: str) -> None:
+        """Print a warning of this rank, now."""
+        print(f"mpidist: rank {self.rank} of {self.size}: {text}", file=sys.stderr, flush=True)
+
+    def _again(self) -> MpidistError:
+        error = self._broken
+        assert error is not None
+        arguments = (error.rank,) if isinstance(error, RankFailedError) else ()
+        return type(error)(str(error), *arguments)
+
+    def _failed(self, rank: int, text: str, watch: Watch) -> MpidistError:
+        last = text.strip().splitlines()[-1]
+        return self.error(RankFailedError, f"{self.name(rank)} failed while this rank was in {watch.what}: {last}", rank)
+
+    def _left(self, rank: int, call: int, watch: Watch) -> MpidistError:
+        text = (
+            f"{self.name(rank)} left (its program ended, or called sys.exit) after {call} collective calls, "
+            f"while this rank is in call {watch.call}, {watch.what}; every rank must make the same calls"
+        )
+        return self.error(RankFailedError, text, rank)
+
+
+class Watch:
+    """One eye on the control channel during the waits of one call.
+
+    Parameters
+    ----------
+    control : ControlChannel
+    what : str
+        What is waited for, for messages.
+    timeout_seconds : float or None
+        None means the default of the settings, 0 never.
+    call : int
+        Number of the collective call, 0 when the waits belong to none.
+    """
+
+    __slots__ = ("control", "what", "call", "_timeout", "_turns", "_start", "_looked", "_warned")
+
+    def __init__(self, control: ControlChannel, what: str, timeout_seconds: float | None, call: int) -> None:
+        self.control = control
+        self.what = what
+        self.call = call
+        self._timeout = timeout_seconds
+        self._turns = 0
+        self._start = 0.0
+        self._looked = 0.0
+        self._warned = False
+
+    def tick(self) -> None:
+        """Be called in every turn of a waiting loop: look around, let others run, or raise.
+
+        Raises
+        ------
+        TransportTimeoutError
+            The deadline has passed; names the ranks that did not come.
+        RankFailedError
+            A rank failed, was killed, or left before it came to this call; names it.
+        """
+        self._turns += 1
+        control = self.control
+        if control.crowded:
+            os.sched_yield()
+        if self._turns % _LOOK_TURNS and self._turns != 1:
+            return
+        if control.board.alarm:
+            self._raise(control.failure(self))
+        now = time.monotonic()
+        if self._start == 0.0:
+            self._start = self._looked = now
+        waited = now - self._start
+        if waited > _PATIENCE_SECONDS:
+            time.sleep(_NAP_SECONDS)
+        if now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            self._look(waited)
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Seconds until the deadline, counted from the first wait; 0 for never."""
+        return self.control.settings.timeout_seconds if self._timeout is None else self._timeout
+
+    def _look(self, waited: float) -> None:
+        """The slow look: processes, other nodes, warning, deadline."""
+        control = self.control
+        self._raise(control.killed(self))
+        if control.arbiter is not None:
+            control.arbiter.poll()
+            self._raise(control.arbiter.failure(self))
+        if 0 < control.settings.warn_seconds < waited and not self._warned:
+            self._warned = True
+            self._warn(waited)
+        if 0 < self.timeout_seconds < waited:
+            self._expire(waited)
+
+    def _warn(self, waited: float) -> None:
+        """Warn about a long wait: the lowest rank of the board that waits in this call speaks."""
+        control = self.control
+        control.board.set_waiting(control.line, self.call)
+        if any(control.board.waiting(line) == self.call and line < control.line for line in range(control.board.lines)):
+            return
+        names = _listed(control.missing(self.call), control.name)
+        limit = f"it fails after {self.timeout_seconds:g} s" if self.timeout_seconds else "it waits without a limit"
+        control.warn(f"{self.what} (call {self.call}) has waited {waited:.0f} s for {names}; {limit}")
+
+    def _expire(self, waited: float) -> None:
+        control = self.control
+        if control.arbiter is not None and self.call:
+            control.arbiter.decide(self)
+        names = _listed(control.missing(self.call), control.name)
+        error = control.error(
+            TransportTimeoutError,
+            f"{self.what} (call {self.call}) waited {waited:.1f} s for {names}. "
+            "Every rank must make the same calls in the same order; look at what those ranks do instead "
+            "(py-spy dump), or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS",
+        )
+        raise control.breaks(error)
+
+    def _raise(self, error: MpidistError | None) -> None:
+        if error is not None:
+            raise self.control.breaks(error)
+
+
+def _listed(ranks: Sequence[int], name: Callable[[int], str]) -> str:
+    """Return the names of some ranks, the first few in full."""
+    if not ranks:
+        return "a message (all ranks have come)"
+    shown = ", ".join(name(rank) for rank in ranks[:8])
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

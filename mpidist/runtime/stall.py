@@ -1,0 +1,160 @@
+"""How ranks of several nodes find out who is missing: rank 0 asks, everyone who waits answers.
+
+Ranks that share a status board see each other's call numbers there.  Ranks of other nodes are told by *notices*: a rank
+that fails tells all; a rank that leaves tells rank 0, and rank 0 tells all; a rank whose deadline has passed asks rank 0
+for a verdict, which asks all ranks where they are, waits a moment, and tells all who is missing.  So a failure costs
+one message a rank, and a good run costs one in all, at its end.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from mpidist.errors import MpidistError, RankFailedError, TransportTimeoutError
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel, Watch
+
+#: Seconds that rank 0 waits for answers, and that others wait for its verdict.
+_ANSWER_SECONDS = 0.5
+_VERDICT_SECONDS = 2.0
+
+
+class Messenger(abc.ABC):
+    """Carries short notices between ranks without ever blocking."""
+
+    @abc.abstractmethod
+    def send(self, rank: int, notice: bytes) -> None:
+        """Start sending `notice` to a world rank."""
+
+    @abc.abstractmethod
+    def arrived(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what has arrived: (sender, notice)."""
+
+
+class Arbiter:
+    """What this rank knows about the ranks of other nodes, and its part in finding out more."""
+
+    def __init__(self, control: ControlChannel, messenger: Messenger) -> None:
+        self._control = control
+        self._messenger = messenger
+        self._away = [rank for rank in range(control.size) if rank not in control.board_ranks]
+        self._calls = dict.fromkeys(self._away, 0)
+        self._failed: dict[int, str] = {}
+        self._left: dict[int, int] = {}
+        self._verdict: str | None = None
+        self._asked = False
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def tell_failed(self, text: str) -> None:
+        """Tell every rank of another node that this rank has failed."""
+        self._tell(self._away, kind="failed", text=text[-4000:])
+
+    def tell_left(self) -> None:
+        """Tell rank 0 that this rank leaves; rank 0 tells every rank of another node."""
+        away = self._away if self._control.rank == 0 else [0] if 0 in self._calls else []
+        self._tell(away, kind="left", call=self._control.call)
+
+    def _tell(self, ranks: list[int], **notice: Any) -> None:
+        raw = json.dumps(notice).encode()
+        for rank in ranks:
+            self._messenger.send(rank, raw)
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take in what has arrived, and answer questions."""
+        for sender, raw in self._messenger.arrived():
+            notice = json.loads(raw)
+            getattr(self, f"_on_{notice['kind']}")(sender, notice)
+
+    def _on_failed(self, sender: int, notice: dict[str, Any]) -> None:
+        self._failed[sender] = notice["text"]
+
+    def _on_left(self, sender: int, notice: dict[str, Any]) -> None:
+        self._left[sender] = self._calls[sender] = notice["call"]
+
+    def _on_question(self, sender: int, notice: dict[str, Any]) -> None:
+        board = self._control.board
+        calls = {rank: board.call(line) for line, rank in enumerate(self._control.board_ranks)}
+        self._tell([sender], kind="answer", calls=[[rank, call] for rank, call in calls.items()])
+
+    def _on_answer(self, sender: int, notice: dict[str, Any]) -> None:
+        for rank, call in notice["calls"]:
+            self._calls[rank] = max(call, self._calls.get(rank, 0))
+
+    def _on_appeal(self, sender: int, notice: dict[str, Any]) -> None:
+        self._calls[sender] = max(notice["call"], self._calls.get(sender, 0))
+        self._appeal = notice
+        if self._verdict is None:
+            self._judge(notice["what"], notice["call"], notice["waited"])
+
+    def _on_verdict(self, sender: int, notice: dict[str, Any]) -> None:
+        self._verdict = notice["text"]
+
+    # -- knowing ------------------------------------------------------------------------------------------------------
+
+    def missing(self, call: int) -> list[int]:
+        """Return the ranks of other nodes that are not known to have come to `call`."""
+        return [rank for rank, reached in self._calls.items() if reached < call]
+
+    def failure(self, watch: Watch) -> MpidistError | None:
+        """Return the error that a rank waiting in `watch` must raise because of a rank of another node."""
+        control = self._control
+        for rank, text in self._failed.items():
+            last = text.strip().splitlines()[-1] if text.strip() else "no text"
+            return control.error(RankFailedError, f"{control.name(rank)} failed in another part of the job: {last}", rank)
+        for rank, call in self._left.items():
+            if call < watch.call:
+                text = f"{control.name(rank)} left after {call} collective calls, while this rank is in call {watch.call}"
+                return control.error(RankFailedError, f"{text}, {watch.what}; every rank must make the same calls", rank)
+        if self._verdict is not None:
+            return control.error(TransportTimeoutError, self._verdict)
+        return None
+
+    # -- the verdict of rank 0 ------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Ask every rank of another node where it is, and take in the answers of a moment."""
+        self._tell(self._away, kind="question")
+        end = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < end:
+            self.poll()
+            time.sleep(0.001)
+
+    def decide(self, watch: Watch) -> None:
+        """Have it settled who is missing in `watch`'s call; returns after a moment if nobody answers."""
+        control = self._control
+        if control.rank == 0:
+            self._judge(watch.what, watch.call, watch.timeout_seconds)
+        else:
+            self._appeal_to_0(watch)
+        error = self.failure(watch)
+        if error is not None:
+            raise control.breaks(error)
+
+    def _appeal_to_0(self, watch: Watch) -> None:
+        control = self._control
+        notice = {"kind": "appeal", "what": watch.what, "call": watch.call, "waited": watch.timeout_seconds}
+        if 0 in self._calls:
+            self._tell([0], **notice)
+        end = time.monotonic() + _VERDICT_SECONDS
+        while self._verdict is None and time.monotonic() < end and not control.board.alarm:
+            self.poll()
+            time.sleep(0.001)
+
+    def _judge(self, what: str, call: int, waited: float) -> None:
+        if self._asked:
+            return
+        self._asked = True
+        self.ask()
+        control = self._control
+        missing = control.missing(call)
+        names = ", ".join(control.name(rank) for rank in missing) or "a message (all ranks have come)"
+        self._verdict = f"{what} (call {call}) waited {waited:g} s for {names}"
+        self._tell(self._away, kind="verdict", text=self._verdict)
