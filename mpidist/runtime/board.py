@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: States of a rank.
-UNKNOWN, RUNNING, FAILED, LEFT, ENDING = range(5)
+#: States of a rank: not there yet, at work, failed on its own account, past a deadline, gone, done with printing.
+UNKNOWN, RUNNING, FAILED, EXPIRED, LEFT, ENDING = range(6)
 
 _LINE_WORDS = 16
 _TEXT_BYTES = 8192

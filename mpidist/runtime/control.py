@@ -42,8 +42,8 @@ class ControlChannel:
         Host of every world rank, for messages.
     messenger : Messenger, optional
         Carries notices to ranks that do not share the board.
-    crowded : bool
-        Whether ranks outnumber cores, so that a waiting rank must yield at once.
+    pause : callable, optional
+        Called in every turn of a waiting loop to let others run; None to spin, where cores suffice.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class ControlChannel:
         *,
         hosts: Sequence[str] = (),
         messenger: Messenger | None = None,
-        crowded: bool = True,
+        pause: Callable[[], object] | None = None,
         chosen: Settings | None = None,
     ) -> None:
         self.rank = rank
@@ -68,13 +68,12 @@ class ControlChannel:
         self.board = board
         self.board_ranks = tuple(board_ranks)
         self.hosts = tuple(hosts)
-        self.crowded = crowded
+        self.pause = pause
         self.settings = settings() if chosen is None else chosen
         self.call = 0
         self.line = self.board_ranks.index(rank)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None
         self._broken: MpidistError | None = None
-        self._said: dict[int, str] = {}
         lines = [line for line in range(board.lines) if line != self.line]
         self._peer_words = tuple(tuple(board.call_words(line)[parity] for line in lines) for parity in (0, 1))
         board.sign_on(self.line)
@@ -90,7 +89,9 @@ class ControlChannel:
     ) -> list[ControlChannel]:
         """Return one channel a rank for a world whose ranks are threads of this process."""
         board = StatusBoard(bytearray(StatusBoard.nbytes(size)), size)
-        return [cls(rank, size, board, range(size), hosts=hosts, chosen=chosen) for rank in range(size)]
+        return [
+            cls(rank, size, board, range(size), hosts=hosts, pause=_let_threads_run, chosen=chosen) for rank in range(size)
+        ]
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
@@ -130,7 +131,8 @@ class ControlChannel:
 
     def fail(self, text: str) -> None:
         """Tell all ranks that this one has failed, with the text of its error; Local."""
-        self.board.set_state(self.line, states.FAILED, text)
+        if self.board.state(self.line) != states.EXPIRED:  # then the others raise that error, not this consequence
+            self.board.set_state(self.line, states.FAILED, text)
         if self.arbiter is not None:
             self.arbiter.tell_failed(text)
 
@@ -144,6 +146,11 @@ class ControlChannel:
     def end(self) -> None:
         """Say that this rank prints nothing more: who waits to print last may go on."""
         self.board.set_state(self.line, states.ENDING, self.board.text(self.line))
+
+    def expire(self, text: str) -> MpidistError:
+        """Tell the ranks of the board that a deadline has passed, and return the error that all of them raise."""
+        self.board.set_state(self.line, states.EXPIRED, text)
+        return self.breaks(self.error(TransportTimeoutError, text))
 
     # -- what this rank knows -----------------------------------------------------------------------------------------
 
@@ -171,8 +178,11 @@ class ControlChannel:
             state = self.board.state(line)
             if rank == self.rank or state in (states.UNKNOWN, states.RUNNING):
                 continue
-            if state in (states.FAILED, states.ENDING) and self.board.text(line):
-                return self._failed(rank, self.board.text(line), watch)
+            text = self.board.text(line)
+            if state == states.EXPIRED:
+                return self.error(TransportTimeoutError, text)
+            if state in (states.FAILED, states.ENDING) and text:
+                return self._failed(rank, text, watch)
             if self.board.call(line) < watch.call:
                 return self._left(rank, self.board.call(line), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
@@ -253,8 +263,8 @@ class Watch:
         """
         self._turns += 1
         control = self.control
-        if control.crowded:
-            os.sched_yield()
+        if control.pause is not None:
+            control.pause()
         if self._turns % _LOOK_TURNS and self._turns != 1:
             return
         if control.board.alarm:
@@ -302,17 +312,24 @@ class Watch:
         if control.arbiter is not None and self.call:
             control.arbiter.decide(self)
         names = _listed(control.missing(self.call), control.name)
-        error = control.error(
-            TransportTimeoutError,
+        raise control.expire(
             f"{self.what} (call {self.call}) waited {waited:.1f} s for {names}. "
             "Every rank must make the same calls in the same order; look at what those ranks do instead "
-            "(py-spy dump), or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS",
+            "(py-spy dump), or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS"
         )
-        raise control.breaks(error)
 
     def _raise(self, error: MpidistError | None) -> None:
         if error is not None:
             raise self.control.breaks(error)
+
+
+def yield_processor() -> Callable[[], object]:
+    """Return the cheapest call that lets other processes run on this core."""
+    return getattr(os, "sched_yield", _let_threads_run)
+
+
+def _let_threads_run() -> None:
+    time.sleep(0)
 
 
 def _listed(ranks: Sequence[int], name: Callable[[int], str]) -> str:

@@ -90,7 +90,6 @@ class Arbiter:
 
     def _on_appeal(self, sender: int, notice: dict[str, Any]) -> None:
         self._calls[sender] = max(notice["call"], self._calls.get(sender, 0))
-        self._appeal = notice
         if self._verdict is None:
             self._judge(notice["what"], notice["call"], notice["waited"])
 

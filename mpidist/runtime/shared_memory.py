@@ -1,0 +1,86 @@
+"""Memory shared by the ranks of one node, without a name that could be left behind.
+
+The owner makes an anonymous file in memory (or, where the system has none, a file in /dev/shm that is unlinked at once
+when all have opened it) and the others open it through the owner's process.  The pages are reserved when the file is
+made, so that a node that is short of memory says so here, not by a bus error in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_SHM = Path("/dev/shm")
+
+
+class SharedFile:
+    """A file in memory, made by one process and mapped by several.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size in bytes; reserved now.
+
+    Attributes
+    ----------
+    path : str
+        Where other processes of this node open it while the owner lives and has not called `unlink`.
+
+    Raises
+    ------
+    OSError
+        When the memory cannot be had.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._name: str | None = None
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("mpidist", os.MFD_CLOEXEC)
+            self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        else:
+            self._fd, self.path = tempfile.mkstemp(prefix="mpidist-", dir=_SHM if _SHM.is_dir() else None)
+            self._name = self.path
+        try:
+            _reserve(self._fd, nbytes)
+        except OSError:
+            self.unlink()
+            raise
+
+    def map(self) -> mmap.mmap:
+        """Return the owner's own mapping of the file."""
+        return mmap.mmap(self._fd, 0)
+
+    def unlink(self) -> None:
+        """Take the file's way in away: mappings live on, nobody can open it any more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._name is not None:
+            with suppress(FileNotFoundError):  # somebody cleaned /dev/shm: what we want is done
+                os.unlink(self._name)
+            self._name = None
+
+
+def map_file(path: str) -> mmap.mmap:
+    """Map the file another process of this node has made.
+
+    Raises
+    ------
+    OSError
+        When it cannot be opened: the owner is in another container, or belongs to another user.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, nbytes)
+    else:
+        os.ftruncate(fd, nbytes)
