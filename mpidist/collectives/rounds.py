@@ -5,12 +5,13 @@ the executor sends real bytes by it, the checker proves it, the cost model price
 
 All fields of a round that depend on the rank are either Python ints (the generator was called with one rank) or
 integer arrays with one entry a rank (it was called with ``numpy.arange(size)``).  The arithmetic is the same.
+All ranks yield the same number of rounds, of the same kind: a rank with nothing to do in a round yields an idle one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 #: A rank or chunk number: an int, or an integer array over all ranks.
@@ -27,18 +28,22 @@ class Round:
     In repetition ``j`` of ``repeat``, the rank sends the ``count`` chunks from ``(send_chunk + j * shift) % chunks`` on
     to `send_to`, and receives as many as that rank sends, from ``(receive_chunk + j * shift) % chunks`` on, from
     `receive_from`; received chunks are reduced into the buffer if `reduce`, else replace what is there.  Chunk ranges
-    never wrap around the end.  Sending reads the buffer as it was before the round.
+    never wrap around the end.  Sending reads the buffer as it was before the round; in a round that replaces, a rank
+    never receives a chunk that it sends.  `unrolled` does the arithmetic of the repetitions.
 
     Attributes
     ----------
     send_to, receive_from : int or array
-        A rank, or `NOBODY`.
+        A rank, or `NOBODY`; chunk and count next to `NOBODY` mean nothing.
     send_chunk, send_count : int or array
     receive_chunk, receive_count : int or array
     reduce : bool
     repeat : int
         How many times the round is played, each time with the chunk numbers moved on by `shift`.
     shift : int
+    cycle : int
+        Chunk numbers move round inside their block of `cycle` chunks instead of round all of them; 0 means all.
+        A level of a hierarchy works on such a block.
     """
 
     send_to: Index
@@ -50,6 +55,7 @@ class Round:
     reduce: bool
     repeat: int = 1
     shift: int = 0
+    cycle: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,3 +79,82 @@ class Schedule:
     collective: str
     chunks: Callable[[int], int]
     rounds: Callable[..., Iterator[Round]]
+
+    @property
+    def rooted(self) -> bool:
+        """Whether one rank, the root, differs from the others."""
+        return self.collective in ("broadcast", "reduce")
+
+    def rounds_of(self, rank: Index, size: int, root: int = 0) -> Iterator[Round]:
+        """Return the rounds of `rank`, or of an array of ranks; `root` counts in rooted collectives only."""
+        return self.rounds(rank, size, root) if self.rooted else self.rounds(rank, size)
+
+
+def unrolled(rounds: Iterable[Round], chunks: int) -> Iterator[Round]:
+    """Yield every repetition of every round as a round of its own, on a grid of `chunks` chunks."""
+    for round_ in rounds:
+        if round_.repeat == 1:
+            yield round_
+        else:
+            for repetition in range(round_.repeat):
+                yield _repetition(round_, repetition, chunks)
+
+
+def _repetition(round_: Round, repetition: int, chunks: int) -> Round:
+    cycle = round_.cycle or chunks
+
+    def moved(chunk: Index) -> Index:
+        return chunk - chunk % cycle + (chunk + repetition * round_.shift) % cycle
+
+    return replace(
+        round_, send_chunk=moved(round_.send_chunk), receive_chunk=moved(round_.receive_chunk), repeat=1, shift=0
+    )
+
+
+def choose(condition: Any, then: Index, otherwise: Index) -> Index:
+    """Return `then` where `condition` holds, else `otherwise`; ints give an int, arrays an array."""
+    return otherwise + (then - otherwise) * condition
+
+
+def relabelled(
+    round_: Round,
+    *,
+    rank_of: Callable[[Index], Index],
+    takes_part: Index = True,
+    first_chunk: Index = 0,
+    scale: int = 1,
+    chunks: int = 0,
+) -> Round:
+    """Return a round of a small group as a round of a larger one, on a finer grid of chunks.
+
+    Parameters
+    ----------
+    round_ : Round
+        What the ranks of the group do, in the group's numbers.
+    rank_of : callable
+        Turns a rank of the group into a rank of the larger one.
+    takes_part : bool or array
+        False for ranks that belong to no group: they are idle.
+    first_chunk : int or array
+        Where the group's chunk 0 begins on the finer grid.
+    scale : int
+        How many chunks of the finer grid make up one of the group's.
+    chunks : int
+        The number of the group's chunks; needed for repeated rounds.
+    """
+
+    def peer(rank: Index) -> Index:
+        return choose((rank != NOBODY) & takes_part, rank_of(rank), NOBODY)
+
+    return Round(
+        send_to=peer(round_.send_to),
+        send_chunk=first_chunk + round_.send_chunk * scale,
+        send_count=round_.send_count * scale,
+        receive_from=peer(round_.receive_from),
+        receive_chunk=first_chunk + round_.receive_chunk * scale,
+        receive_count=round_.receive_count * scale,
+        reduce=round_.reduce,
+        repeat=round_.repeat,
+        shift=round_.shift * scale,
+        cycle=(round_.cycle or chunks) * scale,
+    )
