@@ -1,0 +1,54 @@
+"""Which rows of a global batch belong to which replica: pure index arithmetic, TensorFlow's rule.
+
+A global batch of R rows on n replicas is cut into contiguous blocks of ceil(R / n) rows in replica order;
+later replicas get what is left, possibly nothing: 4 rows on 3 replicas are 2, 2 and 0.
+"""
+
+from __future__ import annotations
+
+
+def part(rows: int, replica_id: int, num_replicas: int) -> range:
+    """Return the rows of a global batch that one replica gets.  Local.
+
+    Parameters
+    ----------
+    rows : int
+        Rows in this global batch, 0 or more; the last batch of an epoch may have fewer than the others.
+    replica_id, num_replicas : int
+        ``0 <= replica_id < num_replicas``.
+
+    Returns
+    -------
+    range
+        Contiguous and possibly empty.  The parts of all replicas, in replica order, are ``range(rows)``.
+
+    Raises
+    ------
+    ValueError
+        If `rows` is negative or there is no such replica.
+    """
+    if rows < 0:
+        raise ValueError(f"a global batch of {rows} rows cannot be split; expected 0 rows or more")
+    if not 0 <= replica_id < num_replicas:
+        raise ValueError(f"replica {replica_id} is not one of {num_replicas} replicas (numbered from 0)")
+    block = -(-rows // num_replicas)
+    start = min(replica_id * block, rows)
+    return range(start, min(start + block, rows))
+
+
+def parts(rows: int, num_replicas: int) -> list[range]:
+    """Return `part` of every replica, in replica order.  Local."""
+    return [part(rows, replica_id, num_replicas) for replica_id in range(num_replicas)]
+
+
+def rotated_batch_sizes(global_batch: int, worker: int, num_workers: int, replicas_per_worker: int) -> list[int]:
+    """Return the batch sizes that a worker cycles through when every worker re-batches a stream of its own.  Local.
+
+    Each step sums to `global_batch` over all replicas, and each worker sees `global_batch` rows in as many batches
+    as there are replicas: worker w starts the cycle ``w * replicas_per_worker`` places later.
+    """
+    num_replicas = num_workers * replicas_per_worker
+    small, larger = divmod(global_batch, num_replicas)
+    sizes = [small + (replica < larger) for replica in range(num_replicas)]
+    first = worker * replicas_per_worker
+    return sizes[first:] + sizes[:first]

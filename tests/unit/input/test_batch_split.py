@@ -1,0 +1,95 @@
+"""TensorFlow's observed cases of topic ``batch_split``, one replica after the other in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+from tests.oracle.deviations import DEVIATIONS
+
+from mpidist.input import ArraySpec, Dataset, DistributedDataset, sharding
+
+ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
+CASES = {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"] if case["topic"] == "batch_split"}
+SPLITS = [name for name in CASES if name.startswith("split_n") and name[7].isdigit()]
+#: Cases of things that do not exist yet.
+LATER = {name for name in CASES if name.startswith("from_function")} | {
+    "input_context_not_divisible",
+    "input_options_defaults",
+    "distribute_values_from_function",
+    "iterator_get_next_as_optional",
+}
+
+
+def steps_of(dataset: Dataset, num_replicas: int) -> list[list]:
+    """Return what every replica gets: ``result[step][replica]``."""
+    replicas = [list(DistributedDataset(dataset, r, num_replicas)) for r in range(num_replicas)]
+    return [list(step) for step in zip(*replicas, strict=True)]
+
+
+def as_lists(steps: list[list]) -> list:
+    return [[batch.tolist() for batch in step] for step in steps]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_every_replica_gets_the_rows_that_tensorflow_gives_it(name):
+    case = CASES[name]["input"]
+    rows = numpy.arange(int(case["dataset"][len("range(") : -1]))
+    dataset = Dataset.from_arrays(rows).batch(case["global_batch"], drop_remainder=case["drop_remainder"])
+    assert as_lists(steps_of(dataset, case["replicas"])) == CASES[name]["expected"]
+
+
+def test_structure():
+    case = CASES["split_nested_structure"]
+    rows, replicas = case["input"]["rows"], case["input"]["replicas"]
+    arrays = {"x": numpy.arange(rows), "y": numpy.arange(2 * rows).reshape(rows, 2)}
+    steps = steps_of(Dataset.from_arrays(arrays).batch(case["input"]["global_batch"]), replicas)
+    assert [[{key: part[key].tolist() for key in part} for part in step] for step in steps] == case["expected"]
+    assert steps[1][1]["y"].shape == (0, 2)
+
+
+def test_unbatched_is_a_clear_error_where_tensorflow_fails_inside():
+    assert "split_unbatched" in DEVIATIONS
+    case = CASES["split_unbatched"]["input"]
+    with pytest.raises(ValueError, match="Call the `batch` method on the input Dataset in order to be able to split"):
+        DistributedDataset(Dataset.from_arrays(numpy.arange(4)), 0, case["replicas"])
+
+
+def test_rotated_batch_sizes():
+    case = CASES["batch_sizes_G3_W2_R2"]
+    g, workers, replicas = (case["input"][key] for key in ("global_batch", "workers", "replicas_per_worker"))
+    assert [sharding.rotated_batch_sizes(g, w, workers, replicas) for w in range(workers)] == case["expected"]
+
+
+def test_exhausted():
+    *batches, end = CASES["iterator_exhausted_next"]["expected"]
+    dataset = Dataset.from_arrays(numpy.arange(2)).batch(2)
+    iterators = [iter(DistributedDataset(dataset, r, 2)) for r in range(2)]
+    assert [next(iterator).tolist() for iterator in iterators] == batches[0]
+    with pytest.raises(StopIteration):
+        next(iterators[0])
+    assert end == "StopIteration"
+
+
+def test_iterating_again_restarts():
+    replicas = CASES["dataset_reiterated"]["input"]["replicas"]
+    dataset = Dataset.from_arrays(numpy.arange(4)).batch(2)
+    distributed = [DistributedDataset(dataset, r, replicas) for r in range(replicas)]
+    rounds = [as_lists([list(step) for step in zip(*distributed, strict=True)]) for _ in range(2)]
+    assert rounds == CASES["dataset_reiterated"]["expected"]
+
+
+def test_element_spec():
+    rows = Dataset.from_arrays(numpy.zeros((8, 3), "float32"))
+    for key, drop in (("no_drop", False), ("drop", True)):
+        specs = [DistributedDataset(rows.batch(4, drop_remainder=drop), r, 2).element_spec for r in range(2)]
+        assert all(isinstance(spec, ArraySpec) and spec.dtype == "float32" for spec in specs)
+        assert [str(spec.shape) for spec in specs] == CASES["element_spec_shapes"]["expected"][key]
+
+
+def test_no_case_is_forgotten():
+    tested = {*SPLITS, "split_nested_structure", "split_unbatched", "batch_sizes_G3_W2_R2"}
+    tested |= {"iterator_exhausted_next", "dataset_reiterated", "element_spec_shapes"}
+    assert tested | LATER == set(CASES)

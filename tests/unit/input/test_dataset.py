@@ -1,0 +1,145 @@
+"""Data sets: which rows come in which order, the same for every replica."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.input import ArraySpec, Dataset, DistributedDataset
+
+
+class CountingRows(numpy.ndarray):
+    """Rows that count how many of them were taken."""
+
+    taken = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        CountingRows.taken += len(found)
+        return found
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 9), st.integers(0, 3), st.booleans())
+def test_any_number_of_replicas_sees_the_global_batches(rows, batch, replicas, seed, drop):
+    dataset = Dataset.from_arrays(numpy.arange(rows)).shuffle(seed=seed).batch(batch, drop_remainder=drop)
+    whole = DistributedDataset(dataset, 0, 1)
+    split = [DistributedDataset(dataset, r, replicas) for r in range(replicas)]
+    for _ in range(2):
+        parts = zip(*split, strict=True)
+        for expected, found in zip(whole, parts, strict=True):
+            assert numpy.concatenate(found).tolist() == expected.tolist()
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 5))
+def test_batches_of_repetitions_are_cut_from_one_long_row_of_rows(rows, batch, count):
+    repeated = Dataset.from_arrays(numpy.arange(rows)).repeat(count)
+    batches = [b.tolist() for b in repeated.batch(batch)]
+    assert sum(batches, []) == list(range(rows)) * count
+    assert {len(b) for b in batches[:-1]} <= {batch}
+    assert len(repeated.batch(batch)) == len(batches)
+    assert len(repeated) == rows * count
+
+
+def test_every_epoch_has_all_rows_in_an_order_of_its_own():
+    distributed = DistributedDataset(Dataset.from_arrays(numpy.arange(100)).shuffle(seed=1).batch(10), 0, 1)
+    first, second = (numpy.concatenate(list(distributed)).tolist() for _ in range(2))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(100))
+
+
+def test_repetitions_after_a_shuffle_differ_and_seeds_differ():
+    def order(seed):
+        return numpy.concatenate(list(Dataset.from_arrays(numpy.arange(50)).shuffle(50, seed).repeat(2).batch(10)))
+
+    assert order(0)[:50].tolist() != order(0)[50:].tolist()
+    assert order(0).tolist() != order(1).tolist()
+    assert order(None).tolist() == order(0).tolist()
+
+
+def test_a_data_set_without_end_has_no_length():
+    endless = Dataset.from_arrays(numpy.arange(3)).repeat().batch(2)
+    with pytest.raises(TypeError, match="repeats forever"):
+        len(endless)
+    parts = iter(DistributedDataset(endless, 0, 1))
+    assert [next(parts).tolist() for _ in range(4)] == [[0, 1], [2, 0], [1, 2], [0, 1]]
+    assert list(Dataset.from_arrays(numpy.arange(0)).repeat().batch(2)) == []
+
+
+def test_only_this_replicas_rows_are_taken():
+    rows = numpy.zeros((1000, 3)).view(CountingRows)
+    CountingRows.taken = 0
+    parts = list(DistributedDataset(Dataset.from_arrays(rows).shuffle(seed=0).batch(100), 1, 4))
+    assert sum(map(len, parts)) == CountingRows.taken == 250
+
+
+def test_parts_are_copies():
+    rows = numpy.zeros(4)
+    for part in DistributedDataset(Dataset.from_arrays(rows).batch(4), 0, 2):
+        part += 1
+    assert rows.tolist() == [0] * 4
+
+
+def test_structures_keep_their_type():
+    pair = namedtuple("pair", "x y")
+    dataset = Dataset.from_arrays({"p": pair([1, 2, 3], numpy.zeros((3, 2))), "n": (numpy.ones(3, "int8"),)}).batch(2)
+    first = next(iter(dataset))
+    assert isinstance(first["p"], pair)
+    assert first["p"].x.tolist() == [1, 2]
+    assert dataset.element_spec["n"] == (ArraySpec((None,), numpy.dtype("int8")),)
+
+
+def test_from_tensors_is_one_element():
+    dataset = Dataset.from_tensors(([1.0], [2.0]))
+    assert len(dataset) == 1
+    assert [(x.tolist(), y.tolist()) for x, y in dataset] == [([1.0], [2.0])]
+    assert [x.shape for x, _ in dataset.repeat(5).batch(2)] == [(2, 1), (2, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("arrays", [(), 3.0, (numpy.zeros(3), numpy.zeros(4)), {"x": numpy.zeros(3), "y": 1}])
+def test_arrays_without_a_common_first_dimension_are_refused(arrays):
+    with pytest.raises(ValueError, match="common first dimension"):
+        Dataset.from_arrays(arrays)
+
+
+def test_rows_are_shuffled_and_batched_before_they_are_batches():
+    batched = Dataset.from_arrays(numpy.arange(4)).batch(2)
+    with pytest.raises(ValueError, match="`shuffle`.*before `batch`"):
+        batched.shuffle(seed=0)
+    with pytest.raises(ValueError, match="`batch`.*before `batch`"):
+        batched.batch(2)
+    with pytest.raises(ValueError, match="batch_size"):
+        Dataset.from_arrays(numpy.arange(4)).batch(0)
+
+
+@given(st.integers(0, 12), st.integers(1, 4), st.integers(1, 4))
+def test_position_restores_on_another_number_of_replicas(taken, before, after):
+    dataset = Dataset.from_arrays(numpy.arange(23)).shuffle(seed=3).batch(5)
+    whole = DistributedDataset(dataset, 0, 1)
+    expected = [part.tolist() for _ in range(4) for part in whole]
+    first = DistributedDataset(dataset, 0, before)
+    seen = 0
+    while seen < taken:
+        for _ in first:
+            seen += 1
+            if seen == taken:
+                break
+    resumed = [DistributedDataset(dataset, r, after) for r in range(after)]
+    for one in resumed:
+        one.restore(first.state())
+    parts = [numpy.concatenate(step).tolist() for _ in range(2) for step in zip(*resumed, strict=True)]
+    assert parts == expected[taken : taken + len(parts)]
+    assert len(parts) >= 5
+
+
+def test_a_loop_that_was_left_early_is_followed_by_the_next_epoch():
+    distributed = DistributedDataset(Dataset.from_arrays(numpy.arange(6)).batch(2), 0, 1)
+    for _ in distributed:
+        break
+    assert distributed.state() == {"epoch": 0, "step": 1}
+    assert len(list(distributed)) == 3
+    assert distributed.state() == {"epoch": 2, "step": 0}
+    assert distributed.epoch == 2
