@@ -1,0 +1,109 @@
+"""The device of a rank, and the names of devices.
+
+Device names are TensorFlow's.  Short ones (``"/gpu:0"``, ``"CPU:0"``) and full ones
+(``"/job:localhost/replica:0/task:0/device:GPU:0"``) mean the same device of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LOCAL = re.compile(
+    r"(/job:localhost)?(/replica:0)?(/task:0)?/?(device:)?(?P<kind>cpu|gpu)(:(?P<index>[0-9]+))?", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of this machine: its kind ("CPU" or "GPU") and its number among that kind."""
+
+    kind: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        """The full name: ``/job:localhost/replica:0/task:0/device:GPU:0``."""
+        return self.name_in("localhost", 0)
+
+    @property
+    def short_name(self) -> str:
+        """The short name: ``/gpu:0``."""
+        return f"/{self.kind.lower()}:{self.index}"
+
+    def name_in(self, job: str, task: int) -> str:
+        """Return the full name of this device as a device of a task: ``/job:worker/replica:0/task:1/device:GPU:0``."""
+        return f"/job:{job}/replica:0/task:{task}/device:{self.kind}:{self.index}"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def parse_device(device: str | Device) -> Device:
+    """Return the device a name means; ValueError when it means none of this machine.  Local."""
+    if isinstance(device, Device):
+        return device
+    match = _LOCAL.fullmatch(device)
+    if match is None:
+        raise ValueError(f"device {device!r} is no device of this machine; expected a name like '/gpu:0' or '/cpu:0'")
+    return Device(match["kind"].upper(), int(match["index"] or 0))
+
+
+def parse_devices(devices: Sequence[str | Device]) -> tuple[Device, ...]:
+    """Return the devices the names mean.  Local.
+
+    Raises
+    ------
+    ValueError
+        A name means no device of this machine, or two names mean the same one.  (TensorFlow fails an assertion for
+        the latter; it is a wrong argument like the former.)
+    """
+    parsed = tuple(parse_device(device) for device in devices)
+    twice = [device.name for number, device in enumerate(parsed) if device in parsed[:number]]
+    if twice:
+        raise ValueError(f"devices {list(map(str, devices))} name the same device more than once: {', '.join(twice)}")
+    return parsed
+
+
+def device_of_rank(
+    local_rank: int,
+    local_size: int,
+    requested: Sequence[str | Device] | None = None,
+    gpu_count: int = 0,
+) -> Device:
+    """Return the device of a rank.  Local, and the same arithmetic on every rank.
+
+    Asked for devices, local rank i takes the i-th.  Else it takes GPU i; more ranks than visible GPUs share them in
+    turn, which is also right where the launcher shows each rank only its own.  Without GPUs it is CPU i.
+
+    Parameters
+    ----------
+    local_rank, local_size : int
+        The rank's place on its node, and the number of ranks there.
+    requested : sequence of str or Device, optional
+        The devices of the node's ranks, in local rank order; empty is like None.
+    gpu_count : int
+        How many GPUs this rank can see.
+
+    Raises
+    ------
+    ValueError
+        Another number of devices than local ranks, or as `parse_devices`.
+    """
+    if not requested:
+        return Device("GPU", local_rank % gpu_count) if gpu_count else Device("CPU", local_rank)
+    devices = parse_devices(requested)
+    if len(devices) != local_size:
+        names = ", ".join(device.short_name for device in devices)
+        raise ValueError(
+            f"local rank {local_rank} of {local_size}: got {len(devices)} devices ({names}) for {local_size} ranks on "
+            f"this node, but a rank is one replica on one device.  Start as many ranks as there are devices, "
+            f"`mpidist run -n {len(devices)} SCRIPT`, or leave `devices` out"
+        )
+    return devices[local_rank]
+
+
+def invisible_devices(devices: Sequence[Device], gpu_count: int) -> tuple[Device, ...]:
+    """Return those of `devices` that are GPUs this rank cannot see; they fail when used.  Local."""
+    return tuple(device for device in devices if device.kind == "GPU" and device.index >= gpu_count)
