@@ -182,9 +182,9 @@ class ControlChannel:
             if state == states.EXPIRED:
                 return self.error(TransportTimeoutError, text)
             if state in (states.FAILED, states.ENDING) and text:
-                return self._failed(rank, text, watch)
+                return self.failed(rank, text, watch)
             if self.board.call(line) < watch.call:
-                return self._left(rank, self.board.call(line), watch)
+                return self.left(rank, self.board.call(line), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
 
     def killed(self, watch: Watch) -> MpidistError | None:
@@ -197,6 +197,11 @@ class ControlChannel:
     def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
         """Return an error that begins with this rank's name."""
         return kind(f"rank {self.rank} of {self.size}: {text}", *rest)
+
+    @property
+    def broken(self) -> MpidistError | None:
+        """The error that ended the channel, None while it works."""
+        return self._broken
 
     def breaks(self, error: MpidistError) -> MpidistError:
         """Remember `error` as the end of the channel and return it: every later call raises it again."""
@@ -213,11 +218,13 @@ class ControlChannel:
         arguments = (error.rank,) if isinstance(error, RankFailedError) else ()
         return type(error)(str(error), *arguments)
 
-    def _failed(self, rank: int, text: str, watch: Watch) -> MpidistError:
+    def failed(self, rank: int, text: str, watch: Watch) -> MpidistError:
+        """Return the error of a rank that waits for one that has failed with the traceback `text`."""
         last = text.strip().splitlines()[-1]
         return self.error(RankFailedError, f"{self.name(rank)} failed while this rank was in {watch.what}: {last}", rank)
 
-    def _left(self, rank: int, call: int, watch: Watch) -> MpidistError:
+    def left(self, rank: int, call: int, watch: Watch) -> MpidistError:
+        """Return the error of a rank that waits for one that has left after `call` calls."""
         text = (
             f"{self.name(rank)} left (its program ended, or called sys.exit) after {call} collective calls, "
             f"while this rank is in call {watch.call}, {watch.what}; every rank must make the same calls"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mpidist.errors import MpidistError, RankFailedError, TransportTimeoutError
+from mpidist.errors import MpidistError, TransportTimeoutError
 
 if TYPE_CHECKING:
     from mpidist.runtime.control import ControlChannel, Watch
@@ -102,16 +102,18 @@ class Arbiter:
         """Return the ranks of other nodes that are not known to have come to `call`."""
         return [rank for rank, reached in self._calls.items() if reached < call]
 
+    def has_failed(self, rank: int) -> bool:
+        """Return whether a rank of another node has said that it failed."""
+        return rank in self._failed
+
     def failure(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of a rank of another node."""
         control = self._control
         for rank, text in self._failed.items():
-            last = text.strip().splitlines()[-1] if text.strip() else "no text"
-            return control.error(RankFailedError, f"{control.name(rank)} failed in another part of the job: {last}", rank)
+            return control.failed(rank, text, watch)
         for rank, call in self._left.items():
             if call < watch.call:
-                text = f"{control.name(rank)} left after {call} collective calls, while this rank is in call {watch.call}"
-                return control.error(RankFailedError, f"{text}, {watch.what}; every rank must make the same calls", rank)
+                return control.left(rank, call, watch)
         if self._verdict is not None:
             return control.error(TransportTimeoutError, self._verdict)
         return None

@@ -1,0 +1,171 @@
+"""How a rank ends: no rank dies alone, and the traceback of the rank that failed is the last thing printed.
+
+A rank whose program raises posts its traceback on the control channel.  The others, who see it in their next wait, end
+quietly; then the failing rank prints, and aborts the job.  Where a failure has no rank that could print it (a killed
+rank, a deadline, a mismatch that all ranks raise), the lowest rank that raises prints for all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from mpidist.errors import RankFailedError
+from mpidist.runtime import board as states
+from mpidist.runtime.control import ControlChannel
+
+#: How long a failing rank waits for the others to have printed their last, before it prints and aborts.
+_GRACE_SECONDS = 1.0
+#: How long a rank that leaves the printing to another waits to be ended, before it speaks and aborts itself.
+_PATIENCE_SECONDS = 3.0
+
+
+class ExitHooks:
+    """Exception hook, exit hook and SIGTERM hook of one rank.
+
+    Parameters
+    ----------
+    control : ControlChannel
+    abort : callable
+        ``abort(exit_code)`` ends all ranks of the job; it does not return.
+    all_left : callable, optional
+        Begins a farewell and returns a callable that tells whether all ranks have begun it; needed where ranks
+        of several nodes must go on answering questions until nobody can ask any more.
+    """
+
+    def __init__(
+        self,
+        control: ControlChannel,
+        abort: Callable[[int], object],
+        all_left: Callable[[], Callable[[], bool]] | None = None,
+    ) -> None:
+        self._control = control
+        self._abort = abort
+        self._all_left = all_left
+        self._process = os.getpid()
+        self._previous = sys.excepthook
+
+    def install(self) -> None:
+        """Put the hooks in place; children forked later are not ranks, and the hooks do nothing in them."""
+        self._previous = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self._on_exit)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    @property
+    def _armed(self) -> bool:
+        return os.getpid() == self._process
+
+    # -- an exception that nobody caught ------------------------------------------------------------------------------
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not self._armed:
+            self._previous(kind, error, trace)
+            return
+        text = "".join(traceback.format_exception(kind, error, trace))
+        sys.stdout.flush()
+        told_elsewhere = self._told_elsewhere(error)
+        self._control.fail(text)
+        if not told_elsewhere and self._speaks_for_all(error):
+            self._wait_until(self._others_quiet, _GRACE_SECONDS)
+        else:
+            self._control.end()
+            self._wait_until(lambda: False, _PATIENCE_SECONDS)
+        self._print_and_abort(text, 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+    def _told_elsewhere(self, error: BaseException) -> bool:
+        """Whether this is the consequence of a failure that its own rank prints."""
+        control = self._control
+        if not isinstance(error, RankFailedError) or error.rank is None:
+            return False
+        if error.rank not in control.board_ranks:
+            return control.arbiter is not None and control.arbiter.has_failed(error.rank)
+        line = control.board_ranks.index(error.rank)
+        return bool(control.board.text(line)) and control.board.alive(line)
+
+    def _speaks_for_all(self, error: BaseException) -> bool:
+        """Whether this rank prints: it alone failed, or it is the lowest of those that raise the same."""
+        common = getattr(error, "on_all_ranks", False) or isinstance(error, (RankFailedError, KeyboardInterrupt))
+        if not common:
+            return True
+        control = self._control
+        self._wait_until(self._others_failed, _GRACE_SECONDS / 4)
+        raising = [r for line, r in enumerate(control.board_ranks) if control.board.state(line) in _ENDED]
+        lowest = min(raising, default=control.rank) == control.rank
+        return lowest and (control.arbiter is None or control.rank == 0 or 0 in control.missing(control.call))
+
+    def _others_failed(self) -> bool:
+        return all(state in _ENDED or gone for state, gone in self._others())
+
+    def _others_quiet(self) -> bool:
+        return all(state in (states.ENDING, states.LEFT) or gone for state, gone in self._others())
+
+    def _others(self) -> list[tuple[int, bool]]:
+        board = self._control.board
+        return [(board.state(line), not board.alive(line)) for line in range(board.lines) if line != self._control.line]
+
+    def _wait_until(self, done: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not done() and time.monotonic() < end:
+            if self._control.arbiter is not None:
+                self._control.arbiter.poll()
+            time.sleep(0.005)
+
+    def _print_and_abort(self, text: str, code: int) -> None:
+        control = self._control
+        name = f"rank {control.rank} of {control.size}"
+        host = f" on {control.hosts[control.rank]}" if control.hosts else ""
+        sys.stderr.write(f"mpidist: {name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
+        sys.stderr.flush()
+        self._abort(code)
+
+    # -- the end of the program ---------------------------------------------------------------------------------------
+
+    def _on_exit(self) -> None:
+        """Say that this rank leaves.  After a broken call MPI cannot be finalized: then the way out is abort."""
+        if not self._armed:
+            return
+        control = self._control
+        if control.broken is not None:
+            sys.stdout.flush()
+            control.fail(str(control.broken))
+            control.end()
+            self._wait_until(self._others_quiet, _GRACE_SECONDS)
+            self._abort(1)
+        control.leave()
+        if self._all_left is not None:
+            self._linger(self._all_left())
+
+    def _linger(self, all_left: Callable[[], bool]) -> None:
+        """Answer the questions of other nodes until every rank has left."""
+        control = self._control
+        while not all_left():
+            if control.arbiter is not None:
+                control.arbiter.poll()
+            dead = control.dead()
+            if dead:
+                control.warn(f"{control.name(dead[0])} died while this rank waited for the end of the job")
+                self._abort(1)
+            time.sleep(0.001)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """Name a killed rank before the launcher, which noticed it too, ends this one."""
+        if self._armed:
+            dead = self._control.dead()
+            alive = [rank for rank in self._control.board_ranks if rank not in dead]
+            if dead and alive[0] == self._control.rank:
+                self._control.warn(f"{self._control.name(dead[0])} died: its process is gone; the job is being ended")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+_ENDED = (states.FAILED, states.EXPIRED, states.ENDING)

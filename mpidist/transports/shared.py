@@ -1,0 +1,267 @@
+"""Memory shared by the ranks of one node, and messages through it.
+
+`SharedSegments` is the memory: for each rank some words of flags and some bytes of its own, seen by all.
+`SharedTransport` moves messages through it: each ordered pair of ranks has a small ring of slots that one side fills
+and the other empties, so a message of any length needs no further memory and one copy in and one out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import is_device
+from mpidist.errors import TransportError, UnsupportedDtypeError
+from mpidist.runtime.board import fence
+from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.runtime.shared_memory import SharedFile, map_file
+from mpidist.transports.base import Transport
+
+#: ``exchange(payload)`` gives every rank of a group what each of them gave; collective.
+Exchange = Callable[[bytes], list[bytes]]
+
+_LINE_WORDS = 8  # words of a cache line: flags of different writers never share one
+
+
+def map_together(nbytes: int, rank: int, exchange: Exchange) -> Any:
+    """Map one zeroed piece of memory into all ranks of a node.
+
+    Collective: every rank of the node calls it in the same order.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size in bytes.
+    rank : int
+        Rank in the group of the node; 0 makes the file.
+    exchange : callable
+        Small all-gather over the group.
+
+    Raises
+    ------
+    TransportError
+        On all ranks, when one of them cannot get at the memory; says which and why.
+    """
+    file, memory, problem = None, None, ""
+    try:
+        file = SharedFile(nbytes) if rank == 0 else None
+        path = file.path if file is not None else ""
+    except OSError as error:
+        path, problem = "", f"{nbytes} bytes of shared memory cannot be had: {error}"
+    path = exchange(path.encode())[0].decode()
+    if path:
+        try:
+            memory = file.map() if file is not None else map_file(path)
+        except OSError as error:
+            problem = f"the memory of local rank 0 cannot be mapped: {error}"
+    problems = [raw.decode() for raw in exchange(problem.encode())]
+    if file is not None:
+        file.unlink()
+    bad = [f"local rank {index}: {text}" for index, text in enumerate(problems) if text]
+    if bad:
+        raise TransportError(f"no shared memory on this node; {'; '.join(bad)}")
+    return memory
+
+
+class SharedSegments:
+    """Two segments a rank, used in turn by even and odd calls, in memory that all ranks of a node see.
+
+    A rank that writes into its segment of call k + 2 knows that all others are done reading it for call k, since they
+    have posted call k + 1 on the status board before that.
+
+    Parameters
+    ----------
+    memory : writable buffer of `nbytes` (size, segment_bytes) bytes
+    size : int
+    segment_bytes : int
+
+    Attributes
+    ----------
+    bytes_of : tuple of two tuples of arrays
+        ``bytes_of[call & 1][rank]``: the rank's segment, shape (segment_bytes,), uint8.
+    """
+
+    def __init__(self, memory: Any, size: int, segment_bytes: int) -> None:
+        whole = numpy.frombuffer(memory, dtype=numpy.uint8, count=self.nbytes(size, segment_bytes))
+        cut = whole.reshape(2, size, segment_bytes)
+        self.segment_bytes = segment_bytes
+        self.bytes_of = tuple(tuple(cut[parity, rank] for rank in range(size)) for parity in (0, 1))
+
+    @staticmethod
+    def nbytes(size: int, segment_bytes: int) -> int:
+        """Return how much memory the segments of `size` ranks take."""
+        return 2 * size * segment_bytes
+
+
+class SharedTransport(Transport):
+    """Messages between ranks of one node, through slots of shared memory.
+
+    Parameters
+    ----------
+    memory : writable buffer of `nbytes` (size, slot_bytes) bytes, zeroed
+    rank, size : int
+    control : ControlChannel
+    world_ranks : sequence of int
+    slot_bytes : int
+        Size of a slot, a multiple of 64.
+    exchange : callable
+        Small all-gather over this group, for `split`.
+    """
+
+    name = "shared"
+    SLOTS = 4
+
+    def __init__(
+        self,
+        memory: Any,
+        rank: int,
+        size: int,
+        control: ControlChannel,
+        world_ranks: Sequence[int],
+        slot_bytes: int,
+        exchange: Exchange,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.control = control
+        self.world_ranks = tuple(world_ranks)
+        self._exchange = exchange
+        self._slot_bytes = slot_bytes
+        flag_bytes = size * size * 2 * _LINE_WORDS * 8
+        whole = memoryview(memory)
+        words = whole[:flag_bytes].cast("Q")
+        slots = numpy.frombuffer(memory, dtype=numpy.uint8, offset=flag_bytes, count=size * size * self.SLOTS * slot_bytes)
+        slots = slots.reshape(size, size, self.SLOTS, slot_bytes)
+        self._out = [_Lane(words, slots[rank, peer], (rank * size + peer)) for peer in range(size)]
+        self._in = [_Lane(words, slots[peer, rank], (peer * size + rank)) for peer in range(size)]
+        self._sending: list[deque[_Message]] = [deque() for _ in range(size)]
+        self._receiving: list[deque[_Message]] = [deque() for _ in range(size)]
+
+    @classmethod
+    def nbytes(cls, size: int, slot_bytes: int) -> int:
+        """Return how much memory the slots of `size` ranks take."""
+        return size * size * (2 * _LINE_WORDS * 8 + cls.SLOTS * slot_bytes)
+
+    @classmethod
+    def over(cls, exchange: Exchange, rank: int, size: int, control: ControlChannel, world_ranks: Sequence[int]) -> SharedTransport:
+        """Return a transport over a group of ranks of one node that have `exchange`.
+
+        Collective: every rank of the group calls it in the same order.
+        """
+        slot_bytes = max(4096, min(1 << 16, (1 << 20) // (cls.SLOTS * size)) & ~63)
+        memory = map_together(cls.nbytes(size, slot_bytes), rank, exchange)
+        return cls(memory, rank, size, control, world_ranks, slot_bytes, exchange)
+
+    def send(self, array: Any, destination: int) -> _Message:
+        message = _Message(_raw(array))
+        self._sending[destination].append(message)
+        self._fill(destination)
+        return message
+
+    def receive(self, array: Any, source: int) -> _Message:
+        message = _Message(_raw(array))
+        self._receiving[source].append(message)
+        return message
+
+    def wait(self, pendings: Sequence[_Message], watch: Watch) -> None:
+        while not all(message.done for message in pendings):
+            moved = False
+            for peer in range(self.size):
+                moved = self._fill(peer) or moved
+                moved = self._empty(peer) or moved
+            if not moved:
+                watch.tick()
+
+    def split(self, color: int) -> SharedTransport:
+        colors = [int(raw) for raw in self._exchange(str(color).encode())]
+        members = [rank for rank in range(self.size) if colors[rank] == color]
+        ranks = [self.world_ranks[member] for member in members]
+
+        def exchange(payload: bytes) -> list[bytes]:
+            everyone = self._exchange(payload)
+            return [everyone[member] for member in members]
+
+        return SharedTransport.over(exchange, members.index(self.rank), len(members), self.control, ranks)
+
+    def close(self) -> None:
+        self._out, self._in = [], []
+
+    def _fill(self, peer: int) -> bool:
+        """Move what fits of the messages to `peer` into its slots; return whether anything moved."""
+        queue, lane, moved = self._sending[peer], self._out[peer], False
+        while queue and lane.filled - lane.emptied < self.SLOTS:
+            piece = queue[0].next_piece(self._slot_bytes)
+            numpy.copyto(lane.slots[lane.filled % self.SLOTS][: piece.size], piece)
+            lane.fill()
+            moved = True
+            if queue[0].done:
+                queue.popleft()
+        return moved
+
+    def _empty(self, peer: int) -> bool:
+        """Move what has come from `peer` into the arrays that wait for it; return whether anything moved."""
+        queue, lane, moved = self._receiving[peer], self._in[peer], False
+        while queue and lane.emptied < lane.filled:
+            piece = queue[0].next_piece(self._slot_bytes)
+            numpy.copyto(piece, lane.slots[lane.emptied % self.SLOTS][: piece.size])
+            lane.empty()
+            moved = True
+            if queue[0].done:
+                queue.popleft()
+        return moved
+
+
+class _Lane:
+    """The slots from one rank to another, and two counters: slots filled (the sender's), slots emptied."""
+
+    def __init__(self, words: memoryview, slots: Any, pair: int) -> None:
+        self.slots = [slots[index] for index in range(len(slots))]
+        self._words = words
+        self._filled = pair * 2 * _LINE_WORDS
+        self._emptied = self._filled + _LINE_WORDS
+
+    @property
+    def filled(self) -> int:
+        return self._words[self._filled]
+
+    @property
+    def emptied(self) -> int:
+        return self._words[self._emptied]
+
+    def fill(self) -> None:
+        fence()
+        self._words[self._filled] += 1
+
+    def empty(self) -> None:
+        fence()
+        self._words[self._emptied] += 1
+
+
+class _Message:
+    """The bytes of one array, on their way; an empty one still takes a slot, so that it arrives in its turn."""
+
+    __slots__ = ("_raw", "_offset", "done")
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._offset = 0
+        self.done = False
+
+    def next_piece(self, most: int) -> Any:
+        piece = self._raw[self._offset : self._offset + most]
+        self._offset += piece.size
+        self.done = self._offset >= self._raw.size
+        return piece
+
+
+def _raw(array: Any) -> Any:
+    """Return the bytes of a C-contiguous host array, as a view."""
+    if is_device(array):
+        raise UnsupportedDtypeError(
+            f"the shared-memory transport moves host memory, got a {type(array).__name__} in device memory; "
+            "use NcclAllReduce, or copy the array to the host yourself"
+        )
+    return array.reshape(-1).view(numpy.uint8)
