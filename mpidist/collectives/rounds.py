@@ -17,6 +17,9 @@ from typing import Any
 #: A rank or chunk number: an int, or an integer array over all ranks.
 Index = Any
 
+#: What a schedule may compute.
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+
 #: In place of a rank: this rank sends (or receives) nothing in this round.
 NOBODY = -1
 
@@ -67,7 +70,7 @@ class Schedule:
     name : str
         The algorithm: ``"ring"``, ``"recursive_doubling"``, ...
     collective : str
-        What it computes: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"`` or ``"reduce"``.
+        What it computes, one of `COLLECTIVES`.
         After a reduce-scatter rank r holds chunk r; before an all-gather it does.
     chunks : callable
         ``chunks(size)``: into how many chunks the buffer is cut.
@@ -79,6 +82,10 @@ class Schedule:
     collective: str
     chunks: Callable[[int], int]
     rounds: Callable[..., Iterator[Round]]
+
+    def __post_init__(self) -> None:
+        if self.collective not in COLLECTIVES:
+            raise ValueError(f"{self.collective!r} is not a collective; known ones: {', '.join(COLLECTIVES)}")
 
     @property
     def rooted(self) -> bool:

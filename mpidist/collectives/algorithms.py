@@ -1,0 +1,60 @@
+"""The table of collective algorithms: one line each.  Whoever needs a schedule asks here.
+
+To add an algorithm, write its generator in `schedules` and add a line; checker, executor, cost, simulator and the
+tests over this table pick it up.
+"""
+
+from __future__ import annotations
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.rounds import Schedule
+from mpidist.collectives.schedules import binomial, rabenseifner, recursive_doubling, ring
+from mpidist.collectives.schedules.hierarchical import compose
+
+_TABLE = (
+    Schedule("ring", "all_reduce", ring.chunks, ring.all_reduce),
+    Schedule("recursive_doubling", "all_reduce", recursive_doubling.chunks, recursive_doubling.all_reduce),
+    Schedule("rabenseifner", "all_reduce", rabenseifner.chunks, rabenseifner.all_reduce),
+    Schedule("binomial", "all_reduce", binomial.chunks, binomial.all_reduce),
+    Schedule("ring", "reduce_scatter", ring.chunks, ring.reduce_scatter),
+    Schedule("ring", "all_gather", ring.chunks, ring.all_gather),
+    Schedule("binomial", "broadcast", binomial.chunks, binomial.broadcast),
+    Schedule("binomial", "reduce", binomial.chunks, binomial.reduce),
+)
+
+#: Every algorithm that needs no topology, by collective and name.
+ALGORITHMS: dict[tuple[str, str], Schedule] = {(schedule.collective, schedule.name): schedule for schedule in _TABLE}
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """Return the names of the algorithms for `collective`, in the order of the table (Local)."""
+    return tuple(name for known, name in ALGORITHMS if known == collective)
+
+
+def algorithm(collective: str, name: str) -> Schedule:
+    """Return the schedule of an algorithm (Local).
+
+    Raises
+    ------
+    ValueError
+        There is none of that name; the message lists those there are.
+    """
+    try:
+        return ALGORITHMS[collective, name]
+    except KeyError:
+        known = ", ".join(names(collective)) or "none"
+        raise ValueError(f"no {collective} algorithm is called {name!r}; known ones: {known}") from None
+
+
+def hierarchical(topology: Topology, inter: str | Schedule = "ring") -> Schedule:
+    """Return an all-reduce made for `topology`: rings inside the nodes, `inter` between them (Local).
+
+    Parameters
+    ----------
+    topology : Topology
+        The schedule is for exactly these ranks.
+    inter : str or Schedule
+        The all-reduce between the nodes, one of ``names("all_reduce")``; or a schedule, which may be hierarchical itself.
+    """
+    across = algorithm("all_reduce", inter) if isinstance(inter, str) else inter
+    return compose(topology, algorithm("reduce_scatter", "ring"), across, algorithm("all_gather", "ring"))

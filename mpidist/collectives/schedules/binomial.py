@@ -1,0 +1,59 @@
+"""Binomial tree: in every round, each rank that is done helps one more; for one root, in as few rounds as can be.
+
+Ranks are counted from the root on.  In the round of distance d, the multiples of 2 d and the ranks d behind them are
+the two ends of a message: parent to child in a broadcast, child to parent in a reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpidist.collectives.rounds import NOBODY, Index, Round, choose
+from mpidist.collectives.schedules.power_of_two import distances
+
+
+def chunks(size: int) -> int:
+    """One: the buffer is never cut."""
+    return 1
+
+
+def broadcast(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
+    """Give the root's buffer to all, from the farthest distance to the nearest."""
+    for distance in reversed(distances(size)):
+        child, parent = _ends(rank, size, root, distance)
+        yield _message(send_to=child, receive_from=parent, reduce=False)
+
+
+def reduce(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
+    """Bring the sum to the root, from the nearest distance to the farthest; other ranks keep partial sums."""
+    for distance in distances(size):
+        child, parent = _ends(rank, size, root, distance)
+        yield _message(send_to=parent, receive_from=child, reduce=True)
+
+
+def all_reduce(rank: Index, size: int) -> Iterator[Round]:
+    """Reduce to rank 0, then broadcast from it."""
+    yield from reduce(rank, size)
+    yield from broadcast(rank, size)
+
+
+def _ends(rank: Index, size: int, root: int, distance: int) -> tuple[Index, Index]:
+    """Return this rank's child and parent in the round of `distance`, either of them `NOBODY`."""
+    place = (rank - root) % size
+    has_child = (place % (2 * distance) == 0) & (place + distance < size)
+    has_parent = place % (2 * distance) == distance
+    child = choose(has_child, (rank + distance) % size, NOBODY)
+    parent = choose(has_parent, (rank - distance) % size, NOBODY)
+    return child, parent
+
+
+def _message(send_to: Index, receive_from: Index, reduce: bool) -> Round:
+    return Round(
+        send_to=send_to,
+        send_chunk=0,
+        send_count=1,
+        receive_from=receive_from,
+        receive_chunk=0,
+        receive_count=1,
+        reduce=reduce,
+    )
