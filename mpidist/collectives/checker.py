@@ -116,8 +116,9 @@ class _Play:
         """Check one rank's side alone: peers exist, ranges lie inside the buffer and do not collide."""
         sent = self._range(rank, "sends", round_.send_to, round_.send_chunk, round_.send_count)
         received = self._range(rank, "receives", round_.receive_from, round_.receive_chunk, round_.receive_count)
-        if not round_.reduce and (both := set(sent) & set(received)):
-            raise self._error(f"rank {rank} receives chunk {min(both)} over the one that it sends")
+        both = range(max(sent.start, received.start), min(sent.stop, received.stop))
+        if both and not round_.reduce:
+            raise self._error(f"rank {rank} receives chunk {both.start} over the one that it sends")
 
     def _range(self, rank: int, verb: str, peer: int, chunk: int, count: int) -> range:
         if peer == NOBODY:
