@@ -16,7 +16,8 @@ COMMANDS = {
 def usage() -> str:
     """Return the page that ``mpidist --help`` prints."""
     lines = [f"  {name:<8} {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: mpidist COMMAND [options]", "", "commands:", *lines, "", "mpidist COMMAND --help tells more"])
+    heading, footing = "usage: mpidist COMMAND [options]", "mpidist COMMAND --help tells more"
+    return "\n".join([heading, "", "commands:", *lines, "", footing])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,110 @@
+"""The command line of an MPI launcher, as a value: what goes in, what was added, and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mpidist.commands.cores import Cores
+
+
+@dataclass
+class CommandLine:
+    """A launcher's command line in the making.
+
+    Attributes
+    ----------
+    arguments : list of str
+        The launcher and its arguments, without the program.
+    environ : dict
+        Variables added to the environment of the ranks.
+    reasons : list of str
+        One line for every addition: what and why.
+    """
+
+    arguments: list[str]
+    environ: dict[str, str] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, reason: str, *arguments: str, **environ: str) -> None:
+        """Add arguments or variables, for this reason."""
+        what = " ".join([*arguments, *(f"{name}={value}" for name, value in environ.items())])
+        self.arguments += arguments
+        self.environ |= environ
+        self.reasons.append(f"{what}: {reason}")
+
+
+def program_command(program: Sequence[str], module: Sequence[str] | None) -> list[str]:
+    """Return what every rank executes: this interpreter for a module or a ``.py`` file, else the program itself."""
+    if module:
+        return [sys.executable, "-m", *module]
+    if program[0].endswith(".py"):
+        return [sys.executable, *program]
+    return list(program)
+
+
+def command_line(
+    path: str, vendor: str, ranks: int, cores: Cores, environ: Mapping[str, str], root: bool
+) -> CommandLine:
+    """Return the command line that starts `ranks` ranks on this machine (Local, pure).
+
+    Parameters
+    ----------
+    path, vendor : str
+        The launcher.
+    ranks : int
+    cores : Cores
+        What the ranks have to share.
+    environ : mapping
+        The environment as it is; a variable that the user has set is left alone.
+    root : bool
+        Whether the user is root.
+    """
+    line = CommandLine([path, "-n", str(ranks)])
+    places = _PLACES.get(vendor)
+    if places is not None:
+        places(line, ranks, cores, root)
+    if "OMP_NUM_THREADS" not in environ:
+        threads = max(1, cores.count // ranks)
+        line.add(f"{_n(cores.count, 'core')} for {_n(ranks, 'rank')}", OMP_NUM_THREADS=str(threads))
+    if "PYTHONUNBUFFERED" not in environ:
+        line.add("output appears when it is printed", PYTHONUNBUFFERED="1")
+    return line
+
+
+def _open_mpi(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:
+    if root:
+        line.add("you are root", "--allow-run-as-root")
+    if ranks > cores.count:
+        crowd = f"{_n(ranks, 'rank')} share {_n(cores.count, 'core')}"
+        line.add(crowd, "--map-by", ":OVERSUBSCRIBE")
+        line.add("no rank is tied to a core that others use", "--bind-to", "none")
+        line.add("a waiting rank gives its core to the others", "--mca", "mpi_yield_when_idle", "1")
+    elif cores.restricted:
+        line.add(_RESTRICTED, "--bind-to", "none")
+    else:
+        each = cores.count // ranks
+        line.add(f"{_n(each, 'core')} for each rank's threads", "--map-by", f"slot:PE={each}")
+        line.add("ranks do not move between cores", "--bind-to", "core:if-supported")
+
+
+def _mpich(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:
+    if ranks > cores.count:
+        line.add(f"{_n(ranks, 'rank')} share {_n(cores.count, 'core')}", "-bind-to", "none")
+    elif cores.restricted:
+        line.add(_RESTRICTED, "-bind-to", "none")
+    else:
+        each = cores.count // ranks
+        line.add(f"{_n(each, 'core')} for each rank's threads", "-bind-to", f"core:{each}")
+
+
+# Both launchers number the machine's cores, not the allowed ones: binding would leave the share that was given.
+_RESTRICTED = "this process may not use all cores of the machine, and the launcher would bind to any of them"
+
+#: Vendor -> what its launcher needs to place ranks; a launcher that is not here gets ``-n`` and nothing else.
+_PLACES = {"Open MPI": _open_mpi, "MPICH": _mpich}
+
+
+def _n(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,88 @@
+"""The processes of a job on this machine, found by a token in their environment.
+
+Launchers put ranks into process groups or sessions of their own, so that ending the launcher's group is not enough;
+what every rank and every child of it keeps is the environment it was started with.
+
+As a program (``python -m mpidist.commands.rank_processes TOKEN``) this is the watchdog of a job: it waits until its
+standard input ends, and ends what is left of the job unless it has been told that the job is over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+#: The variable that holds the token of a job.
+TOKEN = "MPIDIST_RUN_TOKEN"
+
+#: What a job that has ended by itself writes to its watchdog.
+OVER = b"over"
+
+#: Variables that only ranks have, not the launcher.
+_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=")
+
+
+def processes_of(token: str) -> dict[int, bytes]:
+    """Return process id -> environment of every living process that carries `token`; Local."""
+    mark = f"{TOKEN}={token}".encode()
+    return {pid: environ for pid, environ in _environments() if mark in environ.split(b"\0")}
+
+
+def ranks_of(token: str) -> list[int]:
+    """Return the process ids of the ranks that carry `token`, without the processes they have started; Local."""
+    ranks = {pid for pid, environ in processes_of(token).items() if any(name in environ for name in _RANK_VARIABLES)}
+    return sorted(pid for pid in ranks if _parent(pid) not in ranks)
+
+
+def end_processes(token: str, timeout_seconds: float = 5.0) -> list[int]:
+    """Kill every process that carries `token` and return those that are still there after `timeout_seconds`; Local."""
+    deadline = time.monotonic() + timeout_seconds
+    while (left := sorted(processes_of(token))) and time.monotonic() < deadline:
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return left
+
+
+def send(pid: int, signum: int) -> None:
+    """Send a signal to a process that may have ended already."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        pass
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    if not os.path.isdir("/proc"):  # not Linux: there is no way to find them
+        return
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    yield int(name), file.read()
+            except OSError:  # it has ended, or is another user's
+                continue
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the name in parentheses may hold blanks and parentheses itself
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def watch(token: str) -> None:
+    """Wait until standard input ends; unless it said `OVER`, end the job."""
+    # a Ctrl-C at the terminal is for the job; its watchdog stays until the job has ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.stdin.buffer.read() != OVER:
+        end_processes(token)
+
+
+if __name__ == "__main__":
+    watch(sys.argv[1])

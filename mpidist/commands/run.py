@@ -1,0 +1,120 @@
+"""``mpidist run``: start a program on N ranks of this machine with the mpirun that belongs to mpi4py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from mpidist.commands.command_line import CommandLine, command_line, program_command
+from mpidist.commands.cores import visible_cores
+from mpidist.commands.failures import Failure
+from mpidist.commands.launcher import Launcher, find_launcher
+from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
+from mpidist.commands.supervisor import Ended, supervise
+from mpidist.errors import LaunchError
+
+_EPILOG = """examples:
+  mpidist run -n 8 train.py --epochs 3     a Python file, with this interpreter
+  mpidist run -n 4 -m pytest tests         a module
+  mpidist run -n 2 ./simulate              any program
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``mpidist run``'s arguments."""
+    found = argparse.ArgumentParser(
+        prog="mpidist run",
+        usage="mpidist run -n RANKS [options] PROGRAM [arguments] | -m MODULE [arguments]",
+        description="Start a program on RANKS ranks of this machine with the mpirun that belongs to mpi4py.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("-n", "--ranks", type=_positive, required=True, metavar="RANKS", help="how many ranks")
+    found.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after so long, with status 124")
+    found.add_argument("--launcher-args", default="", metavar="'...'", help="further arguments for mpirun, as one word")
+    found.add_argument("--dry-run", action="store_true", help="print the command line instead of running it")
+    found.add_argument("--quiet", action="store_true", help="do not say what was added to the command line, and why")
+    found.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    found.add_argument("program", nargs=argparse.REMAINDER, help="a .py file or any program, and its arguments")
+    return found
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least 1 rank is needed, got {number}")
+    return number
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the job and return its exit status; Local."""
+    arguments = parser().parse_args(argv)
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program and not arguments.module:
+        parser().error("there is no program to run")
+    try:
+        command = program_command(program, arguments.module)
+        _check_program(command)
+        mpi = probe_mpi()
+        launcher = find_launcher(mpi)
+    except LaunchError as error:
+        print(f"mpidist run: {error}", file=sys.stderr)
+        return 1
+    line = _complete(mpi, launcher, arguments)
+    if arguments.dry_run:
+        variables = [f"{name}={value}" for name, value in line.environ.items()]
+        print(shlex.join(["env", *variables, *line.arguments, *command]))
+        return 0
+    environ = {**without_launcher(os.environ), **line.environ}
+    ended = supervise(line.arguments, command, arguments.ranks, environ, arguments.timeout)
+    return _report(ended, arguments)
+
+
+def _check_program(command: Sequence[str]) -> None:
+    """Raise before N ranks do when the program is not there."""
+    file = command[1] if command[0] == sys.executable and command[1] != "-m" else ""
+    if file and not os.path.isfile(file):
+        raise LaunchError(f"there is no file {file!r} in {os.getcwd()}")
+    if not shutil.which(command[0]):
+        raise LaunchError(f"there is no program {command[0]!r} here or on PATH; a Python file's name ends in .py")
+
+
+def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace) -> CommandLine:
+    root = os.geteuid() == 0
+    line = command_line(launcher.path, launcher.vendor, arguments.ranks, visible_cores(), os.environ, root)
+    line.arguments += shlex.split(arguments.launcher_args)
+    reasons = [f"{launcher.title}, which belongs to mpi4py's {mpi.title}", *line.reasons]
+    if launcher.version != mpi.version:
+        reasons.append(f"warning: the versions differ, and no {mpi.title} launcher was found")
+    if not arguments.quiet:
+        for reason in reasons:
+            print(f"mpidist run: {reason}", file=sys.stderr)
+    return line
+
+
+def _report(ended: Ended, arguments: argparse.Namespace) -> int:
+    """Say how the job failed, the failing rank's traceback last; return the exit status."""
+    sys.stdout.flush()
+    if ended.timed_out:
+        print(f"mpidist run: the job was ended after --timeout {arguments.timeout:g} s", file=sys.stderr)
+    failure = ended.failures.first()
+    if ended.status != 0 and failure is not None and not ended.interrupted:
+        print(render(failure), file=sys.stderr)
+    return ended.status
+
+
+def render(failure: Failure) -> str:
+    """Return the text that repeats a failure after everything else."""
+    if failure.framed:
+        heading = f"mpidist run: rank {failure.rank} failed first; its traceback again:"
+        lines = failure.lines[:1] + [line for line in failure.lines[1:] if not line.startswith("mpidist: end of rank")]
+    else:
+        who = "a rank" if failure.rank is None else f"rank {failure.rank}"
+        heading, lines = f"mpidist run: {who} failed first; its traceback again:", failure.lines
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    return "\n".join(["", heading, *lines])

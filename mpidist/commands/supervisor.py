@@ -1,0 +1,173 @@
+"""Run a launcher to its end: show its output, pass signals on, leave no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from mpidist.commands.error_streams import ErrorStreams
+from mpidist.commands.failures import FailureLog
+from mpidist.commands.rank_processes import OVER, TOKEN, end_processes, ranks_of, send
+
+#: Exit status of a job that was ended because its time was up, as of timeout(1).
+TIMED_OUT = 124
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_TURN_SECONDS = 0.05
+
+#: How long a launcher that is told to end may take to clean up behind its ranks.
+_GRACE_SECONDS = 2.0
+
+
+@dataclass
+class Ended:
+    """How a job ended.
+
+    Attributes
+    ----------
+    status : int
+        Exit status for the shell: 128 + n when signal n ended it.
+    failures : FailureLog
+        What the ranks' error output says.
+    timed_out : bool
+    interrupted : bool
+        True when a signal that ends programs was passed on.
+    """
+
+    status: int
+    failures: FailureLog = field(repr=False)
+    timed_out: bool = False
+    interrupted: bool = False
+
+
+def supervise(
+    launcher: Sequence[str],
+    program: Sequence[str],
+    ranks: int,
+    environ: Mapping[str, str],
+    timeout_seconds: float | None = None,
+) -> Ended:
+    """Run ``launcher program`` to its end and return how it ended; Local, from the main thread.
+
+    Parameters
+    ----------
+    launcher, program : sequence of str
+        The launcher with its arguments, and what each rank executes.
+    ranks : int
+    environ : mapping
+        The environment of the launcher.
+    timeout_seconds : float or None
+        After so long the job is ended; None never.
+    """
+    job = _Job(launcher, program, ranks, environ)
+    try:
+        with _signals(job):
+            job.wait(timeout_seconds)
+    finally:
+        job.end()
+    return job.ended()
+
+
+class _Job:
+    """A launcher, its ranks, and the watchdog that ends them if this process is killed."""
+
+    def __init__(self, launcher: Sequence[str], program: Sequence[str], ranks: int, environ: Mapping[str, str]) -> None:
+        self.token = uuid.uuid4().hex
+        self.failures = FailureLog()
+        self.passed_on: list[int] = []
+        self.timed_out = False
+        self.streams = ErrorStreams(ranks, _show, self.failures.feed)
+        self.watchdog = subprocess.Popen(
+            [sys.executable, "-m", "mpidist.commands.rank_processes", self.token],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
+        self.process = subprocess.Popen(
+            [*launcher, *self.streams.command(program)],
+            env={**environ, TOKEN: self.token},
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stderr is not None
+        self.streams.add_launcher(self.process.stderr.fileno())
+
+    def wait(self, timeout_seconds: float | None) -> None:
+        """Show the job's output until the launcher has ended, or end it when its time is up."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while self.process.poll() is None:
+            self.streams.pump(_TURN_SECONDS)
+            if deadline is not None and time.monotonic() > deadline:
+                self.timed_out = True
+                break
+
+    def pass_on(self, signum: int, frame: FrameType | None) -> None:
+        """Send a signal to the ranks; a second Ctrl-C ends them."""
+        again = signum == signal.SIGINT and signum in self.passed_on
+        self.passed_on.append(signum)
+        if again:
+            end_processes(self.token)
+            return
+        # straight to the ranks: Open MPI's launcher would kill them on SIGINT and SIGTERM without letting them know
+        for pid in ranks_of(self.token) or [self.process.pid]:
+            send(pid, signum)
+
+    def end(self) -> None:
+        """End what is left of the job: the launcher first, which knows what to clean up."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        if self.process.poll() is None:
+            self.process.terminate()
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.streams.pump(_TURN_SECONDS)
+        left = end_processes(self.token)
+        self.process.wait()
+        self.streams.close()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        self.watchdog.communicate(OVER)
+        if left:
+            print(f"mpidist run: processes {left} could not be ended", file=sys.stderr)
+
+    def ended(self) -> Ended:
+        """Return how the job ended."""
+        interrupted = any(signum in _FATAL for signum in self.passed_on)
+        return Ended(self._status(interrupted), self.failures, self.timed_out, interrupted)
+
+    def _status(self, interrupted: bool) -> int:
+        status = self.process.returncode
+        if self.timed_out:
+            return TIMED_OUT
+        if status != 0 and interrupted:
+            return 128 + next(signum for signum in self.passed_on if signum in _FATAL)
+        if status == 0 and self.failures.framed():  # Open MPI 5.0.11 can exit 0 although a rank was lost
+            return 1
+        return 128 - status if status < 0 else status
+
+
+@contextmanager
+def _signals(job: _Job) -> Iterator[None]:
+    """Pass the signals that this process gets on to the job."""
+    before = {signum: signal.signal(signum, job.pass_on) for signum in _PASSED_ON}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _show(data: bytes) -> None:
+    """Write to standard error, all of it, at once."""
+    while data:
+        data = data[os.write(2, data) :]
