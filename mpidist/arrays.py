@@ -1,0 +1,271 @@
+"""What differs between NumPy and CuPy, and nothing else.
+
+Everything above calls functions of an array's *namespace* (the module that made it) and asks here for the few things
+the two do not share.  Nothing here copies device memory to the host, except `as_host`, which says so.  Another kind of
+array joins by `register`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
+
+#: Reductions by name, each with the name of the binary ufunc that every namespace has for it.
+REDUCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "prod": "multiply"}
+
+#: Floats too short to be added as such: by name, because ml_dtypes (bfloat16) may not be there.
+_SHORT_FLOATS = frozenset({"float16", "bfloat16"})
+
+#: Reductions that make sense, by kind of dtype: numbers, complex numbers (which have no order), truth values.
+_REDUCTIONS_OF_KIND = {
+    **dict.fromkeys("iuf", ("sum", "min", "max", "prod")),
+    "c": ("sum", "prod"),
+    "b": ("min", "max"),
+}
+
+#: DLPack's numbers of the devices whose memory the host cannot read: CUDA, CUDA managed, ROCm.
+_DLPACK_DEVICES = frozenset({2, 13, 10})
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """One library's arrays.
+
+    Attributes
+    ----------
+    name : str
+        ``"numpy"``, ``"cupy"``, ...
+    memory : str
+        Where the arrays lie: ``"host"`` or ``"device"``.
+    owns : callable
+        ``owns(value)``: whether the value is such an array.  It must not import the library.
+    namespace : callable
+        ``namespace()``: the library, with the functions of numpy that are used here (`empty`, `add`, ...).
+    to_host : callable
+        ``to_host(array)``: a copy as a numpy array.
+    """
+
+    name: str
+    memory: str
+    owns: Callable[[Any], bool]
+    namespace: Callable[[], Any]
+    to_host: Callable[[Any], np.ndarray]
+
+
+def _is_cupy(value: Any) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise MissingDependencyError(f"arrays in GPU memory need CuPy: pip install 'mpidist[cuda]' ({error})") from error
+    return cupy
+
+
+_KINDS: dict[str, ArrayKind] = {
+    "numpy": ArrayKind("numpy", "host", lambda value: isinstance(value, np.ndarray), lambda: np, np.array),
+    "cupy": ArrayKind("cupy", "device", _is_cupy, _cupy, lambda array: _cupy().asnumpy(array)),
+}
+
+
+def register(kind: ArrayKind) -> None:
+    """Make another library's arrays known; Local.  A second kind of the same name replaces the first."""
+    _KINDS[kind.name] = kind
+
+
+def unregister(name: str) -> None:
+    """Forget a kind of array that was registered; Local."""
+    del _KINDS[name]
+
+
+def _find_kind(value: Any) -> ArrayKind | None:
+    return next((kind for kind in _KINDS.values() if kind.owns(value)), None)
+
+
+def kind_of(array: Any) -> ArrayKind:
+    """Return the kind of `array`; TypeError when it is none of the known ones."""
+    kind = _find_kind(array)
+    if kind is None:
+        known = ", ".join(_KINDS)
+        raise TypeError(f"expected an array of {known}, got {type(array).__name__}; convert it with arrays.to_array")
+    return kind
+
+
+def namespace(array: Any) -> Any:
+    """Return the module whose functions work on `array`: numpy or cupy."""
+    return np if isinstance(array, np.ndarray) else kind_of(array).namespace()
+
+
+def is_device(array: Any) -> bool:
+    """Return whether `array` lies in memory that the host cannot read."""
+    return not isinstance(array, np.ndarray) and kind_of(array).memory == "device"
+
+
+def check_memory(array: Any, memory: frozenset[str], transport: str) -> None:
+    """Raise UnsupportedDtypeError unless a transport that moves these kinds of `memory` can move `array`."""
+    if isinstance(array, np.ndarray) and "host" in memory:
+        return
+    kind = kind_of(array)
+    if kind.memory not in memory:
+        raise UnsupportedDtypeError(
+            f"the {transport} transport moves {' and '.join(sorted(memory))} memory, got a {kind.name} array in "
+            f"{kind.memory} memory.  Copy it yourself (mpidist.arrays.as_host) or use a transport for "
+            f"{kind.memory} memory; mpidist does not copy it unasked"
+        )
+
+
+# -- making arrays ------------------------------------------------------------------------------------------------------
+
+
+def to_array(value: Any) -> Any:
+    """Return `value` as an array of a known kind; Local.
+
+    Known arrays are returned as they are.  Memory of a CUDA device (``__cuda_array_interface__``, DLPack) becomes a
+    CuPy array without a copy; anything else, Python numbers and lists included, a NumPy array, without a copy where
+    NumPy can do without.
+
+    Raises
+    ------
+    MissingDependencyError
+        The value lies in device memory and CuPy is not installed.
+    """
+    if _find_kind(value) is not None:
+        return value
+    if hasattr(value, "__cuda_array_interface__"):
+        return _cupy().asarray(value)
+    if hasattr(value, "__dlpack_device__"):
+        if value.__dlpack_device__()[0] in _DLPACK_DEVICES:
+            return _cupy().from_dlpack(value)
+        if not hasattr(value, "__array__"):
+            return np.from_dlpack(value)
+    return np.asarray(value)
+
+
+def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
+    """Return a new uninitialised array of the kind of `like`."""
+    return namespace(like).empty(shape, dtype=dtype)
+
+
+def empty_like(array: Any) -> Any:
+    """Return a new uninitialised C-contiguous array of the kind, shape and dtype of `array`."""
+    return empty(array.shape, array.dtype, array)
+
+
+def flat_view(array: Any) -> Any:
+    """Return a 1-d view of a contiguous array, in memory order; ValueError when it is not contiguous."""
+    if array.flags.c_contiguous:
+        return array.reshape(-1)
+    if array.flags.f_contiguous:
+        return array.T.reshape(-1)
+    raise ValueError(
+        f"expected a contiguous array, got shape {array.shape} with strides {array.strides}; "
+        "pass a contiguous copy (numpy.ascontiguousarray)"
+    )
+
+
+def byte_view(array: Any) -> Any:
+    """Return a 1-d view of the bytes of a C-contiguous array.
+
+    Raises
+    ------
+    ValueError
+        The array is not C-contiguous.
+    UnsupportedDtypeError
+        It holds Python objects, whose bytes mean nothing elsewhere.
+    """
+    if array.dtype.hasobject:
+        raise UnsupportedDtypeError(f"arrays of Python objects (dtype {array.dtype}) cannot be sent as bytes")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"expected a C-contiguous array, got shape {array.shape} with strides {array.strides}")
+    return array.reshape(-1).view(np.uint8)
+
+
+def as_host(array: Any) -> np.ndarray:
+    """Return a copy of `array` in host memory; the one place where device memory is copied there."""
+    return kind_of(array).to_host(array)
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------------
+
+
+def wire_dtype(dtype: Any) -> np.dtype:
+    """Return the dtype in which values of `dtype` are summed and sent: float32 for 16-bit floats, else its own."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype.name in _SHORT_FLOATS else dtype
+
+
+def check_reducible(dtype: Any, op: str) -> None:
+    """Raise unless values of `dtype` can be reduced by `op`, 16-bit floats by way of their `wire_dtype`.
+
+    Raises
+    ------
+    ValueError
+        There is no reduction of that name.
+    UnsupportedDtypeError
+        The dtype does not have it.
+    """
+    if op not in REDUCTIONS:
+        raise ValueError(f"{op!r} is not a reduction; known ones: {', '.join(REDUCTIONS)}")
+    dtype = np.dtype(dtype)
+    allowed = _REDUCTIONS_OF_KIND.get(wire_dtype(dtype).kind, ())
+    if op not in allowed:
+        has = f"it has {', '.join(allowed)}" if allowed else "it has none; expected numbers"
+        raise UnsupportedDtypeError(f"there is no reduction {op!r} of {dtype} arrays: {has}")
+
+
+def reduction(op: str, library: Any) -> Callable[[Any, Any, Any], Any]:
+    """Return the function ``f(a, b, out)`` of the namespace `library` that reduces two arrays into `out`."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"{op!r} is not a reduction; known ones: {', '.join(REDUCTIONS)}")
+    return getattr(library, REDUCTIONS[op])
+
+
+# -- devices ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PhysicalDevice:
+    """A device of this machine as TensorFlow's ``tf.config`` shows it.
+
+    Attributes
+    ----------
+    name : str
+        ``"/physical_device:GPU:0"``
+    device_type : str
+        ``"CPU"`` or ``"GPU"``
+    """
+
+    name: str
+    device_type: str
+
+
+def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """Return the devices this process can see, of one type (``"CPU"``, ``"GPU"``, in any case) or of all; Local.
+
+    A type that is not known has no devices.  Without CuPy, or without a driver, there are no GPUs.
+    """
+    wanted = None if device_type is None else device_type.upper()
+    counts = {"CPU": lambda: 1, "GPU": _gpu_count}
+    return [
+        PhysicalDevice(f"/physical_device:{kind}:{index}", kind)
+        for kind, count in counts.items()
+        if wanted in (None, kind)
+        for index in range(count())
+    ]
+
+
+def _gpu_count() -> int:
+    """Return how many GPUs CuPy sees; its errors about a missing driver or device are RuntimeErrors."""
+    try:
+        return int(_cupy().cuda.runtime.getDeviceCount())
+    except (ImportError, RuntimeError):
+        return 0

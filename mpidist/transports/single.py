@@ -1,0 +1,83 @@
+"""One rank alone: what it sends, it sends to itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpidist.arrays import byte_view
+from mpidist.errors import TransportError
+from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.transports.base import Transport
+
+
+@dataclass(slots=True)
+class _End:
+    """One end of a message, the sent or the received one."""
+
+    bytes: Any
+    done: bool = False
+
+
+class SingleTransport(Transport):
+    """A group of one rank; see `Transport`.  Sends are done when the rank receives them.
+
+    Parameters
+    ----------
+    control : ControlChannel, optional
+    """
+
+    name = "single"
+    memory = frozenset({"host", "device"})
+
+    def __init__(self, control: ControlChannel | None = None) -> None:
+        self.control = ControlChannel.alone() if control is None else control
+        self.rank, self.size = 0, 1
+        self.world_ranks = (self.control.rank,)
+        self._sent: deque[_End] = deque()
+        self._posted: deque[_End] = deque()
+        self._closed = False
+
+    def send(self, array: Any, destination: int) -> _End:
+        end = self._end(array, destination)
+        self._sent.append(end)
+        self._match()
+        return end
+
+    def receive(self, array: Any, source: int) -> _End:
+        end = self._end(array, source)
+        self._posted.append(end)
+        self._match()
+        return end
+
+    def wait(self, pendings: Sequence[_End], watch: Watch) -> None:
+        for end in pendings:
+            while not end.done:
+                watch.tick()
+
+    def split(self, color: int) -> SingleTransport:
+        return SingleTransport(self.control)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _end(self, array: Any, peer: int) -> _End:
+        if self._closed:
+            raise TransportError("rank 0 of 1: this transport has been closed; make another one")
+        if peer != 0:
+            raise ValueError(f"rank 0 of 1: there is no rank {peer}")
+        return _End(byte_view(array))
+
+    def _match(self) -> None:
+        if not (self._sent and self._posted):
+            return
+        sent, posted = self._sent.popleft(), self._posted.popleft()
+        if sent.bytes.size != posted.bytes.size:
+            raise TransportError(
+                f"rank 0 of 1: a message of {sent.bytes.size} bytes does not fit the {posted.bytes.size} bytes "
+                "that are to receive it; sender and receiver must agree"
+            )
+        posted.bytes[...] = sent.bytes
+        sent.done = posted.done = True
