@@ -1,0 +1,57 @@
+"""Nested structures: tuples, named tuples, lists and dicts of any leaves.
+
+Dicts are walked in the sorted order of their keys, so that ranks which built equal dicts in different orders still
+call collectives alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def flatten(structure: Any) -> list[Any]:
+    """Return the leaves of `structure` in a fixed order; a bare leaf gives one.  Local."""
+    return list(_leaves(structure))
+
+
+def pack(structure: Any, leaves: Iterable[Any]) -> Any:
+    """Return `structure` with `leaves`, in the order of `flatten`, in place of its own.  Local.
+
+    Raises
+    ------
+    ValueError
+        There are more or fewer leaves than places.
+    """
+    remaining = iter(leaves)
+    try:
+        packed = _filled(structure, lambda: next(remaining))
+    except StopIteration:
+        raise ValueError(f"fewer leaves than the {len(flatten(structure))} places of the structure") from None
+    if next(remaining, _NOTHING) is not _NOTHING:
+        raise ValueError(f"more leaves than the {len(flatten(structure))} places of the structure")
+    return packed
+
+
+_NOTHING = object()
+
+
+def _leaves(structure: Any) -> Iterator[Any]:
+    if isinstance(structure, dict):
+        for key in sorted(structure):
+            yield from _leaves(structure[key])
+    elif isinstance(structure, (list, tuple)):
+        for part in structure:
+            yield from _leaves(part)
+    else:
+        yield structure
+
+
+def _filled(structure: Any, take: Callable[[], Any]) -> Any:
+    if isinstance(structure, dict):
+        filled = {key: _filled(structure[key], take) for key in sorted(structure)}
+        return {key: filled[key] for key in structure}
+    if isinstance(structure, (list, tuple)):
+        parts = [_filled(part, take) for part in structure]
+        return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+    return take()
