@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mpidist.errors import LaunchError
 
@@ -34,7 +34,7 @@ class Launcher:
     plugin : str
         The launcher's way of wiring up an MPI, such as Slurm's ``pmi2``; empty when unknown.
     speaks_pmix : bool
-        Whether the processes are to find each other by PMIx.
+        Whether the processes are to find each other by PMIx (and not by the older PMI).
     """
 
     name: str
@@ -68,7 +68,7 @@ class LauncherTable:
     local_size: str = ""
     plugin: str = ""
     mpi: str = ""
-    needs: tuple[str, ...] = field(default=())
+    needs: tuple[str, ...] = ()
 
     def activated(self, environ: Mapping[str, str]) -> bool:
         """Return whether this launcher started the process.  Local."""
@@ -84,7 +84,7 @@ class LauncherTable:
             local_size=_number(environ, self.local_size),
             mpi=self.mpi,
             plugin=environ.get(self.plugin, ""),
-            speaks_pmix="PMIX_RANK" in environ and not self.mpi.startswith("MPICH"),
+            speaks_pmix="PMIX_NAMESPACE" in environ and "PMI_SIZE" not in environ,
         )
 
 

@@ -1,0 +1,135 @@
+"""The cluster that the ranks of MPI's world are."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
+from mpidist.cluster.resolvers.base import ClusterResolver
+from mpidist.cluster.roles import number_roles, parse_roles
+from mpidist.cluster.spec import ClusterSpec, Task
+from mpidist.cluster.topology import Topology
+from mpidist.errors import ClusterResolutionError
+from mpidist.options import settings
+
+
+class MPIClusterResolver(ClusterResolver):
+    """A resolver for the ranks of MPI's COMM_WORLD, in rank order.
+
+    Collective: every rank makes one, in the same order (unless `rank` and `hosts` are given); its methods are Local.
+    MPI is asked, and started if need be, only where a launcher started this process.  A process started by hand is
+    rank 0 of 1.
+
+    Task addresses are ``host:rank``: unique, and telling; MPI has no ports.
+
+    Parameters
+    ----------
+    roles : str or sequence of str, optional
+        What the ranks are: a list such as ``"chief:1,worker:*,ps:2"`` (see `roles.parse_roles`), or a role for each
+        rank.  All are workers by default.
+    rank : int, optional
+        This process's rank, where it is known already; MPI is then not asked.  Only together with `hosts`.
+    hosts : sequence of str, optional
+        The hosts of all ranks, in rank order.
+    rpc_layer, environment, num_accelerators
+        See `ClusterResolver`.
+
+    Attributes
+    ----------
+    topology : Topology
+        The nodes of the ranks.
+    tasks : tuple of Task
+        The task of every rank.
+
+    Raises
+    ------
+    LaunchError
+        Several processes were started, but each is a world of its own.
+    ClusterResolutionError
+        Only one of `rank` and `hosts` was given, or they contradict each other.
+    ValueError
+        `roles` cannot be read or are not for as many ranks as there are.
+    """
+
+    def __init__(
+        self,
+        roles: str | Sequence[str] | None = None,
+        rank: int | None = None,
+        hosts: Sequence[str] | None = None,
+        rpc_layer: str | None = None,
+        environment: str = "",
+        num_accelerators: Mapping[str, int] | None = None,
+    ) -> None:
+        rank, hosts = _known(rank, hosts) if rank is not None or hosts is not None else _ask()
+        self.topology = Topology(hosts)
+        self.tasks = _tasks(roles, len(hosts))
+        task = self.tasks[rank]
+        super().__init__(task.type, task.index, rpc_layer, environment, num_accelerators)
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the jobs, with the address ``host:rank`` of each task."""
+        jobs: dict[str, list[str]] = {}
+        for rank, (task, host) in enumerate(zip(self.tasks, self.topology.hosts, strict=True)):
+            jobs.setdefault(task.type, []).append(f"{host}:{rank}")
+        return ClusterSpec(jobs)
+
+
+def _tasks(roles: str | Sequence[str] | None, size: int) -> tuple[Task, ...]:
+    if roles is None:
+        return number_roles(["worker"] * size)
+    if isinstance(roles, str):
+        return parse_roles(roles, size)
+    if len(roles) != size:
+        raise ValueError(f"got {len(roles)} roles for {size} ranks: {list(roles)}")
+    return number_roles(roles)
+
+
+def _known(rank: int | None, hosts: Sequence[str] | None) -> tuple[int, Sequence[str]]:
+    if rank is None or hosts is None:
+        raise ClusterResolutionError(f"rank and hosts go together, got rank {rank} and hosts {hosts}")
+    if not 0 <= rank < len(hosts):
+        raise ClusterResolutionError(f"rank {rank} is none of the {len(hosts)} ranks that hosts were given for")
+    return rank, hosts
+
+
+def _ask() -> tuple[int, Sequence[str]]:
+    """Return this process's rank and the hosts of all ranks, from MPI unless the process was started by hand."""
+    launcher = detect_launcher()
+    if settings().no_mpi or (launcher is None and "mpi4py.MPI" not in sys.modules):
+        return 0, [platform.node()]
+    MPI = start_mpi(launcher)
+    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allgather(MPI.Get_processor_name())
+
+
+def start_mpi(launcher: Launcher | None) -> Any:
+    """Return ``mpi4py.MPI``, started, with the checks of `launchers` before and after.
+
+    Collective: every rank calls it; when MPI runs already, Local.
+
+    Raises
+    ------
+    LaunchError
+        mpi4py is missing, or the processes started together did not find each other; on all of them.
+    ImportError
+        mpi4py is missing, and the process is alone.
+    """
+    try:
+        import mpi4py
+    except ImportError:
+        check_world(launcher, 1, None)
+        raise
+    # Imported without starting: what the library is must be known before it may end the process.
+    initialize, mpi4py.rc.initialize = mpi4py.rc.initialize, False
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize = initialize
+    if not MPI.Is_initialized():
+        check_library(launcher, MPI.Get_library_version())
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    name, version = MPI.get_vendor()
+    check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")
+    return MPI

@@ -1,0 +1,119 @@
+"""The cluster from the ``TF_CONFIG`` environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mpidist.cluster.resolvers.base import ClusterResolver, with_protocol
+from mpidist.cluster.spec import ClusterSpec
+from mpidist.errors import ClusterResolutionError
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """A resolver for ``TF_CONFIG``, a JSON text with the cluster and this process's task.
+
+    ::
+
+        TF_CONFIG='{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 1}}'
+
+    It may also have ``rpc_layer``, ``environment`` and ``session_master``.  The variable is read again at each call;
+    arguments win over it.
+
+    Parameters
+    ----------
+    task_type, task_id, rpc_layer, environment
+        See `ClusterResolver`.
+    environ : mapping, optional
+        Where to look the variable up; the process's environment by default.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer, environment)
+        self._environ = os.environ if environ is None else environ
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster, an empty one when the variable is not set; ValueError when it cannot be read."""
+        return ClusterSpec(self._config().get("cluster", {}))
+
+    @property
+    def task_type(self) -> str | None:
+        """The ``type`` of the ``task``, unless given."""
+        task_type = self._task().get("type") if self._task_type is None else self._task_type
+        return None if task_type is None else str(task_type)
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The ``index`` of the ``task``, unless given; ValueError when it is no integer."""
+        task_id = self._task().get("index") if self._task_id is None else self._task_id
+        return None if task_id is None else int(task_id)
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The ``rpc_layer``, unless given."""
+        return self._config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def environment(self) -> str | None:
+        """The ``environment``, unless given."""
+        return self._config().get("environment") if self._environment is None else self._environment
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """Return the ``session_master`` if there is one, "" for a cluster of one task, else the task's address.
+
+        Raises
+        ------
+        ClusterResolutionError
+            The cluster has several tasks, and neither TF_CONFIG nor the arguments say which one is meant.
+        ValueError
+            There is no such task.
+        """
+        session_master = self._config().get("session_master")
+        if session_master is not None:
+            return session_master
+        cluster = self.cluster_spec()
+        if sum(map(cluster.num_tasks, cluster.jobs)) <= 1:
+            return ""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            raise ClusterResolutionError(
+                f"TF_CONFIG has {cluster}, but does not say which task this process is; "
+                f'add "task": {{"type": ..., "index": ...}} to it'
+            )
+        return with_protocol(cluster.task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+
+    def _config(self) -> dict[str, Any]:
+        """Return the variable's content; json.JSONDecodeError (a ValueError) when it is no JSON."""
+        config = json.loads(self._environ.get("TF_CONFIG", "{}"))
+        return _object(config, "TF_CONFIG")
+
+    def _task(self) -> dict[str, Any]:
+        return _object(self._config().get("task", {}), "the task of TF_CONFIG")
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a JSON object, got {value!r}")
+    return value
