@@ -54,7 +54,7 @@ def hierarchical(topology: Topology, inter: str | Schedule = "ring") -> Schedule
     topology : Topology
         The schedule is for exactly these ranks.
     inter : str or Schedule
-        The all-reduce between the nodes, one of ``names("all_reduce")``; or a schedule, which may be hierarchical itself.
+        The all-reduce between the nodes: one of ``names("all_reduce")``, or a schedule, which may be hierarchical too.
     """
     across = algorithm("all_reduce", inter) if isinstance(inter, str) else inter
     return compose(topology, algorithm("reduce_scatter", "ring"), across, algorithm("all_gather", "ring"))

@@ -1,8 +1,8 @@
 """The checker: plays a schedule with symbols in place of numbers, and so proves it for every buffer.
 
-What a rank holds in a chunk is a *term*: a rank's own contribution (a leaf), or the sum of two terms (an unordered pair,
-as addition commutes but does not associate).  Equal terms are the same object, a number into a table, so two ranks
-whose terms are equal have added the same values in the same tree: they hold the same bits, whatever the rounding.
+What a rank holds in a chunk is a *term*: a rank's own contribution (a leaf), or the sum of two terms (an unordered
+pair, as addition commutes but does not associate).  Equal terms have the same number in one table, so two ranks whose
+terms are equal have added the same values in the same tree: they hold the same bits, whatever the rounding.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ class _Play:
         #: By rank and chunk: the term held there, or None where there is nothing of use yet.
         self.held = [[self._at_first(rank, chunk) for chunk in range(self.chunks)] for rank in range(size)]
         self.chunks_sent = [0] * size
-        #: Counted from 1; 0 before the first.
+        #: Of the round being played, counted from 1.
         self.round_number = 0
 
     def prove(self) -> Proof:
         self._check_grid()
-        for self.round_number, rounds in enumerate(self._in_step(), start=1):
+        for rounds in self._in_step():
+            self.round_number += 1
             for rank, round_ in enumerate(rounds):
                 self._check_ends(rank, round_)
                 self._check_match(rank, rounds)
@@ -103,7 +104,7 @@ class _Play:
         ]
         for rounds in zip_longest(*of_rank):
             if None in rounds:
-                raise self._error(f"rank {rounds.index(None)} has no such round, other ranks have")
+                raise self._error(f"rank {rounds.index(None)} stops here, other ranks go on")
             yield rounds
 
     def _at_first(self, rank: int, chunk: int) -> int | None:
@@ -206,8 +207,8 @@ class _Play:
                 got = 0 if term is None else self.terms.contributors[term]
                 if promised is not None and got != promised:
                     raise self._error(
-                        f"then, at the end, rank {rank} has chunk {chunk} with contributions of {_ranks(_ranks_in(got))}, "
-                        f"expected {_ranks(_ranks_in(promised))}"
+                        f"it was the last, and rank {rank} has chunk {chunk} with contributions of "
+                        f"{_ranks(_ranks_in(got))}, expected {_ranks(_ranks_in(promised))}"
                     )
 
     def _same_bits(self) -> bool:

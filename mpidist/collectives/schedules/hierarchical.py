@@ -58,14 +58,14 @@ class _Levels:
         return sorted({len(ranks) for ranks in self.topology.ranks_of_node})
 
     @cached_property
-    def _tables(self) -> tuple[Any, Any, Any, Any]:
-        """As arrays: each rank's node, its local rank, its node's size; and the world rank at [node, local rank]."""
+    def _everywhere(self) -> _Place:
+        """The places of all ranks."""
         topology = self.topology
         world = numpy.full((topology.node_count, self._node_sizes[-1]), NOBODY)
-        for node, ranks in enumerate(topology.ranks_of_node):
-            world[node, : len(ranks)] = ranks
-        per_rank = (topology.node_of, topology.local_rank_of, topology.local_size_of)
-        return (*map(numpy.asarray, per_rank), world)
+        for row, ranks in zip(world, topology.ranks_of_node, strict=True):
+            row[: len(ranks)] = ranks
+        node, local_rank = numpy.array(topology.node_of), numpy.array(topology.local_rank_of)
+        return _Place(node, local_rank, numpy.array(topology.local_size_of), world)
 
     def chunks(self, size: int) -> int:
         if size != self.topology.size:
@@ -74,8 +74,7 @@ class _Levels:
 
     def rounds(self, rank: Index, size: int) -> Iterator[Round]:
         self.chunks(size)
-        node_of, local_rank_of, local_size_of, world = self._tables
-        place = _Place(*(_entry(table, rank) for table in (node_of, local_rank_of, local_size_of)), world)
+        place = self._everywhere.of(rank)
         yield from self._inside(self.scatter, place)
         yield from self._between(place)
         yield from self._inside(self.gather, place)
@@ -114,12 +113,17 @@ class _Levels:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a rank, or an array of ranks, is: its node, its number on the node, and who the others are."""
+    """Where a rank, or an array of ranks, is: its node, its number there, and the node's number of ranks."""
 
     node: Index
     local_rank: Index
     local_size: Index
+    #: The world rank at [node, local rank], `NOBODY` beyond the node's last.
     world: Any
+
+    def of(self, rank: Index) -> _Place:
+        node, local_rank = _entry(self.node, rank), _entry(self.local_rank, rank)
+        return _Place(node, local_rank, _entry(self.local_size, rank), self.world)
 
     def neighbour(self, local_rank: Index) -> Index:
         return _entry(self.world, (self.node, local_rank))

@@ -25,15 +25,19 @@ def distances(size: int) -> list[int]:
 def folded(inner: Callable[[Index, int], Iterator[Round]], chunks: int, rank: Index, size: int) -> Iterator[Round]:
     """Yield the rounds of an all-reduce for any `size` from those of `inner`, which knows powers of two only."""
     extra = size - cores(size)
-    paired = rank < 2 * extra
-    stays = (rank % 2 == 0) | (rank >= 2 * extra)
+    paired, even = rank < 2 * extra, rank % 2 == 0
+    first, second = paired & even, paired & (rank % 2 == 1)
     core = choose(paired, rank // 2, rank - extra)
     if extra:
-        yield _hand_over(rank, gives=paired & (rank % 2 == 1), takes=paired & (rank % 2 == 0), chunks=chunks, reduce=True)
+        yield _hand_over(rank, gives=second, takes=first, chunks=chunks, reduce=True)
     for round_ in inner(core, cores(size)):
-        yield relabelled(round_, rank_of=lambda core: choose(core < extra, 2 * core, core + extra), takes_part=stays)
+        yield relabelled(
+            round_,
+            rank_of=lambda core: choose(core < extra, 2 * core, core + extra),
+            takes_part=even | (rank >= 2 * extra),
+        )
     if extra:
-        yield _hand_over(rank, gives=paired & (rank % 2 == 0), takes=paired & (rank % 2 == 1), chunks=chunks, reduce=False)
+        yield _hand_over(rank, gives=first, takes=second, chunks=chunks, reduce=False)
 
 
 def _hand_over(rank: Index, gives: Index, takes: Index, chunks: int, reduce: bool) -> Round:

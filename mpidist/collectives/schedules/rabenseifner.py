@@ -1,8 +1,8 @@
 """Rabenseifner: the ring's few bytes in recursive doubling's few rounds.
 
-Partners split the range of chunks they still share: each sends the half it gives up and reduces the half it keeps, until
-every rank holds one finished chunk; then the same steps backwards, copying.  Distances double while ranges halve, so
-the largest messages go to the nearest ranks, which are most often on the same node.
+Partners split the range of chunks they still share: each sends the half it gives up and reduces the half it keeps,
+until every rank holds one finished chunk; then the same steps backwards, copying.  Distances double while ranges halve,
+so the largest messages go to the nearest ranks, which are most often on the same node.
 """
 
 from __future__ import annotations

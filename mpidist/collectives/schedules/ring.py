@@ -1,8 +1,8 @@
 """Ring: every rank speaks to its two neighbours only, and moves the fewest bytes that an all-reduce can.
 
-The buffer has one chunk a rank.  A partial sum of chunk c starts at rank c + 1, goes once round the ring and is complete
-at rank c; the finished chunks then go round once more.  All repetitions differ by a shift of the chunk numbers, so each
-of the two phases is a single `Round`.
+The buffer has one chunk a rank.  A partial sum of chunk c starts at rank c + 1, goes once round the ring and is
+complete at rank c; the finished chunks then go round once more.  All repetitions differ by a shift of the chunk
+numbers, so each of the two phases is a single `Round`.
 """
 
 from __future__ import annotations
