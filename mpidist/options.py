@@ -104,6 +104,7 @@ class Settings:
     warn_seconds: float = WARN_SECONDS  # MPIDIST_WARN_SECONDS
     algorithm: str = "auto"  # MPIDIST_ALGORITHM: auto, native, ring, ... for every all-reduce
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
+    virtual_nodes: int = 1  # MPIDIST_VIRTUAL_NODES=2 treats each host as two nodes, to try the path between nodes
     no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say
 
 

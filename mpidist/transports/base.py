@@ -12,6 +12,8 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+
 from mpidist.runtime.control import ControlChannel, Watch
 
 #: What `send` and `receive` return: only the transport that made it knows what is inside.
@@ -63,6 +65,13 @@ class Transport(abc.ABC):
             What `watch.tick` raises: the deadline passed, or a rank failed, was killed or left.
         """
 
+    def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
+        """Return what every rank of the group gave: a small all-gather of bytes, for plans and messages, not for data.
+
+        Collective: every rank of the group calls it in the same order.
+        """
+        return exchange_among(self, range(self.size), payload, watch)
+
     @abc.abstractmethod
     def split(self, color: int) -> Transport:
         """Return a transport over the ranks that give the same `color`, in rank order.
@@ -82,3 +91,25 @@ class Transport(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
+
+
+def exchange_among(transport: Transport, members: Sequence[int], payload: bytes, watch: Watch) -> list[bytes]:
+    """Return what each of `members`, ranks of `transport`, gave: first everyone's lengths, then the bytes.
+
+    Collective: every member calls it in the same order, with the same `members`.
+    """
+    length = numpy.array([len(payload)], dtype=numpy.int64)
+    lengths = [numpy.zeros(1, dtype=numpy.int64) for _ in members]
+    _to_and_from_all(transport, members, length, lengths, watch)
+    mine = numpy.frombuffer(payload, dtype=numpy.uint8)
+    theirs = [numpy.empty(int(count[0]), dtype=numpy.uint8) for count in lengths]
+    _to_and_from_all(transport, members, mine, theirs, watch)
+    return [raw.tobytes() for raw in theirs]
+
+
+def _to_and_from_all(
+    transport: Transport, members: Sequence[int], mine: Any, theirs: Sequence[Any], watch: Watch
+) -> None:
+    receives = [transport.receive(array, member) for array, member in zip(theirs, members, strict=True)]
+    sends = [transport.send(mine, member) for member in members]
+    transport.wait(receives + sends, watch)

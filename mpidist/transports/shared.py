@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy
 
-from mpidist.arrays import is_device
-from mpidist.errors import TransportError, UnsupportedDtypeError
+from mpidist.arrays import byte_view, check_memory
+from mpidist.errors import TransportError
 from mpidist.runtime.board import fence
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.runtime.shared_memory import SharedFile, map_file
-from mpidist.transports.base import Transport
+from mpidist.transports.base import Transport, exchange_among
 
 #: ``exchange(payload)`` gives every rank of a group what each of them gave; collective.
 Exchange = Callable[[bytes], list[bytes]]
@@ -107,8 +107,6 @@ class SharedTransport(Transport):
     world_ranks : sequence of int
     slot_bytes : int
         Size of a slot, a multiple of 64.
-    exchange : callable
-        Small all-gather over this group, for `split`.
     """
 
     name = "shared"
@@ -122,13 +120,11 @@ class SharedTransport(Transport):
         control: ControlChannel,
         world_ranks: Sequence[int],
         slot_bytes: int,
-        exchange: Exchange,
     ) -> None:
         self.rank = rank
         self.size = size
         self.control = control
         self.world_ranks = tuple(world_ranks)
-        self._exchange = exchange
         self._slot_bytes = slot_bytes
         flag_bytes = size * size * 2 * _LINE_WORDS * 8
         whole = memoryview(memory)
@@ -146,23 +142,25 @@ class SharedTransport(Transport):
         return size * size * (2 * _LINE_WORDS * 8 + cls.SLOTS * slot_bytes)
 
     @classmethod
-    def over(cls, exchange: Exchange, rank: int, size: int, control: ControlChannel, world_ranks: Sequence[int]) -> SharedTransport:
+    def over(
+        cls, exchange: Exchange, rank: int, size: int, control: ControlChannel, world_ranks: Sequence[int]
+    ) -> SharedTransport:
         """Return a transport over a group of ranks of one node that have `exchange`.
 
         Collective: every rank of the group calls it in the same order.
         """
         slot_bytes = max(4096, min(1 << 16, (1 << 20) // (cls.SLOTS * size)) & ~63)
         memory = map_together(cls.nbytes(size, slot_bytes), rank, exchange)
-        return cls(memory, rank, size, control, world_ranks, slot_bytes, exchange)
+        return cls(memory, rank, size, control, world_ranks, slot_bytes)
 
     def send(self, array: Any, destination: int) -> _Message:
-        message = _Message(_raw(array))
+        message = self._message(array)
         self._sending[destination].append(message)
         self._fill(destination)
         return message
 
     def receive(self, array: Any, source: int) -> _Message:
-        message = _Message(_raw(array))
+        message = self._message(array)
         self._receiving[source].append(message)
         return message
 
@@ -176,18 +174,22 @@ class SharedTransport(Transport):
                 watch.tick()
 
     def split(self, color: int) -> SharedTransport:
-        colors = [int(raw) for raw in self._exchange(str(color).encode())]
+        watch = self.control.watch("split of a shared-memory transport")
+        colors = [int(raw) for raw in self.exchange(str(color).encode(), watch)]
         members = [rank for rank in range(self.size) if colors[rank] == color]
         ranks = [self.world_ranks[member] for member in members]
 
         def exchange(payload: bytes) -> list[bytes]:
-            everyone = self._exchange(payload)
-            return [everyone[member] for member in members]
+            return exchange_among(self, members, payload, watch)
 
         return SharedTransport.over(exchange, members.index(self.rank), len(members), self.control, ranks)
 
     def close(self) -> None:
         self._out, self._in = [], []
+
+    def _message(self, array: Any) -> _Message:
+        check_memory(array, self.memory, self.name)
+        return _Message(byte_view(array))
 
     def _fill(self, peer: int) -> bool:
         """Move what fits of the messages to `peer` into its slots; return whether anything moved."""
@@ -255,13 +257,3 @@ class _Message:
         self._offset += piece.size
         self.done = self._offset >= self._raw.size
         return piece
-
-
-def _raw(array: Any) -> Any:
-    """Return the bytes of a C-contiguous host array, as a view."""
-    if is_device(array):
-        raise UnsupportedDtypeError(
-            f"the shared-memory transport moves host memory, got a {type(array).__name__} in device memory; "
-            "use NcclAllReduce, or copy the array to the host yourself"
-        )
-    return array.reshape(-1).view(numpy.uint8)

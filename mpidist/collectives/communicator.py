@@ -1,0 +1,330 @@
+"""Collectives by name over the ranks of a world: every call numbered and checked, on whichever algorithm is chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy
+
+from mpidist import arrays, transports
+from mpidist.arrays import check_reducible, is_device, wire_dtype
+from mpidist.collectives import selection
+from mpidist.collectives.algorithms import algorithm as schedule_of
+from mpidist.collectives.algorithms import hierarchical
+from mpidist.collectives.executor import Executor
+from mpidist.collectives.mismatch import Description, explain
+from mpidist.collectives.rounds import Schedule
+from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.errors import CollectiveMismatchError
+from mpidist.runtime.control import Watch
+from mpidist.transports import World
+
+#: Runs the data movement of one call, bound to its buffer.
+Replay = Callable[[Watch], None]
+
+_communicators: WeakKeyDictionary[World, Communicator] = WeakKeyDictionary()
+
+
+def digest_of(description: Description) -> int:
+    """Return the 64-bit digest that stands for a call on the status board."""
+    raw = json.dumps(description, sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+
+
+class Communicator:
+    """The collectives of one world, for one of its ranks.
+
+    Parameters
+    ----------
+    world : World
+
+    Attributes
+    ----------
+    rank, size : int
+    topology : Topology
+    control : ControlChannel
+    transport : Transport
+    """
+
+    def __init__(self, world: World) -> None:
+        self.transport = world.transport
+        self.topology = world.topology
+        self.control = world.control
+        self.launcher = world.launcher
+        self.rank = world.transport.rank
+        self.size = world.transport.size
+        # Segments serve whole worlds only: their flag barrier is the call's own.
+        self._segments = world.segments if self.control.arbiter is None else None
+        self._forced = self.control.settings.algorithm
+        self._header = numpy.zeros(2, dtype=numpy.uint64)
+        self._calls: dict[Any, _Call] = {}
+        self._schedules: dict[str, Schedule] = {}
+
+    @classmethod
+    def world(cls) -> Communicator:
+        """Return the communicator of all ranks of the job, the same object every time.
+
+        Collective at the first call, which may start MPI; local later.
+        """
+        world = transports.world()
+        if world not in _communicators:
+            _communicators[world] = cls(world)
+        return _communicators[world]
+
+    # -- what every call begins with ----------------------------------------------------------------------------------
+
+    def begin(self, call: _Call, timeout_seconds: float | None = None) -> Watch:
+        """Number a call, and make sure that all ranks make the same one.
+
+        Collective: every rank calls it in the same order.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks: names the ranks that differ, the tensor, and both shapes.
+        TransportTimeoutError, RankFailedError
+            A rank did not come, and why as far as it is known.
+        """
+        watch = self.control.begin(call.what, call.digest, timeout_seconds)
+        same = self.control.meet(watch) if self.control.arbiter is None else self._same_header(call.digest, watch)
+        if not same:
+            self._raise_mismatch(call, watch)
+        return watch
+
+    def _same_header(self, digest: int, watch: Watch) -> bool:
+        """Compare digests by one small all-reduce: the least of d and the least of not d are complements if all agree."""
+        header = self._header
+        header[0] = digest
+        header[1] = digest ^ 0xFFFFFFFFFFFFFFFF
+        self.transport.wait([self.transport.native["all_reduce"](header, "min")], watch)
+        return int(header[0]) ^ int(header[1]) == 0xFFFFFFFFFFFFFFFF
+
+    def _raise_mismatch(self, call: _Call, watch: Watch) -> None:
+        answers = self.transport.exchange(json.dumps(call.description).encode(), watch)
+        raise CollectiveMismatchError(explain([json.loads(raw) for raw in answers], watch.call, self.rank))
+
+    def call(self, name: str, tensors: Sequence[tuple[str, Any, Sequence[int]]] = ()) -> _Call:
+        """Return what stands for a call named `name` on tensors (name, dtype, shape); Local."""
+        return _Call({"call": name, "tensors": [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]})
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self, buffer: Any, op: str = "sum", algorithm: str | None = None, timeout_seconds: float | None = None
+    ) -> None:
+        """Reduce an array over all ranks, in place; all ranks end with the same bits.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        buffer : array, C-contiguous, any shape, modified in place
+            16-bit floats are summed in float32 and rounded once.
+        op : str
+            ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
+        algorithm : str, optional
+            One of ``names("all_reduce")``, ``"native"``, ``"hierarchical"``, ``"shared_memory"``; None or ``"auto"``
+            leaves it to `selection`.
+        timeout_seconds : float, optional
+
+        Raises
+        ------
+        CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
+        """
+        key = (buffer.shape, buffer.dtype, op, algorithm)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm)
+        if call.segment is not None:
+            self.reduce_small(call, buffer.reshape(-1), buffer.reshape(-1), timeout_seconds)
+            return
+        watch = self.begin(call, timeout_seconds)
+        wire = wire_dtype(buffer.dtype)
+        work = buffer if wire == buffer.dtype else buffer.astype(wire)
+        self.bind(work.reshape(-1), op, algorithm)(watch)
+        if work is not buffer:
+            buffer[...] = work
+
+    def _all_reduce_call(self, buffer: Any, op: str, algorithm: str | None) -> _Call:
+        check_reducible(buffer.dtype, op)
+        call = self.call(f"all_reduce({op}{', ' + algorithm if algorithm else ''})", [("", buffer.dtype, buffer.shape)])
+        same_dtype = wire_dtype(buffer.dtype) == buffer.dtype
+        call.segment = self.small(buffer.size, buffer.dtype, op, algorithm) if same_dtype else None
+        if call.segment is not None and is_device(buffer):
+            call.segment = None
+        return call
+
+    def small(self, elements: int, dtype: Any, op: str, algorithm: str | None) -> SegmentAllReduce | None:
+        """Return the segment all-reduce for so many elements, if that is the algorithm to use; Local."""
+        if self._chosen(elements * dtype.itemsize, algorithm) != "shared_memory":
+            return None
+        assert self._segments is not None
+        return SegmentAllReduce(self._segments, self.control.line, elements, dtype, op)
+
+    def reduce_small(self, call: _Call, values: Any, out: Any, timeout_seconds: float | None = None) -> None:
+        """Begin `call`, which has a segment, and reduce the flat `values` into the flat `out`."""
+        segment = call.segment
+        assert segment is not None
+        numpy.copyto(segment.slot(self.control.call + 1), values)
+        segment.combine(self.begin(call, timeout_seconds).call, out)
+
+    def bind(self, buffer: Any, op: str, algorithm: str | None = None) -> Replay:
+        """Return what reduces `buffer` in place every time it is called with the watch of a begun call; Local.
+
+        Parameters
+        ----------
+        buffer : array, shape (n,), contiguous, in a dtype that is added as such
+        """
+        chosen = self._chosen(buffer.nbytes, algorithm, has_segment=False)
+        if chosen == "none" or buffer.size == 0:
+            return _nothing
+        if chosen == "native":
+            native, wait = self.transport.native["all_reduce"], self.transport.wait
+            return lambda watch: wait([native(buffer, op)], watch)
+        return Executor(self._schedule(chosen), self.transport, buffer, op).run
+
+    def _chosen(self, nbytes: int, algorithm: str | None, has_segment: bool = True) -> str:
+        asked = algorithm or self._forced
+        if self.size == 1:
+            return "none"
+        segment_bytes = self._segments.segment_bytes if has_segment and self._segments is not None else -1
+        facts = selection.Facts(self.topology, tuple(self.transport.native), segment_bytes)
+        return selection.choose(nbytes, facts) if asked == "auto" else selection.check(asked, nbytes, facts)
+
+    def _schedule(self, name: str) -> Schedule:
+        if name not in self._schedules:
+            is_level = name == "hierarchical"
+            self._schedules[name] = hierarchical(self.topology) if is_level else schedule_of("all_reduce", name)
+        return self._schedules[name]
+
+    def reduce_scatter(self, buffer: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
+        """Return this rank's share of the reduced array: elements [r * n // size, (r + 1) * n // size) of the flat array.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        buffer : array, C-contiguous, any shape, unchanged
+        op : str
+        """
+        check_reducible(buffer.dtype, op)
+        watch = self.begin(self.call(f"reduce_scatter({op})", [("", buffer.dtype, buffer.shape)]), timeout_seconds)
+        work = buffer.reshape(-1).astype(wire_dtype(buffer.dtype))
+        if self.size > 1:
+            Executor(schedule_of("reduce_scatter", "ring"), self.transport, work, op).run(watch)
+        first, last = (share * work.size // self.size for share in (self.rank, self.rank + 1))
+        return work[first:last].astype(buffer.dtype)
+
+    def all_gather(self, array: Any, axis: int = 0, timeout_seconds: float | None = None) -> Any:
+        """Return the arrays of all ranks, joined along `axis` in rank order.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        array : array, at least one dimension
+            Ranks may differ in the length of `axis`, and in nothing else.
+        axis : int
+        """
+        if array.ndim == 0:
+            raise ValueError("all_gather needs an array of at least one dimension, got a scalar")
+        if not -array.ndim <= axis < array.ndim:
+            raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
+        axis %= array.ndim
+        others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
+        watch = self.begin(self.call(f"all_gather(axis={axis})", [("", array.dtype, others)]), timeout_seconds)
+        if self.size == 1:
+            return array.copy()
+        lengths = self._lengths(array.shape[axis], watch)
+        row = array.size // array.shape[axis] if array.shape[axis] else _product(others, axis)
+        bounds = numpy.concatenate(([0], numpy.cumsum(lengths))) * row
+        joined = arrays.empty(int(bounds[-1]), array.dtype, array)
+        joined[bounds[self.rank] : bounds[self.rank + 1]] = array.reshape(-1)
+        ring = schedule_of("all_gather", "ring")
+        Executor(ring, self.transport, joined, bounds=[int(bound) for bound in bounds]).run(watch)
+        return _unflatten(joined, bounds, others, axis, lengths)
+
+    def _lengths(self, length: int, watch: Watch) -> list[int]:
+        lengths = numpy.zeros(self.size, dtype=numpy.int64)
+        lengths[self.rank] = length
+        Executor(schedule_of("all_gather", "ring"), self.transport, lengths, bounds=list(range(self.size + 1))).run(watch)
+        return lengths.tolist()
+
+    def broadcast(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> None:
+        """Give all ranks the array of rank `root`, in place.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        array : array, C-contiguous, any dtype, modified in place on all ranks but `root`
+        root : int
+        """
+        if not 0 <= root < self.size:
+            raise ValueError(f"root {root} is no rank of a world of {self.size}")
+        watch = self.begin(self.call(f"broadcast(root={root})", [("", array.dtype, array.shape)]), timeout_seconds)
+        if self.size > 1 and array.size:
+            schedule = schedule_of("broadcast", "binomial")
+            Executor(schedule, self.transport, array.reshape(-1), root=root).run(watch)
+
+    def barrier(self, what: str = "barrier", timeout_seconds: float | None = None) -> None:
+        """Return when all ranks have come here.
+
+        Collective: every rank calls it in the same order.
+        """
+        self.begin(self.call(what), timeout_seconds)
+
+    def exchange(self, payload: bytes, what: str = "exchange", timeout_seconds: float | None = None) -> list[bytes]:
+        """Return the small byte string that every rank gave, in rank order; for agreement, not for data.
+
+        Collective: every rank calls it in the same order.
+        """
+        watch = self.begin(self.call(what), timeout_seconds)
+        return [payload] if self.size == 1 else self.transport.exchange(payload, watch)
+
+
+class _Call:
+    """A collective call as all ranks must make it: its description, its digest, and what it is bound to."""
+
+    __slots__ = ("description", "digest", "what", "segment")
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        self.digest = digest_of(description)
+        self.what = _summary(description)
+        self.segment: SegmentAllReduce | None = None
+
+
+def _summary(description: Description) -> str:
+    tensors = description["tensors"]
+    if not tensors:
+        return str(description["call"])
+    name, dtype, shape = tensors[0]
+    first = f"{name + ' ' if name else ''}{dtype}{shape}"
+    return f"{description['call']} of {first}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+
+
+def _nothing(watch: Watch) -> None:
+    """One rank alone, or nothing to reduce."""
+
+
+def _product(lengths: Sequence[int], skip: int) -> int:
+    product = 1
+    for index, length in enumerate(lengths):
+        product *= 1 if index == skip else length
+    return product
+
+
+def _unflatten(joined: Any, bounds: Any, others: list[int], axis: int, lengths: list[int]) -> Any:
+    """Return flat pieces, one a rank, as one array joined along `axis`."""
+    if axis == 0:
+        return joined.reshape([sum(lengths), *others[1:]])
+    pieces = []
+    for rank, length in enumerate(lengths):
+        shape = [length if index == axis else size for index, size in enumerate(others)]
+        pieces.append(joined[bounds[rank] : bounds[rank + 1]].reshape(shape))
+    return arrays.namespace(joined).concatenate(pieces, axis=axis)

@@ -1,0 +1,67 @@
+"""What to say when ranks do not make the same collective call: who differs from whom, and in which tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+#: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...]}``.
+Description = dict[str, Any]
+
+
+def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:
+    """Return the message of a mismatch.
+
+    Parameters
+    ----------
+    descriptions : sequence of dict
+        What each rank of the group called, in rank order.
+    number : int
+        The number of the call.
+    rank : int
+        The rank that will raise, for the beginning of the message.
+    """
+    groups: dict[str, list[int]] = {}
+    for other, description in enumerate(descriptions):
+        groups.setdefault(repr(description), []).append(other)
+    expected, *rest = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+    lines = [
+        _difference(other, descriptions[other[0]], expected, descriptions[expected[0]]) for other in rest
+    ] or ["all ranks describe the same call, but their digests differ: do all ranks run the same version of mpidist?"]
+    return (
+        f"rank {rank} of {len(descriptions)}: ranks differ in collective call {number}: {'; '.join(lines)}. "
+        "Every rank must pass the same tensors, in the same order, to the same calls"
+    )
+
+
+def _difference(ranks: list[int], got: Description, others: list[int], expected: Description) -> str:
+    who, whom = _ranks(ranks), _ranks(others)
+    if got["call"] != expected["call"]:
+        return f"{who} called {_call(got)}, {whom} called {_call(expected)}"
+    if len(got["tensors"]) != len(expected["tensors"]):
+        return f"{who} passed {_count(got)} to {got['call']}, {whom} passed {_count(expected)}"
+    for index, (mine, theirs) in enumerate(zip(got["tensors"], expected["tensors"], strict=True)):
+        if mine != theirs:
+            return f"in {got['call']}, tensor {index}: {who} passed {_tensor(mine)}, {whom} passed {_tensor(theirs)}"
+    return f"{who} and {whom} describe {got['call']} differently: {got!r} and {expected!r}"
+
+
+def _call(description: Description) -> str:
+    tensors = description["tensors"]
+    shown = ", ".join(_tensor(tensor) for tensor in tensors[:3])
+    return f"{description['call']} on {shown}{', ...' if len(tensors) > 3 else ''}" if tensors else description["call"]
+
+
+def _count(description: Description) -> str:
+    count = len(description["tensors"])
+    return f"{count} tensor{'' if count == 1 else 's'}"
+
+
+def _tensor(tensor: Sequence[Any]) -> str:
+    name, dtype, shape = tensor
+    return f"{name!r} {dtype} {tuple(shape)}" if name else f"{dtype} {tuple(shape)}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"

@@ -1,0 +1,64 @@
+"""Which all-reduce to use for how many bytes: policy, in one place.
+
+The thresholds are what `benchmarks/all_reduce.py` showed on one node; `MPIDIST_ALGORITHM` or the caller's explicit
+choice always wins.  Every algorithm that may be chosen here gives the same bits on all ranks: for schedules the checker
+proves it, for MPI's own all-reduce a parallel test does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.algorithms import names
+
+#: From this size in bytes on, moving every byte once counts more than the number of messages.
+_LARGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice depends on.
+
+    Attributes
+    ----------
+    topology : Topology
+    native : tuple of str
+        Collectives that the transport has of its own.
+    segment_bytes : int
+        Room in the node's shared segments, -1 where they cannot be used.
+    """
+
+    topology: Topology
+    native: tuple[str, ...]
+    segment_bytes: int
+
+
+def choose(nbytes: int, facts: Facts) -> str:
+    """Return the name of the algorithm for an all-reduce of `nbytes`; the same on all ranks."""
+    if nbytes <= facts.segment_bytes:
+        return "shared_memory"
+    topology = facts.topology
+    if nbytes < _LARGE_BYTES:
+        return "native" if "all_reduce" in facts.native else "recursive_doubling"
+    if topology.node_count > 1 and max(topology.local_size_of) > 1:
+        return "hierarchical"
+    return "ring"
+
+
+def check(name: str, nbytes: int, facts: Facts) -> str:
+    """Return the name of the algorithm that was asked for, if it can be used here.
+
+    ``"shared_memory"`` falls back to the automatic choice where the segments are too small; others are as asked.
+
+    Raises
+    ------
+    ValueError
+        There is no such algorithm; the message lists those there are.
+    """
+    known = (*names("all_reduce"), "hierarchical", "shared_memory", *(["native"] if facts.native else []))
+    if name not in known:
+        raise ValueError(f"no all_reduce algorithm is called {name!r} here; known ones: auto, {', '.join(known)}")
+    if name == "shared_memory" and nbytes > facts.segment_bytes:
+        return choose(nbytes, facts)
+    return name

@@ -1,0 +1,176 @@
+"""Pack, reduce, hand out: a list of tensors reduced over all ranks by a cached plan.
+
+The result lives where it was packed: a bucket's buffer is reduced in place, and the tensors that the caller gets are
+views of it.  The caller owns them.  A set of buffers is used again only when nobody refers to any of its views any more,
+so that a training loop, which drops its gradients every step, allocates nothing after the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.collectives.communicator import Communicator, Replay
+from mpidist.fusion.plan import Bucket, Plan, build
+
+#: Size in bytes at which a bucket is closed when the user leaves it to us; see benchmarks/all_reduce.py.
+BYTES_PER_PACK = 4 << 20
+
+#: How many sets of buffers a plan keeps for another turn; who holds on to more results gets new memory for each.
+_KEPT_SETS = 3
+
+_signature = attrgetter("dtype", "shape")
+
+
+class FusedAllReduce:
+    """All-reduce of lists of tensors, fused.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    bytes_per_pack : int
+        Size in bytes of a fused unit, 0 for the default.
+    algorithm : str, optional
+        As in `Communicator.all_reduce`.
+    """
+
+    def __init__(self, communicator: Communicator, bytes_per_pack: int = 0, algorithm: str | None = None) -> None:
+        self._communicator = communicator
+        self._bytes_per_pack = bytes_per_pack or BYTES_PER_PACK
+        self._algorithm = algorithm
+        self._planned: dict[Any, _PlannedReduction] = {}
+
+    def __call__(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        names: Sequence[str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Any]:
+        """Return the tensors reduced over all ranks, as new arrays that are the caller's.
+
+        Collective: every rank calls it in the same order, with tensors of the same shapes and dtypes.
+
+        Parameters
+        ----------
+        tensors : sequence of arrays
+            Of any shapes and dtypes, contiguous or not; unchanged.
+        op : str
+            ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+        names : sequence of str, optional
+            For messages; must be the same on all ranks.
+        timeout_seconds : float, optional
+
+        Returns
+        -------
+        list of arrays
+            The mean of integers is float64; other dtypes are kept.
+
+        Raises
+        ------
+        CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
+        """
+        key = (op, tuple(names) if names is not None else None, *map(_signature, tensors))
+        planned = self._planned.get(key)
+        if planned is None:
+            planned = self._planned[key] = self._plan(tensors, op, names)
+        return planned(tensors, timeout_seconds)
+
+    def _plan(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> _PlannedReduction:
+        if names is not None and len(names) != len(tensors):
+            raise ValueError(f"got {len(tensors)} tensors and {len(names)} names; give each tensor a name, or none")
+        labels = names if names is not None else [""] * len(tensors)
+        signatures = [(name, array.dtype, tuple(array.shape)) for name, array in zip(labels, tensors, strict=True)]
+        plan = build(signatures, op, self._bytes_per_pack)
+        return _PlannedReduction(plan, self._communicator, self._algorithm, tensors)
+
+
+class _PlannedReduction:
+    """A plan with what it needs to run: the call it stands for, and sets of buffers."""
+
+    def __init__(self, plan: Plan, communicator: Communicator, algorithm: str | None, tensors: Sequence[Any]) -> None:
+        self._plan = plan
+        self._communicator = communicator
+        self._algorithm = algorithm
+        self._kind = tensors[0] if tensors and arrays.is_device(tensors[0]) else numpy.empty(0)
+        self._kind = self._kind[:0].copy() if self._kind.ndim else numpy.empty(0)
+        self._scale = 1.0 / communicator.size if plan.op == "mean" and communicator.size > 1 else None
+        self._call = communicator.call(f"all_reduce({plan.op})", plan.signatures)
+        self._sets: list[_ResultSet] = []
+        on_host = not arrays.is_device(self._kind)
+        if len(plan.buckets) == 1 and on_host:
+            only = plan.buckets[0]
+            self._call.segment = communicator.small(only.elements, only.dtype, plan.reduction, algorithm)
+
+    def __call__(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+        communicator, call = self._communicator, self._call
+        results = self._free_set()
+        if call.segment is not None:
+            bucket, buffer = self._plan.buckets[0], results.buffers[0]
+            _pack([tensors[position] for position in bucket.tensors], call.segment.slot(communicator.control.call + 1))
+            call.segment.combine(communicator.begin(call, timeout_seconds).call, buffer)
+            results.finish(0, self._scale)
+        else:
+            watch = communicator.begin(call, timeout_seconds)
+            for index, bucket in enumerate(self._plan.buckets):
+                _pack([tensors[position] for position in bucket.tensors], results.buffers[index])
+                results.replays[index](watch)
+                results.finish(index, self._scale)
+        return list(results.views)
+
+    def _free_set(self) -> _ResultSet:
+        for results in self._sets:
+            if results.is_free():
+                return results
+        results = _ResultSet(self._plan, self._communicator, self._algorithm, self._kind)
+        if len(self._sets) < _KEPT_SETS:
+            self._sets.append(results)
+        return results
+
+
+class _ResultSet:
+    """One buffer a bucket, what reduces it, and the views that callers get."""
+
+    def __init__(self, plan: Plan, communicator: Communicator, algorithm: str | None, kind: Any) -> None:
+        self.buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
+        self._results = [
+            buffer if bucket.result == bucket.dtype else arrays.empty(bucket.elements, bucket.result, kind)
+            for bucket, buffer in zip(plan.buckets, self.buffers, strict=True)
+        ]
+        self.replays: list[Replay] = [communicator.bind(buffer, plan.reduction, algorithm) for buffer in self.buffers]
+        self.views: list[Any] = [None] * len(plan.signatures)
+        for bucket, result in zip(plan.buckets, self._results, strict=True):
+            self._cut(bucket, result, plan)
+        self._idle = self._references()
+
+    def _cut(self, bucket: Bucket, result: Any, plan: Plan) -> None:
+        for position, start, end in zip(bucket.tensors, bucket.offsets, bucket.offsets[1:], strict=True):
+            self.views[position] = result[start:end].reshape(plan.signatures[position][2])
+
+    def finish(self, index: int, scale: float | None) -> None:
+        """Multiply bucket `index` by `scale` if it is a mean, and round it to the caller's dtype."""
+        buffer, result = self.buffers[index], self._results[index]
+        if scale is not None:
+            buffer *= scale
+        if result is not buffer:
+            result[...] = buffer
+
+    def is_free(self) -> bool:
+        """Whether nobody else refers to a view, or to a view of one (which refers to the buffer behind it)."""
+        return self._references() == self._idle
+
+    def _references(self) -> list[int]:
+        return [*map(sys.getrefcount, self.views), *map(sys.getrefcount, self._results)]
+
+
+def _pack(tensors: Sequence[Any], out: Any) -> None:
+    """Copy tensors, one after the other in C order, into the flat `out`, converting to its dtype."""
+    if len(tensors) == 1:
+        out[...] = tensors[0].reshape(-1)
+    elif tensors:
+        arrays.namespace(out).concatenate(tensors, axis=None, out=out, casting="unsafe")

@@ -1,0 +1,121 @@
+"""The fusion plan: which tensor lies where.  Pure: no arrays, no communication.
+
+Tensors are taken in order, dtype by dtype, into *buckets*: a bucket is closed when it has come to `bytes_per_pack`.
+Each bucket is one reduction.  Tensors of one dtype are fused across others that lie between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import check_reducible, wire_dtype
+
+#: What a tensor is to a plan: (name, dtype, shape); the name may be empty.
+Signature = tuple[str, Any, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One fused reduction.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        In which the values are reduced and sent.
+    result : numpy.dtype
+        In which they are given back.
+    tensors : tuple of int
+        Positions of its tensors in the list.
+    offsets : tuple of int
+        Where each begins, in elements; one more for the end.
+    """
+
+    dtype: numpy.dtype
+    result: numpy.dtype
+    tensors: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of all its tensors."""
+        return self.offsets[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size on the wire, in bytes."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a list of tensors is reduced.
+
+    Attributes
+    ----------
+    op : str
+        ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+    signatures : tuple of Signature
+    buckets : tuple of Bucket
+    """
+
+    op: str
+    signatures: tuple[Signature, ...]
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def reduction(self) -> str:
+        """What is done on the wire: a mean is a sum, multiplied once at the end."""
+        return "sum" if self.op == "mean" else self.op
+
+
+def build(signatures: Sequence[Signature], op: str, bytes_per_pack: int) -> Plan:
+    """Return the plan for tensors of these signatures.
+
+    Parameters
+    ----------
+    signatures : sequence of (name, dtype, shape)
+    op : str
+    bytes_per_pack : int
+        A bucket is closed when it holds so many bytes or more; a tensor is never cut.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        A tensor's dtype has no such reduction.
+    """
+    by_dtype: dict[Any, list[int]] = {}
+    for position, (_, dtype, _) in enumerate(signatures):
+        check_reducible(dtype, "sum" if op == "mean" else op)
+        by_dtype.setdefault(numpy.dtype(dtype), []).append(position)
+    buckets = [
+        bucket for dtype, positions in by_dtype.items() for bucket in _fill(positions, dtype, signatures, op, bytes_per_pack)
+    ]
+    return Plan(op, tuple(signatures), tuple(buckets))
+
+
+def _fill(
+    positions: list[int], dtype: numpy.dtype, signatures: Sequence[Signature], op: str, bytes_per_pack: int
+) -> list[Bucket]:
+    wire, result = _dtypes(dtype, op)
+    buckets, members, offsets = [], [], [0]
+    for position in positions:
+        members.append(position)
+        offsets.append(offsets[-1] + prod(signatures[position][2]))
+        if offsets[-1] * wire.itemsize >= bytes_per_pack:
+            buckets.append(Bucket(wire, result, tuple(members), tuple(offsets)))
+            members, offsets = [], [0]
+    if members:
+        buckets.append(Bucket(wire, result, tuple(members), tuple(offsets)))
+    return buckets
+
+
+def _dtypes(dtype: numpy.dtype, op: str) -> tuple[numpy.dtype, numpy.dtype]:
+    """Return in which dtype values are reduced, and given back: the mean of integers is a float64."""
+    if op == "mean" and dtype.kind in "iu":
+        return numpy.dtype(numpy.float64), numpy.dtype(numpy.float64)
+    return wire_dtype(dtype), dtype

@@ -1,0 +1,227 @@
+"""Messages over MPI: host memory, a communicator of our own, never a wait inside MPI.
+
+This is one of three files that import mpi4py, and importing ``mpi4py.MPI`` starts MPI: it is done in functions only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import byte_view, check_memory
+from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
+from mpidist.cluster.topology import Topology
+from mpidist.errors import TransportError
+from mpidist.options import Settings, settings
+from mpidist.runtime.board import StatusBoard
+from mpidist.runtime.control import ControlChannel, Watch, yield_processor
+from mpidist.runtime.control_mpi import MpiMessenger
+from mpidist.runtime.exit_hooks import ExitHooks
+from mpidist.transports.base import Transport
+from mpidist.transports.shared import SharedSegments, map_together
+from mpidist.transports.world import World
+
+#: No message is longer: older libraries count in 32 bits, and shorter pieces are moved no slower.
+_CHUNK_BYTES = 1 << 30
+
+#: Size in bytes of the shared segment that each rank of a node has for small collectives.
+_SEGMENT_BYTES = 1 << 15
+
+
+class MpiTransport(Transport):
+    """Messages between the ranks of an MPI communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        Used by nobody else.
+    control : ControlChannel
+    world_ranks : sequence of int
+    chunk_bytes : int
+        Longer messages are cut into pieces of this size.
+    """
+
+    name = "mpi"
+
+    def __init__(
+        self, comm: Any, control: ControlChannel, world_ranks: Sequence[int], chunk_bytes: int = _CHUNK_BYTES
+    ) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = comm
+        self._chunk_bytes = chunk_bytes
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.control = control
+        self.world_ranks = tuple(world_ranks)
+        self.native = {"all_reduce": self._all_reduce}
+        self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
+        self._abandoned: list[Any] = []
+
+    def send(self, array: Any, destination: int) -> list[Any]:
+        isend, byte = self._comm.Isend, self._mpi.BYTE
+        return [isend([piece, byte], destination) for piece in self._pieces(array)]
+
+    def receive(self, array: Any, source: int) -> list[Any]:
+        irecv, byte = self._comm.Irecv, self._mpi.BYTE
+        return [irecv([piece, byte], source) for piece in self._pieces(array)]
+
+    def wait(self, pendings: Sequence[list[Any]], watch: Watch) -> None:
+        requests = pendings[0] if len(pendings) == 1 else [request for pending in pendings for request in pending]
+        done = self._mpi.Request.Testall
+        try:
+            while not done(requests):
+                watch.tick()
+        except BaseException:
+            # MPI still writes into these buffers: they must outlive the error.
+            self._abandoned.extend(requests)
+            raise
+
+    def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
+        count = numpy.array([len(payload)], dtype=numpy.int64)
+        counts = numpy.empty(self.size, dtype=numpy.int64)
+        self.wait([[self._comm.Iallgather(count, counts)]], watch)
+        everything = bytearray(int(counts.sum()))
+        ends = counts.cumsum()
+        spec = [everything, counts, ends - counts, self._mpi.BYTE]
+        self.wait([[self._comm.Iallgatherv([payload, self._mpi.BYTE], spec)]], watch)
+        return [bytes(everything[end - size : end]) for size, end in zip(counts, ends, strict=True)]
+
+    def split(self, color: int) -> MpiTransport:
+        watch = self.control.watch("split of an MPI transport")
+        colors = [int(raw) for raw in self.exchange(str(color).encode(), watch)]
+        ranks = [world for world, other in zip(self.world_ranks, colors, strict=True) if other == color]
+        return MpiTransport(self._comm.Split(color, self.rank), self.control, ranks, self._chunk_bytes)
+
+    def close(self) -> None:
+        if self._comm != self._mpi.COMM_NULL:
+            self._comm.Free()
+
+    def _all_reduce(self, buffer: Any, op: str) -> list[Any]:
+        """Start MPI's own all-reduce of a contiguous host array, in place."""
+        flat, step = buffer.reshape(-1), max(1, self._chunk_bytes // max(1, buffer.itemsize))
+        pieces = [flat[start : start + step] for start in range(0, flat.size, step)]
+        return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._operations[op]) for piece in pieces]
+
+    def _pieces(self, array: Any) -> list[Any]:
+        """Return views on the bytes of a C-contiguous host array, none longer than a chunk."""
+        check_memory(array, self.memory, self.name)
+        raw = byte_view(array)
+        if raw.size <= self._chunk_bytes:
+            return [raw]
+        return [raw[start : start + self._chunk_bytes] for start in range(0, raw.size, self._chunk_bytes)]
+
+
+def connect(launcher: Launcher | None = None) -> World:
+    """Start MPI if nobody has, and return the world of this process.
+
+    Collective: every rank of the job calls it in the same order.
+
+    Raises
+    ------
+    LaunchError
+        On all ranks, when the launcher's ranks did not become one world; names both MPIs and the cure.
+    """
+    launcher = detect_launcher() if launcher is None else launcher
+    mpi = _start(launcher)
+    chosen = settings()
+    world = mpi.COMM_WORLD
+    node, hosts = _nodes(mpi, world, chosen)
+    topology = Topology(hosts)
+    node_ranks = topology.ranks_of_node[topology.node_of[world.Get_rank()]]
+    board, segments, problem = _shared(node, chosen)
+    if board is None:
+        board, node_ranks = StatusBoard(bytearray(StatusBoard.nbytes(1)), 1), (world.Get_rank(),)
+    alone = len(node_ranks) == world.Get_size()
+    control = ControlChannel(
+        world.Get_rank(),
+        world.Get_size(),
+        board,
+        node_ranks,
+        hosts=hosts,
+        messenger=None if alone else MpiMessenger(world.Dup()),
+        pause=yield_processor() if _crowded(node) else None,
+        chosen=chosen,
+    )
+    if problem and node.Get_rank() == 0:
+        control.warn(f"{problem}; small all-reduces use messages instead")
+    farewell = None if alone else _farewell(world.Dup())
+    ExitHooks(control, world.Abort, farewell).install()
+    transport = MpiTransport(world.Dup(), control, range(world.Get_size()))
+    world.Barrier()  # every rank has signed on to its board before any looks who is missing
+    return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments)
+
+
+def _start(launcher: Launcher | None) -> Any:
+    """Return mpi4py's MPI, started, after checks that the library and the launcher can work together."""
+    try:
+        import mpi4py
+    except ImportError:
+        check_world(launcher, 1, None)
+        raise
+    # Not at import: the library must be looked at first.  Finalizing stays mpi4py's, after all exit hooks.
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        check_library(launcher, MPI.Get_library_version())
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    vendor, version = MPI.get_vendor()
+    check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{vendor} {'.'.join(map(str, version))}")
+    return MPI
+
+
+def _nodes(mpi: Any, world: Any, chosen: Settings) -> tuple[Any, list[str]]:
+    """Return the communicator of this rank's node, and the host of every rank, one name a node.
+
+    A node is a set of ranks that can share memory: two containers of one host name are two nodes.
+    """
+    node = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
+    if chosen.virtual_nodes > 1:
+        part = node.Get_rank() * chosen.virtual_nodes // node.Get_size()
+        node = node.Split(part, node.Get_rank())
+    leader = node.bcast(world.Get_rank(), root=0)
+    name = f"{mpi.Get_processor_name()}"
+    places = world.allgather((name, leader))
+    leaders: dict[str, list[int]] = {}
+    for host, first in places:
+        if first not in leaders.setdefault(host, []):
+            leaders[host].append(first)
+    return node, [
+        host if len(leaders[host]) == 1 else f"{host}#{leaders[host].index(first)}" for host, first in places
+    ]
+
+
+def _shared(node: Any, chosen: Settings) -> tuple[StatusBoard | None, SharedSegments | None, str]:
+    """Return the node's status board and segments, or what is in the way of them."""
+    size, rank = node.Get_size(), node.Get_rank()
+    if not chosen.shared_memory:
+        return None, None, ""
+    board_bytes = -(-StatusBoard.nbytes(size) // 4096) * 4096
+    nbytes = board_bytes + SharedSegments.nbytes(size, _SEGMENT_BYTES)
+    try:
+        memory = memoryview(map_together(nbytes, rank, lambda payload: node.allgather(payload)))
+    except TransportError as error:
+        return None, None, str(error)
+    board = StatusBoard(memory[: StatusBoard.nbytes(size)], size)
+    return board, SharedSegments(memory[board_bytes:], size, _SEGMENT_BYTES), ""
+
+
+def _crowded(node: Any) -> bool:
+    """Return whether this node's ranks outnumber the cores they may use."""
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set().union(*node.allgather(sorted(mine)))
+    return node.Get_size() > len(cores)
+
+
+def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:
+    """Return what begins a barrier on `comm` and returns its test."""
+
+    def begin() -> Callable[[], bool]:
+        return comm.Ibarrier().Test
+
+    return begin
