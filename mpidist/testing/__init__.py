@@ -1,0 +1,16 @@
+"""For tests of mpidist and of what is built on it: ranks as threads, a pretended device, conformance suites.
+
+`run_ranks` runs a function on several ranks inside one process, without MPI::
+
+    def total():
+        return Communicator.world().exchange(b"hello")
+
+    run_ranks(4, total)
+
+The suites that every transport and algorithm must pass are in `mpidist.testing.conformance`.
+"""
+
+from mpidist.testing.ranks import RankErrors, run_ranks
+from mpidist.transports.loopback import Faults, InjectedFault
+
+__all__ = ["Faults", "InjectedFault", "RankErrors", "run_ranks"]
