@@ -1,0 +1,354 @@
+"""Where values meet collectives: how a strategy reduces, broadcasts and gathers.
+
+A `CrossDeviceOps` works on this rank's component of a value, and every rank gets the result.  The classes here differ
+only in the algorithm that they ask for; tensors reduced together are fused, whichever it is.  To write your own,
+subclass `CrossDeviceOps` and give it to a strategy::
+
+    class Doubling(mpidist.CrossDeviceOps):
+        def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+            ...  # collectives of self.communicator
+
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpidist import arrays
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import MissingDependencyError
+from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from mpidist.variables import DistributedVariable
+
+_log = logging.getLogger("mpidist")
+
+#: How many times "Reduce to ... then broadcast to ..." is logged.
+_LOGGED_REDUCTIONS = 10
+
+
+def parse_reduce_op(reduce_op: Any) -> ReduceOp:
+    """Return the `ReduceOp` given or named, in any case; TypeError for anything else.  Local."""
+    if not isinstance(reduce_op, (ReduceOp, str)):
+        raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {reduce_op!r}")
+    return ReduceOp.parse(reduce_op)
+
+
+def component(value: Any) -> Any:
+    """Return this rank's component of a value as an array: of a variable, of an array, or of numbers.  Local."""
+    return value.value if isinstance(value, DistributedVariable) else arrays.to_array(value)
+
+
+class CrossDeviceOps:
+    """How values of several replicas become one.
+
+    Users call `reduce`, `batch_reduce` and `broadcast`, which check their arguments; subclasses write the
+    ``*_implementation`` methods.  All values are this rank's components, all results are on every rank, and results
+    never share memory with what was given.
+
+    Attributes
+    ----------
+    communicator : Communicator
+        The ranks it works on; there once a strategy, or `bind`, has given it.
+    devices : tuple of str
+        The devices of those ranks, for log lines.
+    """
+
+    communicator: Communicator
+    devices: tuple[str, ...] = ()
+
+    def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
+        """Give it the ranks to work on, and their devices; a strategy does so when it is made.  Local."""
+        self.communicator = communicator
+        self.devices = tuple(devices)
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Reduce one value over all replicas.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+        per_replica_value : array or number
+            This rank's component.
+        destinations : str, array or variable
+            Where the result is wanted, as in TensorFlow.  Every rank gets it anyway.
+        options : CommunicationOptions, optional
+
+        Returns
+        -------
+        array
+            The sum in the dtype given; means of integers are float64.
+        """
+        _check_destinations(destinations)
+        options = CommunicationOptions() if options is None else options
+        reduce_op = parse_reduce_op(reduce_op)
+        return self.reduce_implementation(reduce_op, component(per_replica_value), destinations, options)
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Reduce several values over all replicas; return the results in the same order.
+
+        Collective: every rank calls it in the same order, with as many pairs.  Errors and values as for `reduce`.
+
+        Raises
+        ------
+        ValueError
+            Something in the list is not a pair, or a destination is empty.
+        """
+        pairs = list(value_destination_pairs)
+        for pair in pairs:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(f"each of value_destination_pairs must be a tuple (value, destinations), got {pair!r}")
+            _check_destinations(pair[1])
+        reduce_op = parse_reduce_op(reduce_op)
+        if not pairs:
+            return []
+        pairs = [(component(value), destinations) for value, destinations in pairs]
+        options = CommunicationOptions() if options is None else options
+        return self.batch_reduce_implementation(reduce_op, pairs, options)
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """Return replica 0's `tensor` on every rank, as a new array.
+
+        Collective: every rank calls it in the same order, with the same shape and dtype.
+        """
+        _check_destinations(destinations)
+        return self.broadcast_implementation(component(tensor), destinations)
+
+    def _gather(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Return the components of all replicas joined along `axis`.  Collective."""
+        _check_destinations(destinations)
+        options = CommunicationOptions() if options is None else options
+        return self._gather_implementation(component(per_replica_value), destinations, axis, options)
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
+    ) -> Any:
+        """Reduce one array; to be written by subclasses.  Collective."""
+        raise NotImplementedError("_reduce method must be implemented in descendants: reduce_implementation")
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions
+    ) -> list[Any]:
+        """Reduce some arrays (at least one); to be written by subclasses.  Collective."""
+        raise NotImplementedError("batch_reduce_implementation method must be implemented in descendants.")
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """Broadcast one array from rank 0; subclasses may do it in another way.  Collective."""
+        copy = _contiguous_copy(tensor)
+        self.communicator.broadcast(copy)
+        return copy
+
+    def _gather_implementation(
+        self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions
+    ) -> Any:
+        """Join arrays along an axis; subclasses may do it in another way.  Collective."""
+        return self.communicator.all_gather(per_replica_value, axis, timeout_seconds=options.timeout_seconds)
+
+
+class AllReduceCrossDeviceOps(CrossDeviceOps):
+    """Fused all-reduce by the algorithm that the options ask for, by default one that is chosen for each size.
+
+    Parameters
+    ----------
+    num_packs : int
+        0 sends every tensor by itself.  Any other number fuses tensors; into how many units follows from cache and
+        network, or from `CommunicationOptions.bytes_per_pack`.
+    """
+
+    #: The all-reduce algorithm of the subclass; None leaves it to the options.
+    algorithm: str | None = None
+    #: What error messages call the subclass.
+    title = "All-reduce"
+
+    def __init__(self, num_packs: int = 1) -> None:
+        if num_packs < 0:
+            raise ValueError(f"{self.title} requires num_packs >= 0, but {num_packs} is specified")
+        self.num_packs = num_packs
+        self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
+
+    def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
+        """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
+        super().bind(communicator, devices)
+        self._fused = {}
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
+    ) -> Any:
+        """Reduce one array."""
+        return self._reduce_all(reduce_op, [per_replica_value], options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions
+    ) -> list[Any]:
+        """Reduce some arrays, fused."""
+        return self._reduce_all(reduce_op, [value for value, _ in value_destination_pairs], options)
+
+    def _reduce_all(self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+        for value in values:
+            arrays.check_reducible(value.dtype, "sum")
+        fused, op = self._fused_all_reduce(options), reduce_op.name.lower()
+        groups = [values] if self.num_packs else [[value] for value in values]
+        return [result for group in groups for result in fused(group, op, timeout_seconds=options.timeout_seconds)]
+
+    def _fused_all_reduce(self, options: CommunicationOptions) -> FusedAllReduce:
+        """Return the fused all-reduce for these options; it keeps its plans from call to call."""
+        key = (options.bytes_per_pack, self.algorithm or _ALGORITHMS[options.implementation])
+        if key not in self._fused:
+            self._fused[key] = FusedAllReduce(self.communicator, bytes_per_pack=key[0], algorithm=key[1])
+        return self._fused[key]
+
+
+#: Algorithm by the implementation that options ask for.
+_ALGORITHMS = {
+    CommunicationImplementation.AUTO: None,
+    CommunicationImplementation.RING: "ring",
+    CommunicationImplementation.NCCL: "nccl",
+}
+
+
+class RingAllReduce(AllReduceCrossDeviceOps):
+    """All-reduce around a ring: every byte is sent about twice, whatever the number of ranks; for large tensors."""
+
+    algorithm = "ring"
+    title = "Ring all-reduce"
+
+
+class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
+    """All-reduce inside the nodes first, then between them, then inside again."""
+
+    algorithm = "hierarchical"
+    title = "HierarchicalCopy"
+
+
+class NcclAllReduce(AllReduceCrossDeviceOps):
+    """All-reduce by NVIDIA's NCCL, between GPUs.
+
+    Raises
+    ------
+    MissingDependencyError
+        When a strategy is made with it where no GPU can be used.
+    """
+
+    algorithm = "nccl"
+    title = "NCCL all-reduce"
+
+    def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
+        """Give it the ranks to work on; MissingDependencyError without a GPU.  Local."""
+        require_nccl(communicator, type(self).__name__)
+        super().bind(communicator, devices)
+
+
+def require_nccl(communicator: Communicator, asked: str) -> None:
+    """Raise MissingDependencyError unless this rank has a GPU to use NCCL on.  Local.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    asked : str
+        What asks for NCCL, for the message.
+    """
+    if not arrays.list_physical_devices("GPU"):
+        raise MissingDependencyError(
+            f"rank {communicator.rank} of {communicator.size}: {asked} needs an NVIDIA GPU and CuPy, and this rank has "
+            "no GPU that CuPy can use.  Install the extra `mpidist[cuda]` on a machine with a GPU, or use "
+            "RingAllReduce or HierarchicalCopyAllReduce (CommunicationImplementation.RING or AUTO), which work on CPUs"
+        )
+
+
+class ReductionToOneDevice(AllReduceCrossDeviceOps):
+    """Reduce to one rank, then broadcast from there.
+
+    Parameters
+    ----------
+    reduce_to_device : str, optional
+        The device to reduce on, such as ``"/cpu:0"``; its number is that of the rank.  By default rank 0's.
+    accumulation_fn : callable, optional
+        ``accumulation_fn(values)`` returns the sum of a list of arrays, one a replica; it is called on that rank only.
+        By default sums are made along a binomial tree.
+    """
+
+    algorithm = "binomial"
+    title = "Reduction to one device"
+
+    def __init__(
+        self, reduce_to_device: str | None = None, accumulation_fn: Callable[[list[Any]], Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.reduce_to_device = reduce_to_device
+        self.accumulation_fn = accumulation_fn
+        self._logged = 0
+
+    @property
+    def root(self) -> int:
+        """The rank that is reduced to."""
+        if self.reduce_to_device is None:
+            return 0
+        index = self.reduce_to_device.rpartition(":")[2]
+        root = int(index) if index.isdigit() else -1
+        if not 0 <= root < self.communicator.size:
+            raise ValueError(
+                f"reduce_to_device {self.reduce_to_device!r} names no device of {self.communicator.size} ranks; "
+                "expected a name like '/cpu:0', with the number of a rank"
+            )
+        return root
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
+    ) -> Any:
+        """Reduce one array."""
+        self._log_route()
+        return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
+
+    def _reduce_all(self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+        if self.accumulation_fn is None:
+            return super()._reduce_all(reduce_op, values, options)
+        return [self._accumulated(self.accumulation_fn, reduce_op, value, options) for value in values]
+
+    def _accumulated(
+        self, accumulation_fn: Callable[[list[Any]], Any], reduce_op: ReduceOp, value: Any, options: CommunicationOptions
+    ) -> Any:
+        """Gather one array to all ranks, accumulate on the root, broadcast from there."""
+        gathered = self.communicator.all_gather(value[None], timeout_seconds=options.timeout_seconds)
+        result = _contiguous_copy(value)
+        if self.communicator.rank == self.root:
+            result[...] = accumulation_fn(list(gathered))
+        self.communicator.broadcast(result, self.root, timeout_seconds=options.timeout_seconds)
+        return result if reduce_op is ReduceOp.SUM else result / self.communicator.size
+
+    def _log_route(self) -> None:
+        if self.communicator.rank == 0 and self._logged < _LOGGED_REDUCTIONS:
+            self._logged += 1
+            target = self.reduce_to_device or (self.devices or ("rank 0",))[0]
+            _log.info("Reduce to %s then broadcast to %r.", target, self.devices)
+
+
+def _contiguous_copy(array: Any) -> Any:
+    """Return a C-contiguous copy of the same shape, zero dimensions included."""
+    copy = arrays.empty_like(array)
+    copy[...] = array
+    return copy
+
+
+def _check_destinations(destinations: Any) -> None:
+    """Raise unless `destinations` is a place: a device's name, an array, a number or a variable."""
+    if isinstance(destinations, (list, tuple, dict, set)):
+        raise TypeError(f"destinations must be one device, array or variable, got a {type(destinations).__name__}")
+    if destinations is None or (isinstance(destinations, str) and not destinations):
+        raise ValueError(f"destinations can not be empty, got {destinations!r}: give a device, an array or a variable")

@@ -1,0 +1,279 @@
+"""`Variable`: an array that every replica holds a copy of, and the rules by which the copies stay together.
+
+A rank holds one copy.  Writing goes through `assign*`, reading through the read-only view `value`; optimizers and
+checkpoints work on the array behind it, `storage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from mpidist import arrays, context
+from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
+
+
+def Variable(  # noqa: N802 - a factory with the name of what it makes, as in TensorFlow
+    initial_value: Any,
+    trainable: bool | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+    aggregation: VariableAggregation | str = VariableAggregation.NONE,
+) -> DistributedVariable:
+    """Return a new variable of the current strategy.
+
+    Collective in the scope of a strategy with several replicas: every rank calls it in the same order.  All copies
+    begin with the chief's value.  Local outside of all scopes.
+
+    Parameters
+    ----------
+    initial_value : array, number, nested lists of numbers, or callable that returns one
+        Copied.  Python floats become float32 and Python integers int32, as in TensorFlow; arrays keep their dtype.
+    trainable : bool, optional
+        True by default, but False for variables that are synchronized on read.
+    name : str, optional
+        A name that is taken gets a number: ``Variable``, ``Variable_1``, ...
+    dtype : dtype, optional
+    synchronization : VariableSynchronization or str
+        AUTO is ON_WRITE: copies are kept alike when written.  ON_READ copies differ, and reading them aggregates.
+    aggregation : VariableAggregation or str
+        What becomes of the values that replicas write (ON_WRITE), or of the copies when read (ON_READ).
+
+    Raises
+    ------
+    ValueError
+        Synchronization NONE, or the MEAN of integers.
+    CollectiveMismatchError
+        On all ranks: they created different variables; names ranks, variable, shapes and dtypes.
+    """
+    strategy = context.get_strategy()
+    synchronization = _synchronization(VariableSynchronization.parse(synchronization))
+    aggregation = VariableAggregation.parse(aggregation)
+    storage = strategy.extended.place(_storage(initial_value() if callable(initial_value) else initial_value, dtype))
+    if aggregation is VariableAggregation.MEAN and storage.dtype.kind in "biu":
+        raise ValueError(f"aggregation MEAN needs a floating dtype, got {storage.dtype}")
+    variable = DistributedVariable(
+        storage,
+        strategy=strategy,
+        name=strategy.extended.unique_name(name or "Variable"),
+        trainable=synchronization is not VariableSynchronization.ON_READ if trainable is None else trainable,
+        synchronization=synchronization,
+        aggregation=aggregation,
+    )
+    strategy.extended.share_initial_value(variable)
+    return variable
+
+
+class DistributedVariable:
+    """One array with a copy on every replica of a strategy.  Made by `Variable`.
+
+    Attributes
+    ----------
+    strategy : Strategy
+        The strategy in whose scope it was created.
+    storage : array, C-contiguous
+        This rank's copy, writable.  For optimizers and checkpoints, who keep the copies alike themselves.
+    name : str
+    trainable : bool
+    synchronization : VariableSynchronization
+    aggregation : VariableAggregation
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        *,
+        strategy: Any,
+        name: str,
+        trainable: bool,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+    ) -> None:
+        self.storage = storage
+        self.strategy = strategy
+        self.name = name
+        self.trainable = trainable
+        self.synchronization = synchronization
+        self.aggregation = aggregation
+        self._view = read_only(storage)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of every copy."""
+        return self.storage.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of every copy."""
+        return self.storage.dtype
+
+    @property
+    def value(self) -> Any:
+        """The value.
+
+        Local, and a live read-only view of this rank's copy.  The exception is a variable that is synchronized on
+        read, outside of a replica: reading it is collective and gives a new array, the aggregate of all copies.
+        """
+        if self._is_on_read and self._replica_context() is None:
+            return self._aggregate_of_copies()
+        return self._view
+
+    def assign(self, value: Any) -> DistributedVariable:
+        """Set the variable.
+
+        In a replica, a variable with an aggregation is set to the aggregate of all replicas' values (collective), one
+        without sets its own copy (local).  Across replicas every rank sets its copy (local): give the same value.
+        Variables that are synchronized on read set their own copy in a replica; across replicas with SUM every copy
+        is set to its share, so that the sum is `value`.
+
+        Parameters
+        ----------
+        value : array or number
+            Of the variable's shape, and of a dtype that converts to the variable's without losing its kind.
+
+        Returns
+        -------
+        DistributedVariable
+            This one.
+
+        Raises
+        ------
+        ValueError
+            Another shape.
+        TypeError
+            A dtype of another kind, such as floats for an integer variable.
+        """
+        return self._write("assign", _set, value)
+
+    def assign_add(self, value: Any) -> DistributedVariable:
+        """Add to the variable; aggregation and errors as for `assign`."""
+        return self._write("assign_add", _add, value)
+
+    def assign_sub(self, value: Any) -> DistributedVariable:
+        """Subtract from the variable; aggregation and errors as for `assign`."""
+        return self._write("assign_sub", _subtract, value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
+        value = self.value
+        if copy is False and dtype is not None and numpy.dtype(dtype) != self.dtype:
+            raise ValueError(f"variable {self.name!r} is {self.dtype}; it cannot be {dtype} without a copy")
+        return numpy.array(value, dtype=dtype) if copy else numpy.asarray(value, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"<DistributedVariable {self.name!r} shape={self.shape} dtype={self.dtype} copy={self._view!r}>"
+
+    @property
+    def _is_on_read(self) -> bool:
+        return self.synchronization is VariableSynchronization.ON_READ
+
+    def _replica_context(self) -> Any:
+        """Return the replica context of this variable's own strategy, None when that is not the current one."""
+        mode = context.current_mode()
+        return mode.replica_context if mode.strategy is self.strategy else None
+
+    def _write(self, verb: str, write_fn: Callable[[Any, Any], None], value: Any) -> DistributedVariable:
+        value = self._converted(value)
+        replica_context = self._replica_context()
+        if replica_context is None and self._is_on_read:
+            value = self._share_of(verb, value)
+        elif replica_context is not None and not self._is_on_read:
+            value = self._aggregated(replica_context, value)
+        write_fn(self.storage, value)
+        return self
+
+    def _converted(self, value: Any) -> Any:
+        value = value.value if isinstance(value, DistributedVariable) else value
+        array = arrays.to_array(value)
+        if array.shape != self.shape:
+            raise ValueError(f"variable {self.name!r} has shape {self.shape}, got a value of shape {array.shape}")
+        if array.dtype == self.dtype:
+            return _in_memory_of(self.storage, array)
+        if not numpy.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {array.dtype}; convert it")
+        return _in_memory_of(self.storage, array.astype(self.dtype))
+
+    def _aggregated(self, replica_context: Any, value: Any) -> Any:
+        """Return what a write in a replica writes to every copy."""
+        if self.aggregation is VariableAggregation.NONE:
+            return value
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self.strategy.extended.broadcast_to(value, self)
+        return replica_context.all_reduce(ReduceOp[self.aggregation.name], value)
+
+    def _aggregate_of_copies(self) -> Any:
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self.strategy.extended.broadcast_to(self.storage, self)
+        return self.strategy.extended.reduce_arrays(self._reduce_op(), [self.storage])[0]
+
+    def _share_of(self, verb: str, value: Any) -> Any:
+        """Return what a write across replicas does to every copy of a variable that is synchronized on read."""
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA or self._reduce_op() is ReduceOp.MEAN:
+            return value
+        if verb != "assign":
+            raise ValueError(
+                f"SyncOnReadVariable does not support `{verb}` in cross-replica context when aggregation is set to "
+                f"`tf.VariableAggregation.SUM` (variable {self.name!r})."
+            )
+        replicas = self.strategy.num_replicas_in_sync
+        if self.dtype.kind not in "iu":
+            return value / self.dtype.type(replicas)
+        return numpy.sign(value) * (numpy.abs(value) // replicas)  # towards zero, as TensorFlow: 7 on 2 is 3 and 3
+
+    def _reduce_op(self) -> ReduceOp:
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"Could not convert from `tf.VariableAggregation` {self.aggregation} to `tf.distribute.ReduceOp` type: "
+                f"variable {self.name!r} is synchronized on read and has no aggregation, so its copies have no common "
+                "value; read it in `strategy.run`"
+            )
+        return ReduceOp[self.aggregation.name]
+
+
+def read_only(array: Any) -> Any:
+    """Return a view of `array` that cannot be written to; CuPy has no such views and gives a plain one.  Local."""
+    view = array.view()
+    if isinstance(view, numpy.ndarray):
+        view.flags.writeable = False
+    return view
+
+
+def _synchronization(synchronization: VariableSynchronization) -> VariableSynchronization:
+    if synchronization is VariableSynchronization.NONE:
+        raise ValueError(
+            "`NONE` variable synchronization mode is not supported with tf.distribute strategy; it is one of AUTO, "
+            "ON_WRITE, ON_READ"
+        )
+    return VariableSynchronization.ON_WRITE if synchronization is VariableSynchronization.AUTO else synchronization
+
+
+def _storage(value: Any, dtype: Any) -> Any:
+    """Return a C-contiguous array of our own with the initial value."""
+    is_array = hasattr(value, "dtype")
+    array = arrays.to_array(value.value if isinstance(value, DistributedVariable) else value)
+    if dtype is None:
+        dtype = array.dtype if is_array else _tensorflow_dtype(array.dtype)
+    return array.astype(dtype, order="C", copy=True)
+
+
+def _tensorflow_dtype(dtype: Any) -> Any:
+    """Return the dtype that TensorFlow gives Python numbers of NumPy's `dtype`."""
+    return {"f": numpy.dtype("float32"), "i": numpy.dtype("int32")}.get(dtype.kind, dtype)
+
+
+def _in_memory_of(target: Any, array: Any) -> Any:
+    return array if type(array) is type(target) else numpy.asarray(array, like=target)
+
+
+def _set(storage: Any, value: Any) -> None:
+    storage[...] = value
+
+
+def _add(storage: Any, value: Any) -> None:
+    numpy.add(storage, value, out=storage)
+
+
+def _subtract(storage: Any, value: Any) -> None:
+    numpy.subtract(storage, value, out=storage)
