@@ -1,0 +1,251 @@
+"""The executor: binds a schedule to a buffer once, and replays it with real bytes.
+
+Nomenclature.  The buffer is cut into *chunks*; a *message* carries the chunks that a rank sends in one round.  Messages
+that are reduced are cut further into *segments*, so that a segment is reduced while the next one arrives, and is still
+in cache when it is.  Both sides cut alike, by the size of the message alone.  A *turn* is what a rank does between two
+waits: post the next segment's receive and send, wait for the present one's, reduce it.
+
+Received segments go to two pieces of scratch in turn; where a message replaces what is there, it is received in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from mpidist import arrays
+from mpidist.collectives.rounds import NOBODY, Round, Schedule, unrolled
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.runtime.control import Watch
+from mpidist.transports.base import Transport
+
+#: Size of a segment in bytes: two of them and what they are added to stay within a core's own cache.
+SEGMENT_BYTES = 1 << 18
+
+#: First and one past the last element of a stretch of the buffer.
+Stretch = tuple[int, int]
+
+
+class Turn(NamedTuple):
+    """What a rank posts for one segment, in elements of the buffer; None where there is nothing.
+
+    Attributes
+    ----------
+    send_to, receive_from : int
+    send, receive : (start, stop) or None
+    reduce : bool
+        Whether the received segment is reduced into the buffer, or has replaced what was there.
+    last : bool
+        Whether this is the round's last segment: nothing of the next round may be posted before it is done.
+    """
+
+    send_to: int
+    send: Stretch | None
+    receive_from: int
+    receive: Stretch | None
+    reduce: bool
+    last: bool
+
+
+def even_bounds(length: int, chunks: int) -> tuple[int, ...]:
+    """Return where the chunks of `length` elements begin, and where the last one ends."""
+    return tuple(index * length // chunks for index in range(chunks + 1))
+
+
+@lru_cache(maxsize=256)
+def turns_of(
+    schedule: Schedule, rank: int, size: int, bounds: tuple[int, ...], segment_elements: int, root: int = 0
+) -> tuple[Turn, ...]:
+    """Return all that `rank` does in `schedule`, in order (Local)."""
+    rounds = unrolled(schedule.rounds_of(rank, size, root), schedule.chunks(size))
+    return tuple(turn for round_ in rounds for turn in _turns_of_round(round_, bounds, segment_elements))
+
+
+def _turns_of_round(round_: Round, bounds: tuple[int, ...], segment_elements: int) -> Iterator[Turn]:
+    segment = segment_elements if round_.reduce else 0
+    send_to, receive_from = int(round_.send_to), int(round_.receive_from)
+    sent = _stretch(bounds, send_to, round_.send_chunk, round_.send_count)
+    received = _stretch(bounds, receive_from, round_.receive_chunk, round_.receive_count)
+    sends, receives = _segments(sent, segment), _segments(received, segment)
+    assert sent == received or sent[1] <= received[0] or received[1] <= sent[0], (
+        f"a message that is sent ({sent}) and one that is received ({received}) must be the same part of the buffer, or "
+        "have none in common: segments of the one are reduced while those of the other are under way"
+    )
+    count = max(len(sends), len(receives))
+    for index in range(count):
+        send = sends[index] if index < len(sends) else None
+        receive = receives[index] if index < len(receives) else None
+        yield Turn(send_to, send, receive_from, receive, round_.reduce, last=index == count - 1)
+
+
+def _stretch(bounds: tuple[int, ...], peer: int, chunk: Any, count: Any) -> Stretch:
+    return (0, 0) if peer == NOBODY else (bounds[int(chunk)], bounds[int(chunk) + int(count)])
+
+
+def _segments(stretch: Stretch, segment: int) -> list[Stretch]:
+    """Cut a message into segments of nearly equal length, none longer than `segment` (0: do not cut)."""
+    start, stop = stretch
+    if start == stop:
+        return []
+    pieces = -(-(stop - start) // segment) if segment else 1
+    cuts = [start + offset for offset in even_bounds(stop - start, pieces)]
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
+
+
+class Executor:
+    """A schedule bound to a buffer, to be run any number of times.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    transport : Transport
+        Over the ranks of the collective.
+    buffer : array, contiguous, in the dtype that goes over the wire
+        Worked on in place, in memory order.  The executor keeps it; whoever replaces the array binds again.
+    op : str
+        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``, for collectives that reduce.
+    root : int
+        For rooted collectives.
+    bounds : sequence of int, optional
+        Where the chunks begin, in elements, and where the last one ends; equal on all ranks.  By default the chunks
+        are as equal as can be.
+    segment_bytes : int
+        The longest segment of a message that is reduced; equal on all ranks.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        The transport does not move this kind of memory, or the dtype cannot be reduced by `op`; 16-bit floats never
+        are: convert them to `arrays.wire_dtype` first.
+    ValueError
+        The buffer is not contiguous, or the bounds do not fit it.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        transport: Transport,
+        buffer: Any,
+        op: str = "sum",
+        root: int = 0,
+        bounds: Sequence[int] | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.schedule = schedule
+        arrays.check_memory(buffer, transport.memory, transport.name)
+        if schedule.collective in ("all_reduce", "reduce_scatter", "reduce"):
+            _check_wire_dtype(buffer.dtype, op)
+        flat = arrays.flat_view(buffer)
+        chunks = schedule.chunks(transport.size)
+        exact = even_bounds(flat.size, chunks) if bounds is None else _checked(bounds, chunks, flat.size)
+        segment_elements = max(1, segment_bytes // flat.itemsize)
+        turns = turns_of(schedule, transport.rank, transport.size, exact, segment_elements, root)
+        self._post_receive, self._post_send, self._wait = transport.receive, transport.send, transport.wait
+        self._steps = list(_bind(turns, flat, op, transport.rank))
+
+    def run(self, watch: Watch) -> None:
+        """Play the schedule on the buffer as it is now.
+
+        Collective: every rank of the transport calls it in the same order.
+
+        Raises
+        ------
+        TransportTimeoutError, RankFailedError
+            As `Transport.wait`; the buffer's content is then undefined.
+        """
+        receive, send, wait = self._post_receive, self._post_send, self._wait
+        current: list[Any] = []
+        for received, sent, reduce, first, second, out in self._steps:
+            coming = []
+            if received is not None:
+                coming.append(receive(*received))
+            if sent is not None:
+                coming.append(send(*sent))
+            if current:
+                wait(current, watch)
+            if reduce is not None:
+                reduce(first, second, out)
+            current = coming
+
+
+def _check_wire_dtype(dtype: Any, op: str) -> None:
+    arrays.check_reducible(dtype, op)
+    if arrays.wire_dtype(dtype) != dtype:
+        raise UnsupportedDtypeError(
+            f"{dtype} values are not reduced as such, since every step would round; convert the buffer to "
+            f"{arrays.wire_dtype(dtype)}, reduce, and round once at the end"
+        )
+
+
+def _checked(bounds: Sequence[int], chunks: int, length: int) -> tuple[int, ...]:
+    exact = tuple(int(bound) for bound in bounds)
+    if len(exact) != chunks + 1 or exact[0] != 0 or exact[-1] != length or list(exact) != sorted(exact):
+        raise ValueError(
+            f"expected {chunks + 1} ascending bounds from 0 to {length} (one a chunk, and the end), got {list(exact)}"
+        )
+    return exact
+
+
+class _Step(NamedTuple):
+    """What `Executor.run` does between two waits: post, wait for what the step before has posted, reduce that."""
+
+    received: tuple[Any, int] | None
+    sent: tuple[Any, int] | None
+    reduce: Callable[[Any, Any, Any], Any] | None
+    first: Any
+    second: Any
+    out: Any
+
+
+_NO_REDUCTION = (None, None, None, None)
+
+
+def _bind(turns: Sequence[Turn], flat: Any, op: str, rank: int) -> Iterator[_Step]:
+    """Yield the steps for `turns` on a buffer.
+
+    A turn's segment is posted in one step and waited for in the next.  That step also posts the round's next segment,
+    unless there is none: then it posts nothing, because the next round sends what this one still has to receive.
+    """
+    scratch = _Scratch(turns, flat)
+    waiting: tuple[Any, ...] = _NO_REDUCTION
+    for turn in turns:
+        target = None
+        if turn.receive is not None:
+            target = scratch.next(turn.receive) if turn.reduce else flat[slice(*turn.receive)]
+        sent = None if turn.send is None else (flat[slice(*turn.send)], turn.send_to)
+        received = None if turn.receive is None else (target, turn.receive_from)
+        yield _Step(received, sent, *waiting)
+        waiting = _reduction(turn, target, flat, op, rank)
+        if turn.last:
+            yield _Step(None, None, *waiting)
+            waiting = _NO_REDUCTION
+
+
+def _reduction(turn: Turn, target: Any, flat: Any, op: str, rank: int) -> tuple[Any, ...]:
+    """Return the function and operands that bring a received segment into the buffer.
+
+    The lower rank's operand comes first: two ranks that exchange partial results then do the very same operation, which
+    matters where operands can be told apart though they are equal, as in the minimum of 0.0 and -0.0.
+    """
+    if turn.receive is None or not turn.reduce:
+        return _NO_REDUCTION
+    own = flat[slice(*turn.receive)]
+    pair = (target, own) if turn.receive_from < rank else (own, target)
+    return (arrays.reduction(op, arrays.namespace(flat)), *pair, own)
+
+
+class _Scratch:
+    """Two pieces of memory for received segments, used in turn, as long as the longest of them."""
+
+    def __init__(self, turns: Sequence[Turn], flat: Any) -> None:
+        lengths = [turn.receive[1] - turn.receive[0] for turn in turns if turn.reduce and turn.receive is not None]
+        several = any(turn.reduce and not turn.last for turn in turns)
+        longest = max(lengths, default=0)
+        self._pieces = [arrays.empty(longest, flat.dtype, flat) for _ in range(1 + several)] if longest else []
+        self._used = 0
+
+    def next(self, receive: Stretch) -> Any:
+        """Return the piece that is not being received into, at the length of the segment."""
+        self._used += 1
+        return self._pieces[self._used % len(self._pieces)][: receive[1] - receive[0]]
