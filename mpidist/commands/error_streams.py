@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 
@@ -29,6 +30,11 @@ class ErrorStreams:
         ``echo_fn(data)`` is given everything that is to be shown, whole lines of one rank at a time.
     line_fn : callable
         ``line_fn(rank, line)`` is given every line; `rank` is None for the launcher's.
+
+    Attributes
+    ----------
+    folder : str
+        Where the pipes are.
     """
 
     def __init__(
@@ -36,13 +42,13 @@ class ErrorStreams:
     ) -> None:
         self._echo_fn, self._line_fn = echo_fn, line_fn
         self._selector = selectors.DefaultSelector()
-        self._folder = tempfile.TemporaryDirectory(prefix="mpidist-run-")
+        self.folder = tempfile.mkdtemp(prefix="mpidist-run-")
         self._shown: dict[int | None, bytes] = {}
         self._parsed: dict[int | None, bytes] = {}
         self._descriptors = [self._add_pipe(rank) for rank in range(ranks)]
 
     def _add_pipe(self, rank: int) -> int:
-        path = os.path.join(self._folder.name, str(rank))
+        path = os.path.join(self.folder, str(rank))
         os.mkfifo(path, 0o600)
         # open for writing too: else the pipe reads as ended whenever no rank has it open
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -51,7 +57,7 @@ class ErrorStreams:
 
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that runs `program` with its standard error connected to its rank's pipe."""
-        return ["sh", "-c", _CONNECT, self._folder.name, *program]
+        return ["sh", "-c", _CONNECT, self.folder, *program]
 
     def add_launcher(self, descriptor: int) -> None:
         """Read the launcher's own error output from this descriptor too."""
@@ -110,4 +116,4 @@ class ErrorStreams:
         self._selector.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
-        self._folder.cleanup()
+        shutil.rmtree(self.folder)

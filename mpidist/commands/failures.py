@@ -77,9 +77,11 @@ class FailureLog:
     def feed(self, rank: int | None, line: str) -> None:
         """Take the next line of a rank's error output, or of the launcher's when `rank` is None."""
         stream = self._streams.setdefault(rank, _Stream())
-        start = _FRAME_START.match(line)
+        line = line.rstrip("\r").rpartition("\r")[2]  # what a progress bar has left on this line
+        start = _FRAME_START.search(line)
         if start:
             stream.frame, stream.block = self._new(int(start[1]), framed=True), None
+            line = line[start.start() :]
         if stream.frame is not None:
             stream.frame.add(line)
             if _FRAME_END.match(line):

@@ -103,4 +103,6 @@ def _parse(stdout: str, stderr: str, status: int) -> MpiFound:
         last = (stderr.strip().splitlines() or ["no message"])[-1]
         return MpiFound(error=f"the process that loads MPI ended with status {status}: {last}")
     found = json.loads(lines[-1])
-    return MpiFound(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+    for name in ("version", "standard"):
+        found[name] = tuple(found.get(name, ()))
+    return MpiFound(**found)

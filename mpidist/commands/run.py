@@ -109,12 +109,7 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
 
 def render(failure: Failure) -> str:
     """Return the text that repeats a failure after everything else."""
-    if failure.framed:
-        heading = f"mpidist run: rank {failure.rank} failed first; its traceback again:"
-        lines = failure.lines[:1] + [line for line in failure.lines[1:] if not line.startswith("mpidist: end of rank")]
-    else:
-        who = "a rank" if failure.rank is None else f"rank {failure.rank}"
-        heading, lines = f"mpidist run: {who} failed first; its traceback again:", failure.lines
-    while lines and not lines[-1].strip():
-        lines = lines[:-1]
-    return "\n".join(["", heading, *lines])
+    who = "a rank" if failure.rank is None else f"rank {failure.rank}"
+    lines = [line for line in failure.lines if not (failure.framed and line.startswith("mpidist: "))]
+    text = "\n".join(lines).rstrip()
+    return f"\nmpidist run: {who} failed first; its traceback again:\n{text}"

