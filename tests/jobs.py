@@ -1,0 +1,148 @@
+"""Run a script on N real ranks in a subprocess, for tests of jobs that fail.
+
+The launcher is the one that belongs to the MPI of the interpreter that runs the tests.  Tests that use this run on one
+rank themselves: they live in ``tests/jobs/``, not in ``tests/parallel/``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
+
+from mpidist.commands.command_line import command_line
+from mpidist.commands.cores import Cores, visible_cores
+from mpidist.commands.launcher import Launcher, find_launcher
+from mpidist.commands.probe import probe_mpi, without_launcher
+from mpidist.commands.rank_processes import TOKEN, end_processes, processes_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: How long ranks may take to vanish after their launcher has ended.
+_VANISH_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended: the launcher's exit status, what all ranks printed, and how long it took."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class JobTimeout(AssertionError):
+    """A job did not end in time, and was killed."""
+
+
+@functools.cache
+def launcher() -> Launcher:
+    """Return the launcher that belongs to this interpreter's MPI."""
+    return find_launcher(probe_mpi())
+
+
+def run_job(
+    ranks: int,
+    script: str | Path,
+    args: Sequence[str] = (),
+    timeout_seconds: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> JobResult:
+    """Run a Python script under mpirun and return how it ended.
+
+    Parameters
+    ----------
+    ranks : int
+    script : str or Path
+        The script's text, or where it is.
+    args : sequence of str
+        Its arguments.
+    timeout_seconds : float
+        After so long the whole job is killed.
+    env : mapping, optional
+        Variables put over this process's own; those of an enclosing mpirun are taken out first.
+
+    Raises
+    ------
+    JobTimeout
+        The job did not end in time; the message has what it printed.
+    AssertionError
+        A rank was still alive after the launcher had ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="mpidist-job-") as folder:
+        path = script if isinstance(script, Path) else Path(folder, "script.py")
+        if isinstance(script, str):
+            path.write_text(script)
+        return run_command(ranks, [sys.executable, str(path), *args], timeout_seconds, env)
+
+
+def run_command(
+    ranks: int, command: Sequence[str], timeout_seconds: float = 60.0, env: Mapping[str, str] | None = None
+) -> JobResult:
+    """Run any command on `ranks` ranks under mpirun; as `run_job`."""
+    environ = _environment(env)
+    # no binding: several jobs may share the cores of a testing machine
+    cores = Cores(visible_cores().count, restricted=True)
+    line = command_line(launcher().path, launcher().vendor, ranks, cores, environ, os.geteuid() == 0)
+    return run_process([*line.arguments, *command], {**environ, **line.environ}, timeout_seconds)
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    environ = without_launcher(os.environ)
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+    return {**environ, **(env or {})}
+
+
+def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seconds: float) -> JobResult:
+    """Run a command that starts a job, with a time limit, and prove that it leaves no process behind."""
+    token, began = uuid.uuid4().hex, time.monotonic()
+    # files, not pipes: a process that is left behind would keep a pipe open, and the reader waiting
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = Popen(
+            command,
+            env={**environ, TOKEN: token},
+            stdin=DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        try:
+            timed_out = not _ends(process, timeout_seconds)
+            seconds = time.monotonic() - began
+            survivors = [] if timed_out else _survivors(token)
+        finally:
+            end_processes(token)
+            process.wait()
+        texts = [_text(file) for file in (stdout, stderr)]
+    if timed_out:
+        raise JobTimeout(f"{command} did not end within {timeout_seconds:g} s; it printed:\n{texts[0]}\n{texts[1]}")
+    assert not survivors, f"ranks were alive after the launcher had ended: {survivors}\n{texts[0]}\n{texts[1]}"
+    return JobResult(process.returncode, *texts, seconds)
+
+
+def _ends(process: Popen[bytes], timeout_seconds: float) -> bool:
+    try:
+        process.wait(timeout_seconds)
+    except TimeoutExpired:
+        return False
+    return True
+
+
+def _survivors(token: str) -> list[int]:
+    end = time.monotonic() + _VANISH_SECONDS
+    while (left := sorted(processes_of(token))) and time.monotonic() < end:
+        time.sleep(0.01)
+    return left
+
+
+def _text(file) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
