@@ -5,4 +5,20 @@ from __future__ import annotations
 DEVIATIONS: dict[str, str] = {
     "cal_neg_gbs": "a ValueError with TensorFlow's text: there is no InvalidArgumentError outside TensorFlow",
     "split_unbatched": "the ValueError that TensorFlow documents, in place of an IndexError from its inside",
+    "cluster_rules_w0_nochief": "checked but for the two leaders: they are addresses of TensorFlow's "
+    "collective service, which MPI replaces",
+    "cluster_rules_w0_chief": "as cluster_rules_w0_nochief",
+    "cluster_rules_w_out_of_range": "as cluster_rules_w0_nochief",
+    "cluster_rules_type_missing": "as cluster_rules_w0_nochief",
+    "cluster_rules_bad_job": "as cluster_rules_w0_nochief",
+    "cluster_rules_two_chiefs": "as cluster_rules_w0_nochief",
+    "mirrored_duplicate_devices": "a ValueError: a wrong argument is no failed assertion",
+    "slurm_hostlist_7": "several brackets in a name are part of Slurm's grammar and are expanded",
+    "slurm_resolver_basic": "checked, but the task is known before cluster_spec() is called",
+    "slurm_resolver_jobs": "checked, but the task is known before cluster_spec() is called",
+    "slurm_resolver_explicit_port_gpus": "checked, but the task is known before cluster_spec() is called, "
+    "and CUDA_VISIBLE_DEVICES is left alone: task_gpus tells what it would be",
+    "slurm_resolver_sorted_hosts": "hosts keep rank order: sorted, the task of rank 0 would have another "
+    "node's address",
+    "slurm_resolver_zero_gpu_per_task": "a cluster without a GPU for every task is a cluster",
 }
