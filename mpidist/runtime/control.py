@@ -129,11 +129,14 @@ class ControlChannel:
 
     # -- what this rank says ----------------------------------------------------------------------------------------
 
-    def fail(self, text: str) -> None:
-        """Tell all ranks that this one has failed, with the text of its error; Local."""
+    def fail(self, text: str, tell: bool = True) -> None:
+        """Tell all ranks that this one has failed, with the text of its error; Local.
+
+        Without `tell` only those of the board learn it: for errors that every rank raises on its own account.
+        """
         if self.board.state(self.line) != states.EXPIRED:  # then the others raise that error, not this consequence
             self.board.set_state(self.line, states.FAILED, text)
-        if self.arbiter is not None:
+        if tell and self.arbiter is not None:
             self.arbiter.tell_failed(text)
 
     def leave(self) -> None:
@@ -165,7 +168,7 @@ class ControlChannel:
 
     def dead(self) -> list[int]:
         """Return the ranks of the board whose processes are gone without having said that they leave."""
-        quiet = (states.LEFT, states.ENDING, states.FAILED)
+        quiet = (states.LEFT, states.ENDING, states.FAILED, states.EXPIRED)
         return [
             rank
             for line, rank in enumerate(self.board_ranks)
@@ -173,18 +176,22 @@ class ControlChannel:
         ]
 
     def failure(self, watch: Watch) -> MpidistError | None:
-        """Return the error that a rank waiting in `watch` must raise because of another rank, if any."""
-        for line, rank in enumerate(self.board_ranks):
-            state = self.board.state(line)
-            if rank == self.rank or state in (states.UNKNOWN, states.RUNNING):
-                continue
-            text = self.board.text(line)
+        """Return the error that a rank waiting in `watch` must raise because of another rank, if any.
+
+        A rank that left or was killed comes before those that failed, since they may have failed because of it.
+        """
+        seen = [(line, rank, self.board.state(line)) for line, rank in enumerate(self.board_ranks) if rank != self.rank]
+        for line, rank, state in seen:
             if state == states.EXPIRED:
-                return self.error(TransportTimeoutError, text)
-            if state in (states.FAILED, states.ENDING) and text:
-                return self.failed(rank, text, watch)
-            if self.board.call(line) < watch.call:
+                return self.error(TransportTimeoutError, self.board.text(line))
+            if state == states.LEFT and self.board.call(line) < watch.call:
                 return self.left(rank, self.board.call(line), watch)
+        dead = self.killed(watch)
+        if dead is not None:
+            return dead
+        for line, rank, state in seen:
+            if state in (states.FAILED, states.ENDING) and self.board.text(line):
+                return self.failed(rank, self.board.text(line), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
 
     def killed(self, watch: Watch) -> MpidistError | None:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from mpidist.errors import RankFailedError
+from mpidist.errors import RankFailedError, TransportTimeoutError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
 
@@ -74,7 +74,7 @@ class ExitHooks:
         text = "".join(traceback.format_exception(kind, error, trace))
         sys.stdout.flush()
         told_elsewhere = self._told_elsewhere(error)
-        self._control.fail(text)
+        self._control.fail(text, tell=not getattr(error, "on_all_ranks", False))
         if not told_elsewhere and self._speaks_for_all(error):
             self._wait_until(self._others_quiet, _GRACE_SECONDS)
         else:
@@ -88,20 +88,32 @@ class ExitHooks:
         if not isinstance(error, RankFailedError) or error.rank is None:
             return False
         if error.rank not in control.board_ranks:
-            return control.arbiter is not None and control.arbiter.has_failed(error.rank)
+            return control.arbiter is not None and error.rank in control.arbiter.failed_texts
         line = control.board_ranks.index(error.rank)
         return bool(control.board.text(line)) and control.board.alive(line)
 
     def _speaks_for_all(self, error: BaseException) -> bool:
         """Whether this rank prints: it alone failed, or it is the lowest of those that raise the same."""
-        common = getattr(error, "on_all_ranks", False) or isinstance(error, (RankFailedError, KeyboardInterrupt))
-        if not common:
-            return True
         control = self._control
-        self._wait_until(self._others_failed, _GRACE_SECONDS / 4)
-        raising = [r for line, r in enumerate(control.board_ranks) if control.board.state(line) in _ENDED]
-        lowest = min(raising, default=control.rank) == control.rank
-        return lowest and (control.arbiter is None or control.rank == 0 or 0 in control.missing(control.call))
+        on_all_ranks = getattr(error, "on_all_ranks", False)
+        common = on_all_ranks or isinstance(error, (RankFailedError, KeyboardInterrupt))
+        self._wait_until(self._others_failed, _GRACE_SECONDS / (4 if common else 10))
+        if min(self._raising_the_same(common)) != control.rank:
+            return False
+        if control.arbiter is None or 0 in control.board_ranks or not on_all_ranks:
+            return True
+        # Rank 0 raises this too and speaks, unless it is the one that is missing.
+        return isinstance(error, TransportTimeoutError) and not control.arbiter.has_verdict
+
+    def _raising_the_same(self, common: bool) -> list[int]:
+        """Return the ranks, this one among them, known to end by the same error."""
+        control = self._control
+        texts = {} if common or control.arbiter is None else dict(control.arbiter.failed_texts)
+        for line, rank in enumerate(control.board_ranks):
+            if control.board.state(line) in _ENDED:
+                texts[rank] = control.board.text(line)
+        mine = _last_line(control.board.text(control.line))
+        return [control.rank] + [rank for rank, text in texts.items() if common or _last_line(text) == mine]
 
     def _others_failed(self) -> bool:
         return all(state in _ENDED or gone for state, gone in self._others())
@@ -166,6 +178,10 @@ class ExitHooks:
                 self._control.warn(f"{self._control.name(dead[0])} died: its process is gone; the job is being ended")
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 _ENDED = (states.FAILED, states.EXPIRED, states.ENDING)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import MpidistError, TransportTimeoutError
@@ -102,9 +102,15 @@ class Arbiter:
         """Return the ranks of other nodes that are not known to have come to `call`."""
         return [rank for rank, reached in self._calls.items() if reached < call]
 
-    def has_failed(self, rank: int) -> bool:
-        """Return whether a rank of another node has said that it failed."""
-        return rank in self._failed
+    @property
+    def failed_texts(self) -> Mapping[int, str]:
+        """The errors of ranks of other nodes that have said that they failed."""
+        return self._failed
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether rank 0 has settled who is missing."""
+        return self._verdict is not None
 
     def failure(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of a rank of another node."""
