@@ -1,0 +1,201 @@
+"""Dependencies of mpidist's modules point one way, and optional packages are imported where they belong.
+
+All imports count: those at the top, those inside functions, and those for type checkers only.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
+
+#: From the lowest layer to the highest.  A module imports from its own folder and from lower layers.
+LAYERS = (
+    ("errors", "options", "nest"),
+    ("context",),
+    ("arrays", "cluster"),
+    ("runtime",),
+    ("transports",),
+    ("collectives",),
+    ("fusion", "variables"),
+    ("cross_device_ops",),
+    ("optimizers", "input"),
+    ("parameter_server",),
+    ("strategies",),
+    ("training",),
+    ("frameworks",),
+    ("testing",),
+    ("__init__",),
+    ("commands",),
+    ("__main__",),
+)
+
+#: Package -> the only files (as patterns) that may import it.
+FOREIGN = {
+    "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py"),
+    "cupy": ("arrays.py", "transports/nccl*.py"),
+    "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
+}
+
+_LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def sources() -> dict[str, str]:
+    return {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def top(path: str) -> str:
+    """Return the name under which a file of the package stands in LAYERS."""
+    return path.partition("/")[0].removesuffix(".py")
+
+
+def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and absolute dotted name of everything a file imports."""
+    package = ["mpidist", *path.split("/")[:-1]]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # "from mpidist import errors" imports mpidist.errors, so the names count too
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def layer_of(dotted: str, known: frozenset[str]) -> str | None:
+    """Return the layer's member that an imported name belongs to; None for other packages."""
+    first, *rest = dotted.split(".")
+    if first != "mpidist":
+        return None
+    return rest[0] if rest and rest[0] in known else "__init__"
+
+
+def layer_breaches(files: Mapping[str, str]) -> list[str]:
+    known = frozenset(map(top, files))
+    found = [
+        f"{name}: a new top-level module; give it a place in LAYERS of {Path(__file__).name}"
+        for name in sorted(known - set(_LEVELS))
+    ]
+    for path, text in files.items():
+        own = top(path)
+        for line, dotted in imports(path, text):
+            other = layer_of(dotted, known)
+            if own in _LEVELS and other in _LEVELS and other != own and _LEVELS[other] >= _LEVELS[own]:
+                found.append(f"{path}:{line}: {own} imports {dotted}, which is not below it")
+    return found
+
+
+def foreign_breaches(files: Mapping[str, str]) -> list[str]:
+    return [
+        f"{path}:{line}: {dotted} may be imported only in {', '.join(FOREIGN[package])}"
+        for path, text in files.items()
+        for line, dotted in imports(path, text)
+        for package in [dotted.partition(".")[0].replace("cupyx", "cupy").replace("cupy_backends", "cupy")]
+        if package in FOREIGN and not any(fnmatch(path, pattern) for pattern in FOREIGN[package])
+    ]
+
+
+def environment_breaches(files: Mapping[str, str]) -> list[str]:
+    return [
+        f"{path}:{node.lineno}: MPIDIST_* variables are read in options.py only"
+        for path, text in files.items()
+        if path != "options.py"
+        for node in ast.walk(ast.parse(text))
+        if reads_setting(node)
+    ]
+
+
+def reads_setting(node: ast.AST) -> bool:
+    """Return whether `node` looks an MPIDIST_* variable up in an environment, by its name as a constant."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return _is_environ(node.value) and _is_setting(node.slice)
+    if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)) and node.args:
+        getenv = (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id) == "getenv"
+        of_environ = isinstance(node.func, ast.Attribute) and _is_environ(node.func.value)
+        return (getenv or of_environ) and _is_setting(node.args[0])
+    if isinstance(node, ast.Compare):
+        return _is_setting(node.left) and any(map(_is_environ, node.comparators))
+    return False
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
+
+
+def _is_setting(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and str(node.value).startswith("MPIDIST_")
+
+
+@pytest.mark.parametrize("check", [layer_breaches, foreign_breaches, environment_breaches])
+def test_the_package_has_no_breach(check):
+    files = sources()
+    assert len(files) > 10
+    assert check(files) == []
+
+
+LOWEST = {"__init__.py": "", "errors.py": "", "options.py": "", "context.py": "", "transports/mpi.py": ""}
+
+
+@pytest.mark.parametrize(
+    "path, text",
+    [
+        ("errors.py", "from mpidist.context import get_strategy"),
+        ("errors.py", "def f():\n    import mpidist.context"),
+        ("options.py", "if TYPE_CHECKING:\n    from mpidist import errors"),
+        ("context.py", "from mpidist import transports"),
+        ("context.py", "from .transports import mpi"),
+        ("transports/mpi.py", "from mpidist import ReduceOp"),
+        ("transports/mpi.py", "from .. import get_strategy"),
+        ("helpers.py", ""),
+    ],
+)
+def test_a_breach_of_layers_is_found(path, text):
+    assert len(layer_breaches({**LOWEST, path: text})) == 1
+
+
+@pytest.mark.parametrize(
+    "path, text",
+    [
+        ("context.py", "from mpidist.errors import MpidistError\nimport mpidist.options"),
+        ("transports/mpi.py", "from . import base\nfrom ..context import get_strategy\nimport numpy"),
+        ("transports/mpi.py", "from mpidist.transports.base import Transport"),
+    ],
+)
+def test_imports_from_below_and_from_the_same_folder_are_fine(path, text):
+    assert layer_breaches({**LOWEST, path: text}) == []
+
+
+@pytest.mark.parametrize(
+    "path, text, breaches",
+    [
+        ("context.py", "def f():\n    from mpi4py import MPI", 1),
+        ("transports/mpi.py", "from mpi4py import MPI", 0),
+        ("runtime/control.py", "import cupyx.distributed", 1),
+        ("transports/nccl.py", "from cupy.cuda import nccl", 0),
+        ("training/trainer.py", "import h5py", 1),
+        ("training/checkpoint.py", "import h5py", 0),
+    ],
+)
+def test_packages_are_imported_where_they_belong(path, text, breaches):
+    assert len(foreign_breaches({path: text})) == breaches
+
+
+@pytest.mark.parametrize(
+    "text, breaches",
+    [
+        ("import os\nos.environ['MPIDIST_ALGORITHM']", 1),
+        ("from os import environ\nenviron.get('MPIDIST_ALGORITHM', 'auto')", 1),
+        ("os.getenv('MPIDIST_ALGORITHM')", 1),
+        ("'MPIDIST_ALGORITHM' in os.environ", 1),
+        ("os.environ['OMP_NUM_THREADS']", 0),
+        ("print('set MPIDIST_ALGORITHM')", 0),
+    ],
+)
+def test_settings_are_read_in_one_place(text, breaches):
+    assert len(environment_breaches({"context.py": text})) == breaches
+    assert environment_breaches({"options.py": text}) == []
