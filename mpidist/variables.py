@@ -52,7 +52,7 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     strategy = context.get_strategy()
     synchronization = _synchronization(VariableSynchronization.parse(synchronization))
     aggregation = VariableAggregation.parse(aggregation)
-    storage = strategy.extended.place(_storage(initial_value() if callable(initial_value) else initial_value, dtype))
+    storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype)
     if aggregation is VariableAggregation.MEAN and storage.dtype.kind in "biu":
         raise ValueError(f"aggregation MEAN needs a floating dtype, got {storage.dtype}")
     variable = DistributedVariable(
@@ -205,8 +205,8 @@ class DistributedVariable:
 
     def _aggregate_of_copies(self) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return self.strategy.extended.broadcast_to(self.storage, self)
-        return self.strategy.extended.reduce_arrays(self._reduce_op(), [self.storage])[0]
+            return self.strategy.extended.broadcast_to(self.storage.copy(), self)
+        return self.strategy.extended.reduce_arrays(self._reduce_op(), [self.storage.copy()])[0]
 
     def _share_of(self, verb: str, value: Any) -> Any:
         """Return what a write across replicas does to every copy of a variable that is synchronized on read."""

@@ -1,0 +1,267 @@
+"""`StrategyExtended`: what library code asks of a strategy; and `MirroredExtended`, for replicas on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mpidist import context
+from mpidist.collectives.communicator import Communicator
+from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
+from mpidist.input.dataset import Dataset
+from mpidist.input.distributed import DistributedDataset
+from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.strategies.reduction import like_given
+from mpidist.strategies.replica_context import ReplicaContext
+from mpidist.variables import DistributedVariable
+
+if TYPE_CHECKING:
+    from mpidist.strategies.base import Strategy
+
+
+class StrategyExtended:
+    """The part of a strategy that library code uses: `Strategy.extended`.  Here for one replica.
+
+    With one replica every reduction, broadcast and gathering gives back what it got.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    device_name : str
+        The full name of this replica's device.
+
+    Attributes
+    ----------
+    num_replicas : int
+    replica_id : int
+        This rank's replica.
+    device_name : str
+    """
+
+    num_replicas = 1
+    replica_id = 0
+    #: What TensorFlow asks of TPUs only.
+    experimental_require_static_shapes = False
+
+    def __init__(self, strategy: Strategy, device_name: str) -> None:
+        self._strategy = strategy
+        self.device_name = device_name
+        self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
+        context.require_cross_replica(self._strategy)
+        replica_context = ReplicaContext(self._strategy, self.replica_id)
+        with context.entered(context.Mode(self._strategy, replica_context)):
+            return fn(*args, **(kwargs or {}))
+
+    def update(
+        self,
+        variable: DistributedVariable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call ``fn(variable, *args, **kwargs)`` where writing sets this rank's copy as it is.  Local.
+
+        Parameters
+        ----------
+        variable : DistributedVariable
+        fn : callable
+        args, kwargs
+            What every rank passes alike, or copies will differ.
+        group : bool
+            False returns a tuple with the result of each local copy, of which there is one.
+        """
+        with context.entered(context.Mode(self._strategy, None)):
+            result = fn(variable, *args, **(kwargs or {}))
+        return result if group else (result,)
+
+    # -- communication ------------------------------------------------------------------------------------------------
+
+    def reduce_arrays(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> list[Any]:
+        """Return arrays reduced over all replicas, in one fused call.  Collective."""
+        return values
+
+    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Return the arrays of all replicas joined along `axis`.  Collective."""
+        return value
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Return replica 0's `tensor` on every rank.  Collective."""
+        return tensor
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Reduce a value over all replicas; every rank gets the result, whatever the `destinations`.  Collective."""
+        return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Reduce several values over all replicas in one fused call; the results are in the order of the pairs.
+
+        Collective: every rank calls it in the same order, across replicas.
+        """
+        context.require_cross_replica(self._strategy)
+        for pair in value_destination_pairs:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(f"each of value_destination_pairs must be a tuple (value, destinations), got {pair!r}")
+            if isinstance(pair[1], (list, tuple)):
+                raise TypeError(f"destinations must be one device, array or variable, got {pair[1]!r}")
+        values = [value for value, _ in value_destination_pairs]
+        if not values:
+            return []
+        results = self.reduce_arrays(parse_reduce_op(reduce_op), [component(value) for value in values], options)
+        return [like_given(*pair) for pair in zip(results, values, strict=True)]
+
+    # -- input --------------------------------------------------------------------------------------------------------
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        """Return this replica's parts of the global batches: here all rows, and any iterable as it is.  Local."""
+        is_batched = isinstance(dataset, Dataset) and dataset.batch_size is not None
+        return DistributedDataset(dataset, replica_id=0, num_replicas=1) if is_batched else dataset
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    def unique_name(self, name: str) -> str:
+        """Return `name`, with a number if the strategy has a variable of that name.  Local."""
+        candidate = name
+        while candidate in self._names:
+            candidate = f"{name}_{self._names[name]}"
+            self._names[name] += 1
+        self._names[candidate] = 1
+        return candidate
+
+    def share_initial_value(self, variable: DistributedVariable) -> None:
+        """Give every copy of a new variable the chief's value.  Collective where there are several replicas."""
+
+    def variable_created_in_scope(self, variable: DistributedVariable) -> bool:
+        """Return whether the variable was created in this strategy's scope.  Local."""
+        return variable.strategy is self._strategy
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: DistributedVariable) -> Iterator[None]:
+        """Create variables beside another one.  Local; here all variables are on all replicas anyway.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of this strategy's scope.
+        ValueError
+            The variable belongs to another strategy.
+        """
+        if context.get_strategy() is not self._strategy:
+            raise RuntimeError(f'Need to be inside "with strategy.scope()" for {self._strategy!r}')
+        if not self.variable_created_in_scope(colocate_with_variable):
+            raise ValueError(
+                f"`colocate_vars_with` must only be passed a variable created in this tf.distribute.Strategy.scope(), "
+                f"not: {colocate_with_variable!r}"
+            )
+        yield
+
+    def value_container(self, value: Any) -> Any:
+        """Return what holds the components of a value: the value itself, which is this rank's.  Local."""
+        return value
+
+    # -- devices ------------------------------------------------------------------------------------------------------
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The devices of the replicas that this strategy knows by name."""
+        return (self.device_name,)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices that hold copies of the variables."""
+        return self.worker_devices
+
+    def non_slot_devices(self, variables: Sequence[DistributedVariable]) -> tuple[str, ...]:
+        """Return the devices for an optimizer's variables that belong to no other variable.  Local."""
+        return self.parameter_devices
+
+
+class MirroredExtended(StrategyExtended):
+    """Replicas on the ranks of a communicator, one each.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    communicator : Communicator
+    device_name : str
+    worker_devices : tuple of str
+    cross_device_ops : CrossDeviceOps
+    options : CommunicationOptions, optional
+        Those of every call; a call's own are put over them.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        communicator: Communicator,
+        device_name: str,
+        worker_devices: tuple[str, ...],
+        cross_device_ops: CrossDeviceOps,
+        options: CommunicationOptions | None = None,
+    ) -> None:
+        super().__init__(strategy, device_name)
+        if not isinstance(cross_device_ops, CrossDeviceOps):
+            raise ValueError(f"cross_device_ops must be a CrossDeviceOps, got {cross_device_ops!r}")
+        cross_device_ops.bind(communicator, worker_devices)
+        self.num_replicas = communicator.size
+        self.replica_id = communicator.rank
+        self.communicator = communicator
+        self.cross_device_ops = cross_device_ops
+        self._worker_devices = worker_devices
+        self._options = CommunicationOptions() if options is None else options
+
+    def reduce_arrays(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> list[Any]:
+        """Return arrays reduced over all replicas, in one fused call.  Collective."""
+        options = self._options.merge(options)
+        if len(values) == 1:
+            return [self.cross_device_ops.reduce(reduce_op, values[0], values[0], options)]
+        return self.cross_device_ops.batch_reduce(reduce_op, [(value, value) for value in values], options)
+
+    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Return the arrays of all replicas joined along `axis`.  Collective."""
+        return self.cross_device_ops._gather(value, value, axis, self._options.merge(options))
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Return replica 0's `tensor` on every rank.  Collective."""
+        return self.cross_device_ops.broadcast(tensor, destinations)
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        """Return this replica's parts of the global batches; ValueError when there are no batches.  Local."""
+        return DistributedDataset(dataset, replica_id=self.replica_id, num_replicas=self.num_replicas)
+
+    def share_initial_value(self, variable: DistributedVariable) -> None:
+        """Give every copy of a new variable the chief's value.
+
+        Collective.  The check goes first: it names the variable, which a broadcast would not.
+        """
+        communicator = self.communicator
+        communicator.begin(communicator.call("Variable", [(variable.name, variable.dtype, variable.shape)]))
+        communicator.broadcast(variable.storage)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The devices of the replicas that this strategy knows by name."""
+        return self._worker_devices

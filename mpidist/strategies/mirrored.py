@@ -1,0 +1,72 @@
+"""`MirroredStrategy`: the ranks of one node train together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from mpidist.cluster.devices import Device, device_of_rank, parse_devices
+from mpidist.collectives.communicator import Communicator
+from mpidist.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
+from mpidist.strategies.base import MirroredExtended, Strategy
+from mpidist.strategies.visibility import gpu_count, warn_of_invisible
+
+_log = logging.getLogger("mpidist")
+
+
+class MirroredStrategy(Strategy):
+    """Synchronous training on the devices of one machine: every rank is a replica, variables are on all of them.
+
+    Collective: every rank makes it in the same order.  Logs ``Using MirroredStrategy with devices (...)``.
+
+    Parameters
+    ----------
+    devices : sequence of str, optional
+        Local rank i takes ``devices[i]``.  By default, and for an empty list, GPU i if there are GPUs, else CPU i.
+    cross_device_ops : CrossDeviceOps, optional
+        How values are reduced; by default the algorithm is chosen for each size.
+
+    Raises
+    ------
+    ValueError
+        Another number of devices than ranks, or a device named twice.
+    RuntimeError
+        The ranks are on more than one node.
+    """
+
+    def __init__(
+        self, devices: Sequence[str | Device] | None = None, cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        communicator = Communicator.world()
+        _require_one_node(communicator)
+        all_devices = _devices(devices, communicator)
+        names = tuple(device.name for device in all_devices)
+        self.extended = MirroredExtended(
+            self,
+            communicator,
+            names[communicator.rank],
+            names,
+            AllReduceCrossDeviceOps() if cross_device_ops is None else cross_device_ops,
+        )
+        warn_of_invisible(all_devices, is_chief=communicator.rank == 0)
+        if communicator.rank == 0:
+            _log.info("Using MirroredStrategy with devices %r", names)
+
+
+def _require_one_node(communicator: Communicator) -> None:
+    topology = communicator.topology
+    if topology.node_count > 1:
+        raise RuntimeError(
+            f"rank {communicator.rank} of {communicator.size}: MirroredStrategy is for the devices of one machine, but "
+            f"the ranks are on {topology.describe()}.  Use MultiWorkerMirroredStrategy, which is the same across machines"
+        )
+
+
+def _devices(devices: Sequence[str | Device] | None, communicator: Communicator) -> tuple[Device, ...]:
+    """Return the device of every rank."""
+    rank, size = communicator.rank, communicator.size
+    device_of_rank(rank, size, devices)  # checks that there are as many devices as ranks, and names the cure
+    if devices:
+        return parse_devices(devices)
+    gpus = gpu_count()
+    return tuple(device_of_rank(other, size, gpu_count=gpus) for other in range(size))

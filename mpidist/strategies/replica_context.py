@@ -1,0 +1,113 @@
+"""`ReplicaContext`: what the code inside `Strategy.run` knows about its replica, and the collectives it can call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpidist import context, nest
+from mpidist.cross_device_ops import component, parse_reduce_op
+from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.strategies.reduction import like_given
+
+if TYPE_CHECKING:
+    from mpidist.strategies.base import Strategy
+
+
+class ReplicaContext:
+    """The context inside `Strategy.run`: one replica of a strategy.
+
+    Attributes
+    ----------
+    strategy : Strategy
+    replica_id_in_sync_group : int
+        This replica's number among all that train together, from 0.
+    """
+
+    def __init__(self, strategy: Strategy, replica_id_in_sync_group: int) -> None:
+        self.strategy = strategy
+        self.replica_id_in_sync_group = replica_id_in_sync_group
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas train together."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The name of this replica's device, in a tuple."""
+        return (self.strategy.extended.device_name,)
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Reduce a value, or all values of a nested structure in one fused call, over all replicas.
+
+        Collective: every replica calls it in the same order, with the same structure, shapes and dtypes.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM or MEAN, also by name in any case.
+        value : array, or nested tuples, lists and dicts of arrays
+            Unchanged.
+        options : CommunicationOptions, optional
+            Fields that are set win over the strategy's.
+
+        Returns
+        -------
+        array or nested structure
+            As `value`, with new arrays that are the caller's; the same on every replica.  Means of integers are float64.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of this replica: in `Strategy.scope` or in a `merge_call`.
+        CollectiveMismatchError
+            On all replicas, when they passed different tensors; names ranks, tensor and both shapes.
+        """
+        context.require_replica(self)
+        reduce_op = parse_reduce_op(reduce_op)
+        leaves = nest.flatten(value)
+        if any(leaf is None for leaf in leaves):
+            raise TypeError("all_reduce got None among its values; leave it out on every replica, or pass zeros")
+        results = self.strategy.extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
+        return nest.pack(value, [like_given(*pair) for pair in zip(results, leaves, strict=True)])
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Return the values of all replicas joined along `axis`, in replica order; a nested structure leaf by leaf.
+
+        Collective: every replica calls it in the same order.
+
+        Parameters
+        ----------
+        value : array of at least one dimension, or nested tuples, lists and dicts of them
+            Replicas may differ in the length of `axis`, and in nothing else.
+        axis : int
+
+        Raises
+        ------
+        ValueError
+            A scalar, or `axis` out of range.
+        CollectiveMismatchError
+            On all replicas, when their arrays do not fit together.
+        """
+        context.require_replica(self)
+        extended = self.strategy.extended
+        leaves = [component(leaf) for leaf in nest.flatten(value)]
+        return nest.pack(value, [extended.gather_array(leaf, axis, options) for leaf in leaves])
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call ``merge_fn(strategy, *args, **kwargs)`` in a cross-replica context and return what it returns.
+
+        Collective in as far as `merge_fn` is.  It runs on every rank, with this rank's components as arguments, and may
+        use the methods of the strategy: what ``strategy.reduce`` gives is the same everywhere.
+        """
+        context.require_replica(self)
+        with context.entered(context.Mode(self.strategy, None)):
+            return merge_fn(self.strategy, *args, **(kwargs or {}))
+
+    def __repr__(self) -> str:
+        return f"<ReplicaContext {self.replica_id_in_sync_group} of {self.num_replicas_in_sync} of {self.strategy!r}>"
