@@ -222,8 +222,8 @@ def check_reducible(dtype: Any, op: str) -> None:
         raise UnsupportedDtypeError(f"there is no reduction {op!r} of {dtype} arrays: {has}")
 
 
-def reduction(op: str, library: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return the function ``f(a, b, out)`` of the namespace `library` that reduces two arrays into `out`."""
+def reduction(op: str, library: Any) -> Callable[..., Any]:
+    """Return the function ``f(a, b, out=array)`` of the namespace `library` that reduces two arrays into `out`."""
     if op not in REDUCTIONS:
         raise ValueError(f"{op!r} is not a reduction; known ones: {', '.join(REDUCTIONS)}")
     return getattr(library, REDUCTIONS[op])

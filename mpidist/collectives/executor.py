@@ -166,7 +166,7 @@ class Executor:
             if current:
                 wait(current, watch)
             if reduce is not None:
-                reduce(first, second, out)
+                reduce(first, second, out=out)
             current = coming
 
 
@@ -193,7 +193,7 @@ class _Step(NamedTuple):
 
     received: tuple[Any, int] | None
     sent: tuple[Any, int] | None
-    reduce: Callable[[Any, Any, Any], Any] | None
+    reduce: Callable[..., Any] | None
     first: Any
     second: Any
     out: Any

@@ -43,6 +43,6 @@ class SegmentAllReduce:
     def combine(self, call: int, out: Any) -> None:
         """Write the reduced values of `call`, which all ranks have come to, into `out`, shape (elements,)."""
         first, second, *rest = self._values[call & 1]
-        self._combine(first, second, out)
+        self._combine(first, second, out=out)
         for values in rest:
-            self._combine(out, values, out)
+            self._combine(out, values, out=out)

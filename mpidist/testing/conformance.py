@@ -1,0 +1,432 @@
+"""What every transport and every algorithm must do, as test classes to inherit.
+
+A transport's test file has a class of a few lines for each suite, which says how to run a function on some ranks::
+
+    class TestLoopback(LoopbackRanks, TransportTests):
+        sizes = (1, 2, 3, 4)
+
+Functions run on every rank and check there, since under MPI no process sees the results of the others.  All expected
+values are closed forms of rank and size.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist import arrays
+from mpidist.collectives.algorithms import ALGORITHMS
+from mpidist.collectives.executor import Executor, even_bounds
+from mpidist.collectives.rounds import Schedule
+from mpidist.errors import TransportError, TransportTimeoutError, UnsupportedDtypeError
+from mpidist.runtime.control import Watch
+from mpidist.testing.ranks import run_ranks
+from mpidist.transports import world
+from mpidist.transports.base import Pending, Transport
+from mpidist.transports.loopback import Faults
+
+OnRank = Callable[[Transport], Any]
+
+#: Deadline of waits in the suites, in seconds: beyond any honest wait, and short of the patience of who runs tests.
+_LIMIT_SECONDS = 30.0
+
+
+class Ranks(abc.ABC):
+    """How a suite runs a function on some ranks, and on how many.
+
+    Attributes
+    ----------
+    sizes : sequence of int
+        Numbers of ranks that every test is run on.
+    """
+
+    sizes: Sequence[int] = (1, 2, 3, 4)
+
+    @abc.abstractmethod
+    def run(self, size: int, fn: OnRank) -> None:
+        """Call ``fn(transport)`` on each of `size` ranks, and raise what it raised there."""
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Run every test that has an argument `size` on each of the sizes."""
+        if "size" in metafunc.fixturenames:
+            metafunc.parametrize("size", self.sizes)
+
+
+class LoopbackRanks(Ranks):
+    """Ranks as threads, without buffering, so that code which relies on it hangs."""
+
+    faults: Faults | None = None
+    eager_bytes = 0
+
+    def run(self, size: int, fn: OnRank) -> None:
+        def on_rank() -> None:
+            fn(world().transport)
+
+        run_ranks(
+            size, on_rank, timeout_seconds=_LIMIT_SECONDS, faults=self.faults, eager_bytes=self.eager_bytes
+        )
+
+
+def watch_of(transport: Transport, timeout_seconds: float = _LIMIT_SECONDS) -> Watch:
+    """Return a watch over the waits of a test."""
+    return transport.control.watch("a conformance test", timeout_seconds)
+
+
+def assert_same_on_all_ranks(transport: Transport, array: Any) -> None:
+    """Raise AssertionError unless all ranks have the same bytes; every rank hears of it from its left neighbour."""
+    mine = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    theirs = np.empty_like(mine)
+    right, left = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    transport.wait([transport.receive(theirs, left), transport.send(mine, right)], watch_of(transport))
+    np.testing.assert_array_equal(theirs, mine, err_msg=f"rank {transport.rank} and rank {left} differ")
+
+
+class TransportTests(Ranks):
+    """What a transport must do: see `mpidist.transports.base.Transport`."""
+
+    #: Length in bytes of the message that is to be longer than any buffer on the way.
+    large_bytes = 5 * (1 << 20) + 3
+
+    def test_zero_bytes_arrive_in_their_turn(self, size: int) -> None:
+        self.run(size, _zero_bytes)
+
+    def test_a_rank_sends_to_itself(self, size: int) -> None:
+        self.run(size, _self_send)
+
+    def test_both_directions_at_once(self, size: int) -> None:
+        self.run(size, lambda transport: _both_directions(transport, self.large_bytes))
+
+    def test_sends_may_be_enqueued_before_receives(self, size: int) -> None:
+        self.run(size, _sends_first)
+
+    def test_many_messages_keep_their_order(self, size: int) -> None:
+        self.run(size, _many_in_order)
+
+    def test_waiting_for_the_second_message_first(self, size: int) -> None:
+        self.run(size, _second_first)
+
+    def test_everyone_to_everyone(self, size: int) -> None:
+        self.run(size, _everyone_to_everyone)
+
+    @pytest.mark.parametrize("dtype", ["?", "i1", "<u2", ">i4", "f2", "f8", "c16", "M8[s]", "S3", "f4,i8"])
+    def test_any_dtype_travels_as_bytes(self, size: int, dtype: str) -> None:
+        self.run(size, lambda transport: _raw_bytes(transport, np.dtype(dtype)))
+
+    def test_exchange_returns_what_everyone_gave(self, size: int) -> None:
+        self.run(size, _exchange)
+
+    def test_a_group_of_a_group(self, size: int) -> None:
+        self.run(size, _group_of_a_group)
+
+    def test_groups_do_not_hear_each_other(self, size: int) -> None:
+        self.run(size, _groups_apart)
+
+    def test_python_objects_and_device_memory_are_refused(self, size: int) -> None:
+        self.run(size, _refuses)
+
+    def test_closing_twice(self, size: int) -> None:
+        self.run(size, _closes_twice)
+
+
+def _zero_bytes(transport: Transport) -> None:
+    """An empty message between two others is a message: the third must not take its place."""
+    right, left = _neighbours(transport)
+    got = [np.zeros(1, "i8"), np.zeros(0, "i8"), np.zeros(1, "i8")]
+    receives = [transport.receive(array, left) for array in got]
+    sends = [transport.send(array, right) for array in (np.full(1, 7, "i8"), np.zeros(0, "i8"), np.full(1, 8, "i8"))]
+    transport.wait(receives + sends, watch_of(transport))
+    assert (int(got[0][0]), int(got[2][0])) == (7, 8)
+
+
+def _self_send(transport: Transport) -> None:
+    sent, got = np.arange(10.0) + transport.rank, np.zeros(10)
+    transport.wait([transport.receive(got, transport.rank), transport.send(sent, transport.rank)], watch_of(transport))
+    np.testing.assert_array_equal(got, np.arange(10.0) + transport.rank)
+
+
+def _both_directions(transport: Transport, nbytes: int) -> None:
+    """All ranks send a long message to the right at once; with blocking sends nobody would receive."""
+    right, left = _neighbours(transport)
+    sent, got = _pattern(nbytes, transport.rank), np.zeros(nbytes, np.uint8)
+    transport.wait([transport.receive(got, left), transport.send(sent, right)], watch_of(transport))
+    np.testing.assert_array_equal(got, _pattern(nbytes, left))
+
+
+def _sends_first(transport: Transport) -> None:
+    right, left = _neighbours(transport)
+    sent, got = np.full(3000, transport.rank, "i4"), np.zeros(3000, "i4")
+    sends = [transport.send(sent, right)]
+    transport.wait([*sends, transport.receive(got, left)], watch_of(transport))
+    np.testing.assert_array_equal(got, left)
+
+
+def _many_in_order(transport: Transport) -> None:
+    right, left = _neighbours(transport)
+    watch = watch_of(transport)
+    for batch in range(5):
+        got = np.full(20, -1)
+        pendings = [transport.receive(got[index : index + 1], left) for index in range(20)]
+        pendings += [transport.send(np.array([100 * batch + index]), right) for index in range(20)]
+        transport.wait(pendings, watch)
+        np.testing.assert_array_equal(got, 100 * batch + np.arange(20))
+
+
+def _second_first(transport: Transport) -> None:
+    """Messages match in the order of enqueueing, in whatever order they are waited for."""
+    right, left = _neighbours(transport)
+    watch = watch_of(transport)
+    got = np.zeros((2, 4), "i8")
+    first, second = (transport.receive(row, left) for row in got)
+    sends = [transport.send(np.full(4, number), right) for number in (1, 2)]
+    transport.wait([second], watch)
+    transport.wait([first, *sends], watch)
+    np.testing.assert_array_equal(got, [[1] * 4, [2] * 4])
+
+
+def _everyone_to_everyone(transport: Transport) -> None:
+    rank, size = transport.rank, transport.size
+    got = np.zeros(size, "i8")
+    sent = rank * size + np.arange(size)
+    pendings = [transport.receive(got[peer : peer + 1], peer) for peer in range(size)]
+    pendings += [transport.send(sent[peer : peer + 1], peer) for peer in range(size)]
+    transport.wait(pendings, watch_of(transport))
+    np.testing.assert_array_equal(got, np.arange(size) * size + rank)
+
+
+def _raw_bytes(transport: Transport, dtype: np.dtype) -> None:
+    right, left = _neighbours(transport)
+    nbytes = 6 * dtype.itemsize
+    sent = _pattern(nbytes, transport.rank).view(dtype).reshape(2, 3)
+    got = np.zeros((3, 2), dtype)
+    transport.wait([transport.receive(got, left), transport.send(sent, right)], watch_of(transport))
+    np.testing.assert_array_equal(got.reshape(-1).view(np.uint8), _pattern(nbytes, left))
+
+
+def _exchange(transport: Transport) -> None:
+    got = transport.exchange(b"x" * transport.rank, watch_of(transport))
+    assert got == [b"x" * rank for rank in range(transport.size)]
+
+
+def _group_of_a_group(transport: Transport) -> None:
+    """Odd and even ranks, then halves of these: each finds itself, in rank order, and can talk to its group."""
+    odd_or_even = transport.split(transport.rank % 2)
+    half = odd_or_even.split(odd_or_even.rank * 2 // odd_or_even.size)
+    members = [rank for rank in range(transport.size) if rank % 2 == transport.rank % 2]
+    middle = -(-len(members) // 2)
+    expected = members[:middle] if transport.rank in members[:middle] else members[middle:]
+    got = half.exchange(str(transport.rank).encode(), watch_of(transport))
+    assert [int(raw) for raw in got] == expected
+    assert half.world_ranks == tuple(transport.world_ranks[rank] for rank in expected)
+    assert expected[half.rank] == transport.rank
+    for group in (half, odd_or_even):
+        group.close()
+
+
+def _groups_apart(transport: Transport) -> None:
+    """The same two ranks in two groups at once: messages come out of the group they went into."""
+    right, left = _neighbours(transport)
+    other = transport.split(0)
+    got = np.zeros(2, "i8")
+    pendings = [transport.receive(got[:1], left), other.receive(got[1:], left)]
+    later, sooner = other.send(np.array([2]), right), transport.send(np.array([1]), right)
+    watch = watch_of(transport)
+    other.wait([pendings[1], later], watch)
+    transport.wait([pendings[0], sooner], watch)
+    np.testing.assert_array_equal(got, [1, 2])
+    other.close()
+
+
+def _refuses(transport: Transport) -> None:
+    from mpidist.testing.device import on_device, pretended_device
+
+    with pytest.raises(UnsupportedDtypeError):
+        transport.send(np.array([None, {}]), transport.rank)
+    if "device" not in transport.memory:
+        with pretended_device(), pytest.raises(UnsupportedDtypeError, match="device"):
+            transport.send(on_device(np.zeros(3)), transport.rank)
+
+
+def _closes_twice(transport: Transport) -> None:
+    group = transport.split(0)
+    group.exchange(b"used", watch_of(transport))
+    group.close()
+    group.close()
+    transport.exchange(b"the others live on", watch_of(transport))
+
+
+class DeadlineTests(Ranks):
+    """What a transport must do when messages do not come.  Afterwards its world is broken: each test needs its own."""
+
+    def test_a_wait_ends_at_its_deadline(self, size: int) -> None:
+        self.run(size, _nothing_comes)
+
+
+def _nothing_comes(transport: Transport) -> None:
+    pending = transport.receive(np.zeros(4), (transport.rank - 1) % transport.size)
+    with pytest.raises(TransportTimeoutError, match="a conformance test"):
+        transport.wait([pending], watch_of(transport, timeout_seconds=0.2))
+
+
+# -- collectives --------------------------------------------------------------------------------------------------------
+
+
+#: Dtypes that are summed, and by which other reductions each is tried too.
+_REDUCTIONS = {"f4": ("sum", "max", "min", "prod"), "f8": ("sum", "min"), "i4": ("sum", "max", "prod"), "u1": ("sum", "max")}
+
+
+class CollectiveTests(Ranks):
+    """What an algorithm must do, for every one in the table: see `mpidist.collectives.algorithms`."""
+
+    sizes: Sequence[int] = tuple(range(1, 9))
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        super().pytest_generate_tests(metafunc)
+        if "schedule" in metafunc.fixturenames:
+            names = [f"{collective}-{name}" for collective, name in ALGORITHMS]
+            metafunc.parametrize("schedule", list(ALGORITHMS.values()), ids=names)
+
+    def test_values(self, size: int, schedule: Schedule) -> None:
+        self.run(size, lambda transport: _values(transport, schedule))
+
+    def test_run_twice(self, size: int, schedule: Schedule) -> None:
+        self.run(size, lambda transport: _run_twice(transport, schedule))
+
+    def test_segments(self, size: int, schedule: Schedule) -> None:
+        self.run(size, lambda transport: _segments(transport, schedule))
+
+    def test_two_groups_at_once(self, size: int, schedule: Schedule) -> None:
+        self.run(size, lambda transport: _two_groups(transport, schedule))
+
+    def test_all_ranks_get_the_same_bits(self, size: int, schedule: Schedule) -> None:
+        if schedule.collective == "all_reduce":
+            self.run(size, lambda transport: _same_bits(transport, schedule))
+
+
+def lengths(size: int) -> list[int]:
+    """Return lengths of buffers around the number of ranks: none, fewer elements than ranks, and more."""
+    return sorted({0, 1, size - 1, size, size + 1, 1000})
+
+
+def contribution(op: str, dtype: Any, length: int, rank: int, size: int) -> np.ndarray:
+    """Return a rank's buffer, another one on every rank, from which `reduced` follows in closed form."""
+    index = np.arange(length)
+    if op == "sum":
+        return ((index % 7 + 1) * (rank + 1)).astype(dtype)
+    if op == "prod":
+        return np.where((index + rank) % 3 == 0, 2, 1).astype(dtype)
+    return (index % 5 * 10 + (index + rank) % size).astype(dtype)
+
+
+def reduced(op: str, dtype: Any, length: int, size: int) -> np.ndarray:
+    """Return what all ranks' contributions together are."""
+    index = np.arange(length)
+    if op == "sum":
+        return ((index % 7 + 1) * (size * (size + 1) // 2)).astype(dtype)
+    if op == "prod":
+        # Ranks r below `size` with (index + r) % 3 == 0: the first is -index % 3, and then every third.
+        return (2 ** ((size + 2 - (-index) % 3) // 3)).astype(dtype)
+    return (index % 5 * 10 + (size - 1 if op == "max" else 0)).astype(dtype)
+
+
+def expected(schedule: Schedule, op: str, before: list[np.ndarray], total: np.ndarray, rank: int, root: int) -> Any:
+    """Return what `rank` must hold afterwards, and where: pairs (slice, values) of the buffer."""
+    length, size = len(total), len(before)
+    bounds = even_bounds(length, size)
+    whole, share = slice(0, length), slice(bounds[rank], bounds[rank + 1])
+    if schedule.collective == "all_gather":
+        return [(slice(bounds[r], bounds[r + 1]), before[r][bounds[r] : bounds[r + 1]]) for r in range(size)]
+    return {
+        "all_reduce": [(whole, total)],
+        "reduce_scatter": [(share, total[share])],
+        "broadcast": [(whole, before[root])],
+        "reduce": [(whole, total)] if rank == root else [],
+    }[schedule.collective]
+
+
+def _values(transport: Transport, schedule: Schedule) -> None:
+    reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce")
+    for length in lengths(transport.size):
+        for root in range(transport.size) if schedule.rooted else [0]:
+            _check(transport, schedule, "f8", "sum", length, root)
+        for dtype, operations in _REDUCTIONS.items():
+            for op in operations if reduces else operations[:1]:
+                _check(transport, schedule, dtype, op, length, 0)
+
+
+def _segments(transport: Transport, schedule: Schedule) -> None:
+    """The same with messages cut into many segments, down to one element."""
+    for segment_bytes in (1, 8, 24, 100):
+        for length in (1, transport.size + 1, 97):
+            _check(transport, schedule, "f8", "sum", length, transport.size - 1, segment_bytes)
+
+
+def _check(
+    transport: Transport, schedule: Schedule, dtype: str, op: str, length: int, root: int, segment_bytes: int = 1 << 18
+) -> None:
+    rank, size = transport.rank, transport.size
+    before = [contribution(op, dtype, length, r, size) for r in range(size)]
+    buffer = before[rank].copy()
+    Executor(schedule, transport, buffer, op, root, segment_bytes=segment_bytes).run(watch_of(transport))
+    case = f"rank {rank} of {size}: {schedule.name} {schedule.collective} {op} {dtype}[{length}], root {root}"
+    for where, values in expected(schedule, op, before, reduced(op, dtype, length, size), rank, root):
+        np.testing.assert_array_equal(buffer[where], values, err_msg=case)
+
+
+def _run_twice(transport: Transport, schedule: Schedule) -> None:
+    """An executor is bound once and replayed: on new values in the same buffer, it computes anew."""
+    size, rank = transport.size, transport.rank
+    buffer = np.zeros(10)
+    executor = Executor(schedule, transport, buffer)
+    for scale in (1, 3):
+        before = [scale * contribution("sum", "f8", 10, r, size) for r in range(size)]
+        buffer[:] = before[rank]
+        executor.run(watch_of(transport))
+        for where, values in expected(schedule, "sum", before, scale * reduced("sum", "f8", 10, size), rank, 0):
+            np.testing.assert_array_equal(buffer[where], values)
+
+
+def _two_groups(transport: Transport, schedule: Schedule) -> None:
+    group = transport.split(transport.rank % 2)
+    _check(group, schedule, "i4", "sum", 20 + transport.rank % 2, 0)
+    group.close()
+
+
+def _same_bits(transport: Transport, schedule: Schedule) -> None:
+    """Sums that round: close to the exact ones, and the same to the last bit on all ranks."""
+    size = transport.size
+    for length in (1, size + 1, 1000):
+        before = np.array([np.random.default_rng((7, rank)).normal(size=length) for rank in range(size)], "f4")
+        buffer = before[transport.rank].copy()
+        Executor(schedule, transport, buffer).run(watch_of(transport))
+        exact = [math.fsum(column) for column in before.T.astype("f8")]
+        scale = np.abs(before).sum(axis=0)
+        assert (np.abs(buffer - exact) <= scale * np.finfo("f4").eps * size).all()
+        assert_same_on_all_ranks(transport, buffer)
+    _same_zero(transport, schedule)
+
+
+def _same_zero(transport: Transport, schedule: Schedule) -> None:
+    """0.0 and -0.0 are equal, and which of them the minimum is depends on the order: that must not show."""
+    for op in ("min", "max"):
+        buffer = np.full(50, 0.0 if transport.rank % 2 else -0.0, "f4")
+        Executor(schedule, transport, buffer, op).run(watch_of(transport))
+        assert_same_on_all_ranks(transport, buffer)
+
+
+# -- small parts of the tests -------------------------------------------------------------------------------------------
+
+
+def _neighbours(transport: Transport) -> tuple[int, int]:
+    """Return the ranks to the right and to the left."""
+    return (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+
+
+def _pattern(nbytes: int, seed: int) -> np.ndarray:
+    """Return bytes that differ from rank to rank, and from place to place with a period that divides no buffer size."""
+    period = (np.arange(251) + 17 * seed) % 251
+    return np.resize(period.astype(np.uint8), nbytes)
