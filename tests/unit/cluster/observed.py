@@ -9,7 +9,12 @@ from typing import Any
 ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
 
 #: Exceptions that TensorFlow raised, by the name in a case.
-EXCEPTIONS = {"RuntimeError": RuntimeError, "TypeError": TypeError, "ValueError": ValueError, "JSONDecodeError": ValueError}
+EXCEPTIONS: dict[str, type[Exception]] = {
+    "JSONDecodeError": json.JSONDecodeError,
+    "RuntimeError": RuntimeError,
+    "TypeError": TypeError,
+    "ValueError": ValueError,
+}
 
 
 def cases(topic: str) -> dict[str, dict[str, Any]]:

@@ -86,7 +86,8 @@ def test_unreadable_hostlists(hostlist: str, says: str) -> None:
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(1, 9), st.booleans()), min_size=1))
 def test_tasks_per_node_round_trip(runs: list[tuple[int, int, bool]]) -> None:
     text = ",".join(f"{count}(x{times})" if folded else str(count) for count, times, folded in runs)
-    assert expand_tasks_per_node(text) == [count for count, times, folded in runs for _ in range(times if folded else 1)]
+    expected = [count for count, times, folded in runs for _ in range(times if folded else 1)]
+    assert expand_tasks_per_node(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "2 (x2)", "2(2)", "2(x)", "x2", "2,,1", "-1", "2(x2),"])
