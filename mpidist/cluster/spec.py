@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: The tasks of one job: addresses in task order, or (when indices are missing) task index -> address.
-Tasks = Sequence[str] | Mapping[int, str]
+#: The tasks of one job: addresses in task order, or (when indices are missing) task index -> address; an index may be
+#: text, as it is in JSON.
+Tasks = Sequence[str] | Mapping[int, str] | Mapping[str, str]
 
 
 @dataclass(frozen=True, order=True)
@@ -109,7 +110,7 @@ def _addresses(job: str, tasks: Tasks) -> dict[int, str]:
 
 
 def _index(job: str, index: object) -> int:
-    """Return the task index; JSON has it as a string."""
+    """Return the task index as an int."""
     if isinstance(index, (int, str)) and int(index) >= 0:
         return int(index)
     raise ValueError(f"the indices of the tasks of job {job!r} must be integers of 0 or more, got {index!r}")

@@ -93,7 +93,9 @@ ASKED: dict[str, Callable[[], Any]] = {
     "cluster_spec_unknown_job": lambda: ClusterSpec(WORKERS).num_tasks("x"),
     "cluster_spec_eq": lambda: ClusterSpec(WORKERS) == ClusterSpec({"worker": {0: "a:1", 1: "b:1"}}),
     "simple_resolver_bad": lambda: SimpleClusterResolver(WORKERS),  # type: ignore[arg-type]
-    "union_dict_merge": lambda: _union(*(({"worker": at}, "") for at in ({1: "a:1"}, {3: "b:1"}))).cluster_spec().as_dict(),
+    "union_dict_merge": lambda: (
+        _union(*(({"worker": at}, "") for at in ({1: "a:1"}, {3: "b:1"}))).cluster_spec().as_dict()
+    ),
     "union_task_type": _union_task,
     "union_first_empty_master": lambda: _union((WORKERS, ""), (WORKERS, "m2")).master(),
     "union_bad_arg": lambda: UnionResolver("x"),  # type: ignore[arg-type]

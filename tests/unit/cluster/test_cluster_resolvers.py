@@ -53,6 +53,28 @@ class TestRegistry:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+class TestBase:
+    class Fixed(ClusterResolver):
+        """What a user has to write."""
+
+        def cluster_spec(self) -> ClusterSpec:
+            return TWO
+
+    def test_a_subclass_needs_only_the_cluster(self) -> None:
+        resolver = self.Fixed("worker", 1)
+        assert (resolver.task_type, resolver.task_id, resolver.environment) == ("worker", 1, "")
+        assert (resolver.master(), resolver.master("worker", 0, "grpc")) == ("b:1", "grpc://a:1")
+        assert resolver.num_accelerators() == {} and not resolver.is_chief
+        assert repr(resolver) == "<Fixed worker 1>"
+        with pytest.raises(ValueError, match="no task 2 in job 'worker'"):
+            resolver.master("worker", 2)
+
+    def test_no_task_of_a_cluster(self) -> None:
+        assert self.Fixed().master() == ""
+        with pytest.raises(TypeError, match="cluster_spec"):
+            ClusterResolver()  # type: ignore[abstract]
+
+
 class TestSimple:
     def test_tells_what_it_was_given(self) -> None:
         resolver = SimpleClusterResolver(TWO, "m", "worker", 1, "here", {"GPU": 2}, "grpc")
