@@ -89,6 +89,7 @@ class _Play:
             self.round_number += 1
             for rank, round_ in enumerate(rounds):
                 self._check_ends(rank, round_)
+            for rank in range(self.size):
                 self._check_match(rank, rounds)
             self._play(rounds)
         self._check_promise()
@@ -120,6 +121,8 @@ class _Play:
         both = range(max(sent.start, received.start), min(sent.stop, received.stop))
         if both and not round_.reduce:
             raise self._error(f"rank {rank} receives chunk {both.start} over the one that it sends")
+        if both and sent != received:
+            raise self._error(f"rank {rank} reduces into chunk {both.start} and sends it, but not just the same chunks")
 
     def _range(self, rank: int, verb: str, peer: int, chunk: int, count: int) -> range:
         if peer == NOBODY:

@@ -31,8 +31,9 @@ class Round:
     In repetition ``j`` of ``repeat``, the rank sends the ``count`` chunks from ``(send_chunk + j * shift) % chunks`` on
     to `send_to`, and receives as many as that rank sends, from ``(receive_chunk + j * shift) % chunks`` on, from
     `receive_from`; received chunks are reduced into the buffer if `reduce`, else replace what is there.  Chunk ranges
-    never wrap around the end.  Sending reads the buffer as it was before the round; in a round that replaces, a rank
-    never receives a chunk that it sends.  `unrolled` does the arithmetic of the repetitions.
+    never wrap around the end.  Sending reads the buffer as it was before the round.  What a rank sends and what it
+    receives have no chunk in common; only when reducing they may also be the very same chunks.  `unrolled` does the
+    arithmetic of the repetitions.
 
     Attributes
     ----------

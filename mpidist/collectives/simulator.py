@@ -2,8 +2,8 @@
 
 In a round, a rank starts when it is there and its message has been sent, and is done after the round's seconds:
 ``clock = maximum(clock, clock of the sender) + seconds``, one vectorised line for all ranks.  No rank waits for ranks
-it has no business with, so the result is at most `cost`, where every round waits for its slowest rank; where all
-messages of a round cost the same, the two are equal.
+it has no business with, so the result is at most `cost`, where every round waits for its slowest rank; where all links
+are equal, the two are equal too for every algorithm of the table.
 
 A ring on 100 000 ranks has 200 000 rounds, but only two kinds of them.  Without jitter a repeated round is played until
 every rank advances at the pace of the rank it hears from; from then on nothing changes (adding the same time to both
