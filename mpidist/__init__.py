@@ -12,19 +12,46 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: Public name -> where it lives: "module" or "module:attribute".  A dotted public name lives in a namespace,
-#: which can also be imported: ``from mpidist.experimental import MultiWorkerMirroredStrategy``.
+#: Public name -> where it lives: "module" or "module:attribute".  Dotted names live in a namespace.  Namespaces can be
+#: imported as well: ``from mpidist.experimental import MultiWorkerMirroredStrategy``.
 _NAMES = {
+    "ClusterSpec": "mpidist.cluster.spec:ClusterSpec",
     "CollectiveCommunication": "mpidist.options:CommunicationImplementation",
     "CommunicationImplementation": "mpidist.options:CommunicationImplementation",
     "CommunicationOptions": "mpidist.options:CommunicationOptions",
+    "CrossDeviceOps": "mpidist.cross_device_ops:CrossDeviceOps",
+    "HierarchicalCopyAllReduce": "mpidist.cross_device_ops:HierarchicalCopyAllReduce",
+    "MirroredStrategy": "mpidist.strategies.mirrored:MirroredStrategy",
+    "MultiWorkerMirroredStrategy": "mpidist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
+    "NcclAllReduce": "mpidist.cross_device_ops:NcclAllReduce",
+    "OneDeviceStrategy": "mpidist.strategies.one_device:OneDeviceStrategy",
     "ReduceOp": "mpidist.options:ReduceOp",
+    "ReductionToOneDevice": "mpidist.cross_device_ops:ReductionToOneDevice",
+    "ReplicaContext": "mpidist.strategies.replica_context:ReplicaContext",
+    "RingAllReduce": "mpidist.cross_device_ops:RingAllReduce",
+    "Strategy": "mpidist.strategies.base:Strategy",
+    "StrategyExtended": "mpidist.strategies.extended:StrategyExtended",
+    "Variable": "mpidist.variables:Variable",
     "VariableAggregation": "mpidist.options:VariableAggregation",
     "VariableSynchronization": "mpidist.options:VariableSynchronization",
+    "cluster_resolver": "mpidist.cluster.resolvers",
+    "compute_average_loss": "mpidist.training.losses:compute_average_loss",
+    "config.list_physical_devices": "mpidist.arrays:list_physical_devices",
+    "data.Dataset": "mpidist.input.dataset:Dataset",
     "errors": "mpidist.errors",
     "experimental.CollectiveCommunication": "mpidist.options:CommunicationImplementation",
+    "experimental.CollectiveHints": "mpidist.options:CommunicationOptions",
     "experimental.CommunicationImplementation": "mpidist.options:CommunicationImplementation",
     "experimental.CommunicationOptions": "mpidist.options:CommunicationOptions",
+    "experimental.MultiWorkerMirroredStrategy": "mpidist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
+    "experimental_set_strategy": "mpidist.context:experimental_set_strategy",
+    "get_replica_context": "mpidist.context:get_replica_context",
+    "get_strategy": "mpidist.context:get_strategy",
+    "has_strategy": "mpidist.context:has_strategy",
+    "in_cross_replica_context": "mpidist.context:in_cross_replica_context",
+    "optimizers": "mpidist.optimizers",
+    "scale_regularization_loss": "mpidist.training.losses:scale_regularization_loss",
+    "testing": "mpidist.testing",
 }
 
 
@@ -35,30 +62,47 @@ def _load(place: str) -> Any:
 
 
 class _Namespace(ModuleType):
-    """A module whose names are loaded on first use, from the part of `_NAMES` below its own name."""
+    """A module whose names are loaded on first use.
 
-    def __init__(self, name: str, places: dict[str, str]) -> None:
-        super().__init__(f"{__name__}.{name}", f"Public names, see ``dir(mpidist.{name})``.")
-        self.__dict__["_places"] = places
+    Parameters
+    ----------
+    name : str
+        Below ``mpidist``.
+    places : dict
+        Its names, each with the place it is loaded from.
+    behind : str
+        A module that has further names; empty for none.
+    """
+
+    def __init__(self, name: str, places: dict[str, str], behind: str = "") -> None:
+        super().__init__(f"{__name__}.{name}", f"Public names of mpidist.{name}, loaded on first use.")
+        self.__dict__.update(_places=places, _behind=behind)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._places:
+        if name in self._places:
+            value = _load(self._places[name])
+        elif self._behind and not name.startswith("__"):
+            value = getattr(_load(self._behind), name)
+        else:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = _load(self._places[name])
         setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:
-        return sorted(self._places)
+        return sorted([*self._places, *(getattr(_load(self._behind), "__all__", ()) if self._behind else ())])
 
 
 def _namespaces() -> dict[str, _Namespace]:
+    """Return the namespaces of `_NAMES`: of its dotted names, and modules that live under another name."""
     parts: dict[str, dict[str, str]] = {}
     for dotted, place in _NAMES.items():
         namespace, dot, name = dotted.rpartition(".")
         if dot:
             parts.setdefault(namespace, {})[name] = place
-    return {name: _Namespace(name, places) for name, places in parts.items()}
+    elsewhere = {name: at for name, at in _NAMES.items() if ":" not in at and at != f"{__name__}.{name}"}
+    return {name: _Namespace(name, places) for name, places in parts.items()} | {
+        name: _Namespace(name, {}, behind) for name, behind in elsewhere.items()
+    }
 
 
 for _name, _namespace in _namespaces().items():
