@@ -322,7 +322,7 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         return [self._accumulated(self.accumulation_fn, reduce_op, value, options) for value in values]
 
     def _accumulated(
-        self, accumulation_fn: Callable[[list[Any]], Any], reduce_op: ReduceOp, value: Any, options: CommunicationOptions
+        self, accumulation_fn: Callable[..., Any], reduce_op: ReduceOp, value: Any, options: CommunicationOptions
     ) -> Any:
         """Gather one array to all ranks, accumulate on the root, broadcast from there."""
         gathered = self.communicator.all_gather(value[None], timeout_seconds=options.timeout_seconds)

@@ -1,7 +1,8 @@
 """`Strategy`: the base of all strategies.  Its other two parts are `StrategyExtended` and `ReplicaContext`.
 
 A strategy says what each rank is, which variables are mirrored, and when values are reduced.  It writes the facts that
-users look for (devices, ranks) to the logger ``mpidist``, on the chief; ``logging.basicConfig(level="INFO")`` shows them.
+users look for (devices, ranks) to the logger ``mpidist``, on the chief; ``logging.basicConfig(level="INFO")`` shows
+them.
 """
 
 from __future__ import annotations

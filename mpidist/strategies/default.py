@@ -31,7 +31,7 @@ class DefaultStrategy(Strategy):
 
     def __init__(self) -> None:
         if not _made.acquire(blocking=False):
-            raise RuntimeError("Should only create a single instance of DefaultStrategy; mpidist.get_strategy() returns it")
+            raise RuntimeError("Should only create a single instance of DefaultStrategy; get_strategy() returns it")
         self.extended = _DefaultExtended(self, device_of_rank(0, 1).name)
 
     @contextmanager

@@ -57,7 +57,8 @@ class ReplicaContext:
         Returns
         -------
         array or nested structure
-            As `value`, with new arrays that are the caller's; the same on every replica.  Means of integers are float64.
+            As `value`, with new arrays that are the caller's; the same on every replica.  Means of integers are
+            float64.
 
         Raises
         ------

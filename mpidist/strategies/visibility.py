@@ -22,5 +22,5 @@ def warn_of_invisible(devices: Sequence[Device], is_chief: bool) -> None:
         return
     invisible = invisible_devices(devices, gpu_count())
     if invisible and is_chief:
-        names = [device.name for device in invisible]
-        _log.warning("Some requested devices in `tf.distribute.Strategy` are not visible to mpidist: %s", ",".join(names))
+        names = ",".join(device.name for device in invisible)
+        _log.warning("Some requested devices in `tf.distribute.Strategy` are not visible to mpidist: %s", names)

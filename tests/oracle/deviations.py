@@ -21,4 +21,9 @@ DEVIATIONS: dict[str, str] = {
     "slurm_resolver_sorted_hosts": "hosts keep rank order: sorted, the task of rank 0 would have another "
     "node's address",
     "slurm_resolver_zero_gpu_per_task": "a cluster without a GPU for every task is a cluster",
+    "local_results_variable": "a rank is one replica and holds one copy: (variable,)",
+    "tensor_from_per_replica_outside": "no wrapper objects: a rank's plain value is its component of a distributed "
+    "value, everywhere",
+    "merge_call_uneven": "a merge_call runs on every rank by itself; it is the collectives inside that must match, "
+    "and they are checked",
 }

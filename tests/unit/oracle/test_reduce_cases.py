@@ -1,0 +1,108 @@
+"""TensorFlow's observed cases of topic ``reduce``, each at its number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+
+from mpidist import context
+from mpidist.cross_device_ops import CrossDeviceOps, NcclAllReduce, ReductionToOneDevice
+from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp, VariableAggregation
+from mpidist.strategies.mirrored import MirroredStrategy
+from mpidist.strategies.one_device import OneDeviceStrategy
+from tests.oracle.deviations import DEVIATIONS
+from tests.unit.oracle.table import Check, assert_value, cases, observe_on_ranks
+
+CASES = cases("reduce")
+
+#: Cases of things that do not exist yet.
+LATER = {
+    "all_reduce_gradient_mean": "mpidist has no differentiable arrays; the adapters to frameworks register gradients",
+    "all_reduce_indexed_slices_sum": "there are no sparse rows yet",
+    "all_reduce_indexed_slices_mean": "there are no sparse rows yet",
+}
+
+
+def mine(given: dict[str, Any]) -> numpy.ndarray:
+    """Return this rank's component of the case's value."""
+    rank = MirroredStrategy().extended.replica_id
+    return numpy.array(given["per_replica"][rank], dtype=given.get("dtype", "float32"))
+
+
+def reduced(given: dict[str, Any]) -> Any:
+    axis = tuple(given["axis"]) if isinstance(given["axis"], list) else given["axis"]
+    return MirroredStrategy().reduce(given["op"], mine(given), axis=axis)
+
+
+def in_replica(given: dict[str, Any], op: str, value: Any) -> Any:
+    return MirroredStrategy().run(lambda: context.get_replica_context().all_reduce(op, value))
+
+
+def nested(given: dict[str, Any]) -> Any:
+    i = numpy.float32(MirroredStrategy().extended.replica_id)
+    return in_replica(given, "SUM", {"a": i + 1, "b": [i, 10 * i]})
+
+
+def direct(given: dict[str, Any]) -> Any:
+    ops = ReductionToOneDevice()
+    ops.bind(MirroredStrategy().extended.communicator)
+    return ops.reduce(ReduceOp.SUM, mine(given), destinations=mine(given))
+
+
+def without_implementation(given: dict[str, Any]) -> None:
+    strategy = MirroredStrategy(cross_device_ops=CrossDeviceOps())
+    strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(2), numpy.ones(3)]))
+
+
+def options_fields(given: dict[str, Any]) -> dict[str, str]:
+    options = CommunicationOptions()
+    return {name: str(getattr(options, name)) for name in ("bytes_per_pack", "timeout_seconds", "implementation")}
+
+
+def float32(given: dict[str, Any]) -> numpy.ndarray:
+    return numpy.float32(given["value"])
+
+
+#: Cases whose whole question is in their input: operation, value and axis.
+CHECKS: dict[str, Check] = {
+    name: (case["input"]["replicas"], reduced) for name, case in CASES.items() if "op" in case["input"]
+} | {
+    "reduce_plain_tensor_mean": (2, lambda given: MirroredStrategy().reduce("MEAN", float32(given), axis=None)),
+    "reduce_plain_zero_sum": (2, lambda given: MirroredStrategy().reduce("SUM", float32(given), axis=None)),
+    "reduce_plain_tensor_sum_axis0": (2, lambda given: MirroredStrategy().reduce("SUM", float32(given), axis=0)),
+    "reduce_default_strategy": (1, lambda given: context.get_strategy().reduce("SUM", given["value"], axis=None)),
+    "reduce_default_strategy_axis0": (1, lambda given: context.get_strategy().reduce("MEAN", given["value"], axis=0)),
+    "reduce_one_device": (1, lambda given: OneDeviceStrategy("CPU:0").reduce("SUM", given["value"], axis=None)),
+    "reduce_variable_aggregation_as_op_axis0": (
+        2,
+        lambda given: MirroredStrategy().reduce(VariableAggregation.SUM, numpy.ones(2), axis=0),
+    ),
+    "reduce_to_device": (2, lambda given: MirroredStrategy().extended.reduce_to("SUM", mine(given), "CPU:0")),
+    "reduce_to_all": (2, lambda given: MirroredStrategy().extended.reduce_to("MEAN", mine(given), mine(given))),
+    "all_reduce_mean4": (4, lambda given: in_replica(given, "mean", mine(given))),
+    "all_reduce_shape_mismatch": (2, lambda given: in_replica(given, "SUM", mine(given))),
+    "all_reduce_nested": (2, nested),
+    "cross_device_ops_num_packs_negative": (1, lambda given: NcclAllReduce(num_packs=-1)),
+    "cross_device_ops_reduce_direct": (2, direct),
+    "cross_device_ops_subclass_unimplemented": (2, without_implementation),
+    "comm_options_defaults": (1, options_fields),
+    "comm_impl_enum": (1, lambda given: [member.name for member in CommunicationImplementation]),
+    "reduce_op_enum": (1, lambda given: {member.name: member.value for member in ReduceOp}),
+}
+
+#: Cases whose expectation is a list with one entry a rank.
+BY_RANK = {"reduce_to_all", "all_reduce_mean4", "all_reduce_nested", "cross_device_ops_reduce_direct"}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_reduces_as_tensorflow_does(name):
+    expected = CASES[name]["expected"]
+    for rank, value in enumerate(observe_on_ranks(CASES[name], CHECKS[name])):
+        assert_value(value, expected[rank] if name in BY_RANK else expected)
+
+
+def test_no_case_is_forgotten():
+    assert CASES.keys() == CHECKS.keys() | LATER.keys() | (CASES.keys() & DEVIATIONS.keys())
+    assert not CHECKS.keys() & LATER.keys()
