@@ -1,0 +1,258 @@
+"""What differs between array libraries: kinds, views, dtypes that can be reduced, devices."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist import arrays
+from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
+from mpidist.testing.device import DeviceArray, on_device, pretended_device
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def exporter(**methods):
+    """Return something that offers its content by these protocols only."""
+    return type("Exporter", (), methods)()
+
+
+@pytest.fixture
+def no_cupy(monkeypatch):
+    """Make ``import cupy`` fail, whether or not it is installed."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+
+@pytest.fixture
+def pretended_cupy(monkeypatch):
+    """Put a module with the few names used here in the place of cupy."""
+
+    class ndarray:  # noqa: N801 - cupy's name
+        def __init__(self, source):
+            self.source = source
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = ndarray
+    cupy.asarray = cupy.from_dlpack = ndarray
+    cupy.asnumpy = lambda array: np.array(array.source)
+    cupy.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(getDeviceCount=lambda: 3))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy
+
+
+# -- kinds --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_namespace_of_an_array_is_the_library_that_made_it(pretended_cupy):
+    assert arrays.namespace(np.zeros(2)) is np
+    assert arrays.namespace(pretended_cupy.ndarray(0)) is pretended_cupy
+    assert not arrays.is_device(np.zeros(2))
+    assert arrays.is_device(pretended_cupy.ndarray(0))
+
+
+def test_other_values_are_no_arrays():
+    with pytest.raises(TypeError, match="numpy, cupy, got list"):
+        arrays.namespace([1])
+
+
+def test_another_kind_joins_by_registering_and_leaves():
+    array = on_device(np.arange(3))
+    with pretended_device():
+        assert arrays.is_device(array)
+        assert arrays.to_array(array) is array
+        assert arrays.empty(2, "f4", array).dtype == np.float32
+        np.testing.assert_array_equal(arrays.as_host(array), [0, 1, 2])
+    with pytest.raises(TypeError, match="DeviceArray"):
+        arrays.is_device(array)
+
+
+def test_nobody_looks_into_a_device_array_by_accident():
+    array = on_device(np.arange(3.0))
+    for look in (np.asarray, list, lambda a: np.add(a, 1), lambda a: np.zeros(3) + a, lambda a: np.copyto(np.zeros(3), a)):
+        with pytest.raises(TypeError):
+            look(array)
+    with pytest.raises(TypeError, match="device memory, got ndarray"):
+        array[:] = np.zeros(3)
+
+
+def test_a_transport_takes_the_memory_it_moves():
+    both = frozenset({"host", "device"})
+    arrays.check_memory(np.zeros(1), frozenset({"host"}), "x")
+    with pretended_device():
+        arrays.check_memory(on_device(np.zeros(1)), both, "x")
+        with pytest.raises(UnsupportedDtypeError, match="x transport moves host memory, got a pretended array.*as_host"):
+            arrays.check_memory(on_device(np.zeros(1)), frozenset({"host"}), "x")
+    with pytest.raises(UnsupportedDtypeError, match="got a numpy array in host memory"):
+        arrays.check_memory(np.zeros(1), frozenset({"device"}), "x")
+
+
+# -- to_array -----------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_pass_as_they_are():
+    array = np.arange(6).reshape(2, 3)[:, ::2]
+    assert arrays.to_array(array) is array
+
+
+@pytest.mark.parametrize("value, shape", [(1, ()), (2.5, ()), (True, ()), ([1, 2], (2,)), (((1.0,), (2.0,)), (2, 1))])
+def test_python_numbers_and_lists_become_numpy_arrays(value, shape):
+    array = arrays.to_array(value)
+    assert array.shape == shape
+    assert array.tolist() == np.asarray(value).tolist()
+
+
+def test_the_array_protocol_is_used_without_a_copy():
+    array = np.arange(3)
+    assert np.shares_memory(arrays.to_array(exporter(__array__=lambda self, dtype=None, copy=None: array)), array)
+
+
+def test_dlpack_in_host_memory_is_used_without_a_copy():
+    array = np.arange(3.0)
+    value = exporter(
+        __dlpack__=lambda self, **options: array.__dlpack__(**options), __dlpack_device__=lambda self: (1, 0)
+    )
+    assert np.shares_memory(arrays.to_array(value), array)
+
+
+def test_device_memory_becomes_a_cupy_array(pretended_cupy):
+    by_interface = exporter(__cuda_array_interface__={})
+    by_dlpack = exporter(__dlpack_device__=lambda self: (2, 0), __array__=lambda self: pytest.fail("copied to the host"))
+    for value in (by_interface, by_dlpack):
+        array = arrays.to_array(value)
+        assert isinstance(array, pretended_cupy.ndarray) and array.source is value
+
+
+def test_device_memory_without_cupy_is_an_error_that_names_it(no_cupy):
+    with pytest.raises(MissingDependencyError, match="CuPy"):
+        arrays.to_array(exporter(__cuda_array_interface__={}))
+
+
+# -- views --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), max_size=4), st.sampled_from("CF"))
+def test_a_flat_view_shows_a_contiguous_array_in_memory_order(shape, order):
+    array = np.arange(float(np.prod(shape, dtype=int))).reshape(shape).copy(order)
+    flat = arrays.flat_view(array)
+    assert flat.shape == (array.size,)
+    np.testing.assert_array_equal(flat, array.ravel(order))
+    flat[...] = -1
+    assert (array == -1).all()
+
+
+def test_a_flat_view_of_an_array_with_gaps_is_an_error():
+    with pytest.raises(ValueError, match=r"shape \(2, 2\).*strides"):
+        arrays.flat_view(np.zeros((2, 4))[:, ::2])
+
+
+@pytest.mark.parametrize("dtype", ["f8", "?", "M8[s]", ml_dtypes.bfloat16, "i4,f8"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_a_byte_view_shares_the_memory_of_any_dtype(dtype, shape):
+    array = np.zeros(shape, dtype)
+    raw = arrays.byte_view(array)
+    assert raw.shape == (array.nbytes,) and raw.dtype == np.uint8
+    raw[...] = 1
+    assert set(array.tobytes()) <= {1}
+
+
+def test_a_byte_view_of_objects_or_gaps_is_an_error():
+    with pytest.raises(UnsupportedDtypeError, match="object"):
+        arrays.byte_view(np.array([{}]))
+    with pytest.raises(ValueError, match="C-contiguous"):
+        arrays.byte_view(np.zeros((3, 3)).T[::2])
+
+
+def test_empty_like_is_contiguous_whatever_its_model():
+    model = np.zeros((4, 6), "i2")[::2, ::3]
+    made = arrays.empty_like(model)
+    assert (made.shape, made.dtype, made.flags.c_contiguous) == ((2, 2), np.dtype("i2"), True)
+
+
+def test_as_host_copies():
+    array = np.arange(3)
+    copied = arrays.as_host(array)
+    assert not np.shares_memory(copied, array)
+    np.testing.assert_array_equal(copied, array)
+
+
+# -- reductions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype, wire",
+    [("f2", "f4"), (ml_dtypes.bfloat16, "f4"), ("f4", "f4"), ("f8", "f8"), ("i1", "i1"), ("u8", "u8"), ("c8", "c8")],
+)
+def test_sixteen_bit_floats_go_over_the_wire_as_float32(dtype, wire):
+    assert arrays.wire_dtype(dtype) == np.dtype(wire)
+
+
+REDUCIBLE = {
+    **dict.fromkeys(["f2", "f4", "f8", "i1", "i8", "u1", "u8", ml_dtypes.bfloat16], {"sum", "min", "max", "prod"}),
+    "c8": {"sum", "prod"},
+    "?": {"min", "max"},
+    **dict.fromkeys(["O", "S3", "U3", "M8[s]", "m8[s]", "V4", "i4,f4", ml_dtypes.float8_e4m3fn], set()),
+}
+
+
+@pytest.mark.parametrize("dtype", REDUCIBLE)
+@pytest.mark.parametrize("op", ["sum", "min", "max", "prod"])
+def test_which_dtypes_can_be_reduced_how(dtype, op):
+    if op in REDUCIBLE[dtype]:
+        arrays.check_reducible(dtype, op)
+    else:
+        with pytest.raises(UnsupportedDtypeError, match=f"no reduction '{op}' of .*: it has"):
+            arrays.check_reducible(dtype, op)
+
+
+@pytest.mark.parametrize("ask", [lambda: arrays.check_reducible("f4", "mean"), lambda: arrays.reduction("mean", np)])
+def test_an_unknown_reduction_is_an_error_that_lists_the_known_ones(ask):
+    with pytest.raises(ValueError, match="'mean'.*sum, min, max, prod"):
+        ask()
+
+
+@pytest.mark.parametrize("op, result", [("sum", [5, 5]), ("min", [1, 2]), ("max", [4, 3]), ("prod", [4, 6])])
+def test_reductions_work_in_place_in_every_namespace(op, result):
+    first, second = np.array([1.0, 3.0]), np.array([4.0, 2.0])
+    arrays.reduction(op, np)(first, second, out=first)
+    np.testing.assert_array_equal(first, result)
+    with pretended_device():
+        first, second = on_device([1.0, 3.0]), on_device([4.0, 2.0])
+        arrays.reduction(op, arrays.namespace(first))(first, second, out=first)
+        assert isinstance(first, DeviceArray)
+        np.testing.assert_array_equal(arrays.as_host(first), result)
+
+
+# -- devices ------------------------------------------------------------------------------------------------------------
+
+
+def test_devices_are_listed_as_tensorflow_lists_them(pretended_cupy):
+    cpu = arrays.PhysicalDevice("/physical_device:CPU:0", "CPU")
+    gpus = [arrays.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU") for index in range(3)]
+    assert arrays.list_physical_devices("cpu") == [cpu]
+    assert arrays.list_physical_devices("gpu") == arrays.list_physical_devices("GPU") == gpus
+    assert arrays.list_physical_devices() == [cpu, *gpus]
+    assert arrays.list_physical_devices("TPU") == []
+
+
+def test_there_are_no_gpus_without_cupy(no_cupy):
+    assert arrays.list_physical_devices("GPU") == []
+
+
+def test_there_are_no_gpus_without_a_driver(pretended_cupy):
+    def fail():
+        raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+    pretended_cupy.cuda.runtime.getDeviceCount = fail
+    assert arrays.list_physical_devices("GPU") == []
+
+
+def test_importing_arrays_imports_neither_cupy_nor_ml_dtypes():
+    program = "import sys, mpidist.arrays as a; a.wire_dtype('f2'); print({'cupy', 'ml_dtypes', 'numpy'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "{'numpy'}"
