@@ -97,12 +97,12 @@ class _PlannedReduction:
         self._plan = plan
         self._communicator = communicator
         self._algorithm = algorithm
-        self._kind = tensors[0] if tensors and arrays.is_device(tensors[0]) else numpy.empty(0)
-        self._kind = self._kind[:0].copy() if self._kind.ndim else numpy.empty(0)
+        on_host = not (tensors and arrays.is_device(tensors[0]))
+        # An empty array of the tensors' kind: no reference to a user's array is kept.
+        self._kind = numpy.empty(0) if on_host else arrays.empty(0, tensors[0].dtype, tensors[0])
         self._scale = 1.0 / communicator.size if plan.op == "mean" and communicator.size > 1 else None
         self._call = communicator.call(f"all_reduce({plan.op})", plan.signatures)
         self._sets: list[_ResultSet] = []
-        on_host = not arrays.is_device(self._kind)
         if len(plan.buckets) == 1 and on_host:
             only = plan.buckets[0]
             self._call.segment = communicator.small(only.elements, only.dtype, plan.reduction, algorithm)
@@ -128,6 +128,7 @@ class _PlannedReduction:
             if results.is_free():
                 return results
         results = _ResultSet(self._plan, self._communicator, self._algorithm, self._kind)
+        results.settle()
         if len(self._sets) < _KEPT_SETS:
             self._sets.append(results)
         return results
@@ -146,10 +147,10 @@ class _ResultSet:
         self.views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self._results, strict=True):
             self._cut(bucket, result, plan)
-        self._idle = self._references()
+        self._idle: list[int] = []
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan) -> None:
-        for position, start, end in zip(bucket.tensors, bucket.offsets, bucket.offsets[1:], strict=True):
+        for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
             self.views[position] = result[start:end].reshape(plan.signatures[position][2])
 
     def finish(self, index: int, scale: float | None) -> None:
@@ -159,6 +160,10 @@ class _ResultSet:
             buffer *= scale
         if result is not buffer:
             result[...] = buffer
+
+    def settle(self) -> None:
+        """Count the references there are while nobody else has any: after construction, whose locals hold some."""
+        self._idle = self._references()
 
     def is_free(self) -> bool:
         """Whether nobody else refers to a view, or to a view of one (which refers to the buffer behind it)."""

@@ -317,14 +317,20 @@ class Watch:
         control.board.set_waiting(control.line, self.call)
         if any(control.board.waiting(line) == self.call and line < control.line for line in range(control.board.lines)):
             return
-        names = _listed(control.missing(self.call), control.name)
+        if control.arbiter is not None and control.rank == 0:
+            control.arbiter.ask()
+        missing = control.missing(self.call)
+        if not missing and control.rank != 0:
+            return  # whoever is missing is on another node: rank 0, or that node, knows
         limit = f"it fails after {self.timeout_seconds:g} s" if self.timeout_seconds else "it waits without a limit"
+        names = _listed(missing, control.name)
         control.warn(f"{self.what} (call {self.call}) has waited {waited:.0f} s for {names}; {limit}")
 
     def _expire(self, waited: float) -> None:
         control = self.control
         if control.arbiter is not None and self.call:
             control.arbiter.decide(self)
+            self._raise(control.failure(self))
         names = _listed(control.missing(self.call), control.name)
         raise control.expire(
             f"{self.what} (call {self.call}) waited {waited:.1f} s for {names}. "

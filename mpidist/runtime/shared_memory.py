@@ -7,6 +7,7 @@ made, so that a node that is short of memory says so here, not by a bus error in
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -80,6 +81,10 @@ def map_file(path: str) -> mmap.mmap:
 
 
 def _reserve(fd: int, nbytes: int) -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if nbytes > memory // 2:
+        # An anonymous file has no limit of its own: the kernel would end processes before it said no.
+        raise OSError(errno.ENOMEM, f"{nbytes} bytes asked for, more than half of this machine's {memory}")
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, nbytes)
     else:

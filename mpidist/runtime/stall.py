@@ -48,6 +48,8 @@ class Arbiter:
         self._left: dict[int, int] = {}
         self._verdict: str | None = None
         self._asked = False
+        self._appealed = False
+        self._judged = False
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -99,8 +101,9 @@ class Arbiter:
     # -- knowing ------------------------------------------------------------------------------------------------------
 
     def missing(self, call: int) -> list[int]:
-        """Return the ranks of other nodes that are not known to have come to `call`."""
-        return [rank for rank, reached in self._calls.items() if reached < call]
+        """Return the ranks of other nodes that were asked and are not known to have come to `call`."""
+        asked = self._away if self._asked else [rank for rank in self._away if rank == 0 and self._appealed]
+        return [rank for rank in asked if self._calls[rank] < call]
 
     @property
     def failed_texts(self) -> Mapping[int, str]:
@@ -128,6 +131,7 @@ class Arbiter:
 
     def ask(self) -> None:
         """Ask every rank of another node where it is, and take in the answers of a moment."""
+        self._asked = True
         self._tell(self._away, kind="question")
         end = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < end:
@@ -135,20 +139,20 @@ class Arbiter:
             time.sleep(0.001)
 
     def decide(self, watch: Watch) -> None:
-        """Have it settled who is missing in `watch`'s call; returns after a moment if nobody answers."""
+        """Have it settled who is missing in `watch`'s call and raise; return after a moment if rank 0 does not answer."""
         control = self._control
         if control.rank == 0:
             self._judge(watch.what, watch.call, watch.timeout_seconds)
         else:
             self._appeal_to_0(watch)
-        error = self.failure(watch)
-        if error is not None:
-            raise control.breaks(error)
+        if self._verdict is not None:
+            raise control.expire(self._verdict)
 
     def _appeal_to_0(self, watch: Watch) -> None:
         control = self._control
         notice = {"kind": "appeal", "what": watch.what, "call": watch.call, "waited": watch.timeout_seconds}
         if 0 in self._calls:
+            self._appealed = True
             self._tell([0], **notice)
         end = time.monotonic() + _VERDICT_SECONDS
         while self._verdict is None and time.monotonic() < end and not control.board.alarm:
@@ -156,9 +160,9 @@ class Arbiter:
             time.sleep(0.001)
 
     def _judge(self, what: str, call: int, waited: float) -> None:
-        if self._asked:
+        if self._judged:
             return
-        self._asked = True
+        self._judged = True
         self.ask()
         control = self._control
         missing = control.missing(call)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy
 
 from mpidist.arrays import byte_view, check_memory
-from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
+from mpidist.cluster.launchers import Launcher, detect_launcher
+from mpidist.cluster.resolvers.mpi import start_mpi
 from mpidist.cluster.topology import Topology
 from mpidist.errors import TransportError
 from mpidist.options import Settings, settings
@@ -127,7 +128,7 @@ def connect(launcher: Launcher | None = None) -> World:
         On all ranks, when the launcher's ranks did not become one world; names both MPIs and the cure.
     """
     launcher = detect_launcher() if launcher is None else launcher
-    mpi = _start(launcher)
+    mpi = start_mpi(launcher)
     chosen = settings()
     world = mpi.COMM_WORLD
     node, hosts = _nodes(mpi, world, chosen)
@@ -154,25 +155,6 @@ def connect(launcher: Launcher | None = None) -> World:
     transport = MpiTransport(world.Dup(), control, range(world.Get_size()))
     world.Barrier()  # every rank has signed on to its board before any looks who is missing
     return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments)
-
-
-def _start(launcher: Launcher | None) -> Any:
-    """Return mpi4py's MPI, started, after checks that the library and the launcher can work together."""
-    try:
-        import mpi4py
-    except ImportError:
-        check_world(launcher, 1, None)
-        raise
-    # Not at import: the library must be looked at first.  Finalizing stays mpi4py's, after all exit hooks.
-    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized():
-        check_library(launcher, MPI.Get_library_version())
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    vendor, version = MPI.get_vendor()
-    check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{vendor} {'.'.join(map(str, version))}")
-    return MPI
 
 
 def _nodes(mpi: Any, world: Any, chosen: Settings) -> tuple[Any, list[str]]:

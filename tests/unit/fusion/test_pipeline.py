@@ -1,0 +1,223 @@
+"""Fused all-reduce on loopback ranks: values, ownership, and calls that do not match."""
+
+import ml_dtypes
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import CollectiveMismatchError, RankFailedError
+from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.testing import run_ranks
+
+SIZES = [1, 2, 3, 4, 8]
+
+
+def _tensor(rank, index, shape, dtype):
+    """Small whole numbers that differ on every rank, tensor and element: their sums are exact in every dtype used."""
+    count = int(numpy.prod(shape, dtype=int))
+    return ((numpy.arange(count) + index) % 7 + rank).reshape(shape).astype(dtype)
+
+
+def _sum(size, index, shape, dtype):
+    count = int(numpy.prod(shape, dtype=int))
+    total = ((numpy.arange(count) + index) % 7) * size + size * (size - 1) // 2
+    return total.reshape(shape).astype(dtype)
+
+
+MIXED = [((3, 4), "f4"), ((), "f4"), ((5,), "f8"), ((0, 2), "f4"), ((2, 2), "i4"), ((7,), "f2"), ((3,), ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bytes_per_pack", [0, 1, 64])
+def test_a_list_of_many_shapes_and_dtypes_is_summed(size, bytes_per_pack):
+    def step():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator, bytes_per_pack)
+        tensors = [_tensor(communicator.rank, i, shape, dtype) for i, (shape, dtype) in enumerate(MIXED)]
+        return fused(tensors), tensors
+
+    for rank, (results, tensors) in enumerate(run_ranks(size, step)):
+        for i, ((shape, dtype), result) in enumerate(zip(MIXED, results, strict=True)):
+            assert result.dtype == numpy.dtype(dtype)
+            numpy.testing.assert_array_equal(result, _sum(size, i, shape, dtype))
+            numpy.testing.assert_array_equal(tensors[i], _tensor(rank, i, shape, dtype))  # unchanged
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from([2, 3]),
+    st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(["f4", "f8", "i8"])), max_size=8),
+    st.integers(1, 300),
+)
+def test_any_list_is_summed(size, kinds, bytes_per_pack):
+    def step():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator, bytes_per_pack)
+        return fused([_tensor(communicator.rank, i, shape, dtype) for i, (shape, dtype) in enumerate(kinds)])
+
+    for results in run_ranks(size, step):
+        for i, ((shape, dtype), result) in enumerate(zip(kinds, results, strict=True)):
+            numpy.testing.assert_array_equal(result, _sum(size, i, shape, dtype))
+
+
+@pytest.mark.parametrize(("op", "expected"), [("mean", 2.0), ("min", 1.0), ("max", 3.0), ("prod", 6.0)])
+def test_other_reductions_of_1_2_3(op, expected):
+    def step():
+        communicator = Communicator.world()
+        return FusedAllReduce(communicator)([numpy.full(4, communicator.rank + 1.0, "f4")], op)[0]
+
+    for result in run_ranks(3, step):
+        numpy.testing.assert_array_equal(result, numpy.full(4, expected, "f4"))
+
+
+def test_the_mean_of_integers_is_exact_in_float64():
+    def step():
+        return FusedAllReduce(Communicator.world())([numpy.array([Communicator.world().rank, 1])], "mean")[0]
+
+    for result in run_ranks(2, step):
+        assert result.dtype == numpy.float64
+        numpy.testing.assert_array_equal(result, [0.5, 1.0])
+
+
+def test_non_contiguous_tensors_are_packed_in_their_logical_order():
+    def step():
+        rank = Communicator.world().rank
+        whole = numpy.arange(24.0).reshape(4, 6) + rank
+        return FusedAllReduce(Communicator.world())([whole[::2, 1::2], whole.T])
+
+    base = numpy.arange(24.0).reshape(4, 6)
+    for strided, transposed in run_ranks(2, step):
+        numpy.testing.assert_array_equal(strided, 2 * base[::2, 1::2] + 1)
+        numpy.testing.assert_array_equal(transposed, 2 * base.T + 1)
+
+
+def test_16_bit_floats_are_rounded_once_at_the_end():
+    # 2048 + 1 is not a float16: added one by one in 16 bits, the sum would stay at 2048.
+    def step():
+        rank = Communicator.world().rank
+        return FusedAllReduce(Communicator.world())([numpy.array([2048.0 if rank == 0 else 1.0], "f2")])[0]
+
+    for result in run_ranks(4, step):
+        assert result[0] == numpy.float16(2051.0)
+
+
+def test_results_that_somebody_holds_never_change():
+    def steps():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        held = [fused([numpy.full((2, 3), float(step))])[0][1] for step in range(10)]  # a view of a result
+        return held
+
+    for held in run_ranks(2, steps):
+        for step, row in enumerate(held):
+            numpy.testing.assert_array_equal(row, numpy.full(3, 2.0 * step))
+
+
+def test_results_that_nobody_holds_are_written_again():
+    def steps():
+        fused = FusedAllReduce(Communicator.world())
+        addresses = set()
+        for step in range(10):
+            (result,) = fused([numpy.full(1000, float(step))])
+            addresses.add(result.__array_interface__["data"][0])
+            del result
+        return len(addresses)
+
+    assert run_ranks(2, steps) == [1, 1]
+
+
+def test_two_lists_may_alternate_as_in_a_gan():
+    def steps():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        for step in range(6):
+            generator, discriminator = numpy.full((3, 2), float(step)), numpy.full(5, communicator.rank + step)
+            numpy.testing.assert_array_equal(fused([generator])[0], 2 * generator)
+            if step % 2:
+                numpy.testing.assert_array_equal(fused([discriminator, generator])[0], numpy.full(5, 1 + 2 * step))
+
+    run_ranks(2, steps)
+
+
+def test_a_shape_that_changes_after_100_good_steps_is_named_on_all_ranks():
+    def steps():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        for _ in range(100):
+            fused([numpy.ones((4, 3), "f4")], names=["w"])
+        shape = (4, 5) if communicator.rank == 1 else (4, 3)
+        fused([numpy.ones(shape, "f4")], names=["w"])
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        run_ranks(3, steps)
+    assert sorted(caught.value.rank_errors) == [0, 1, 2]
+    for error in caught.value.rank_errors.values():
+        assert "call 101" in str(error)
+        assert "rank 1 passed 'w' float32 (4, 5), ranks 0, 2 passed 'w' float32 (4, 3)" in str(error)
+
+
+def test_lists_of_equal_bytes_and_different_shapes_do_not_match():
+    def step():
+        shapes = [(2, 3), (6,)] if Communicator.world().rank else [(6,), (2, 3)]
+        FusedAllReduce(Communicator.world())([numpy.ones(shape) for shape in shapes])
+
+    with pytest.raises(CollectiveMismatchError, match=r"tensor 0: rank 1 passed float64 \(2, 3\), rank 0 passed float64 \(6,\)"):
+        run_ranks(2, step)
+
+
+def test_different_names_dtypes_counts_and_reductions_do_not_match():
+    def step(kind):
+        rank = Communicator.world().rank
+        fused = FusedAllReduce(Communicator.world())
+        one = numpy.ones(3)
+        {
+            "name": lambda: fused([one], names=["a" if rank else "b"]),
+            "dtype": lambda: fused([one.astype("f4") if rank else one]),
+            "count": lambda: fused([one, one] if rank else [one]),
+            "reduction": lambda: fused([one], "max" if rank else "sum"),
+        }[kind]()
+
+    for kind in ("name", "dtype", "count", "reduction"):
+        with pytest.raises(CollectiveMismatchError) as caught:
+            run_ranks(2, step, kind)
+        assert sorted(caught.value.rank_errors) == [0, 1]
+
+
+def test_one_rank_that_skips_one_call_is_found_in_the_next():
+    def steps():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        if communicator.rank != 1:
+            fused([numpy.ones(3)], names=["generator"])
+        fused([numpy.ones(5)], names=["discriminator"])
+
+    with pytest.raises(CollectiveMismatchError, match="rank 1 passed 'discriminator'.*ranks 0, 2 passed 'generator'"):
+        run_ranks(3, steps)
+
+
+def test_one_rank_that_skips_the_last_call_is_named_by_the_others():
+    def steps():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        for _ in range(3 if communicator.rank == 1 else 4):
+            fused([numpy.ones(3)])
+
+    with pytest.raises(RankFailedError, match=r"rank 1 .*left .* after 3 collective calls.*call 4"):
+        run_ranks(3, steps)
+
+
+def test_the_communicator_works_on_after_a_mismatch_that_was_caught():
+    def steps():
+        fused = FusedAllReduce(Communicator.world())
+        with pytest.raises(CollectiveMismatchError):
+            fused([numpy.ones(2 + Communicator.world().rank)])
+        return fused([numpy.ones(2)])[0].tolist()
+
+    assert run_ranks(2, steps) == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_names_must_be_as_many_as_tensors():
+    with pytest.raises(ValueError, match="2 tensors and 1 names"):
+        FusedAllReduce(Communicator.world())([numpy.ones(1), numpy.ones(1)], names=["a"])

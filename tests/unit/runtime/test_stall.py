@@ -1,0 +1,103 @@
+"""Finding out who is missing between nodes, over a messenger made of queues."""
+
+import threading
+from collections import deque
+
+import pytest
+
+from mpidist.errors import RankFailedError, TransportTimeoutError
+from mpidist.options import Settings
+from mpidist.runtime.board import StatusBoard
+from mpidist.runtime.control import ControlChannel
+from mpidist.runtime.stall import Messenger
+
+QUICK = Settings(timeout_seconds=0.3, warn_seconds=0)
+
+
+class Queues(Messenger):
+    """Notices through lists in this process."""
+
+    def __init__(self, boxes, rank):
+        self._boxes, self._rank = boxes, rank
+
+    def send(self, rank, notice):
+        self._boxes[rank].append((self._rank, notice))
+
+    def arrived(self):
+        while self._boxes[self._rank]:
+            yield self._boxes[self._rank].popleft()
+
+
+def _two_nodes(per_node=2, nodes=2):
+    size = nodes * per_node
+    boxes = [deque() for _ in range(size)]
+    channels = []
+    for node in range(nodes):
+        board = StatusBoard(bytearray(StatusBoard.nbytes(per_node)), per_node)
+        ranks = range(node * per_node, (node + 1) * per_node)
+        hosts = [f"host{rank // per_node}" for rank in range(size)]
+        channels += [
+            ControlChannel(rank, size, board, ranks, hosts=hosts, messenger=Queues(boxes, rank), chosen=QUICK)
+            for rank in ranks
+        ]
+    return channels
+
+
+def _errors_of_waiting(channels, ranks, what="all_reduce"):
+    errors = {}
+
+    def wait(rank):
+        watch = channels[rank].begin(what, 1)
+        try:
+            while True:
+                watch.tick()
+        except (TransportTimeoutError, RankFailedError) as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+@pytest.mark.parametrize("missing", [1, 3])
+def test_all_waiting_ranks_of_all_nodes_name_the_missing_one(missing):
+    channels = _two_nodes()
+    waiting = [rank for rank in range(4) if rank != missing]
+    errors = _errors_of_waiting(channels, waiting)
+    assert sorted(errors) == waiting
+    for error in errors.values():
+        assert isinstance(error, TransportTimeoutError)
+        assert f"rank {missing} (host{missing // 2})" in str(error)
+        assert not any(f"for rank {rank}" in str(error) for rank in waiting)
+
+
+def test_when_rank_0_is_missing_the_others_say_so_without_its_verdict():
+    errors = _errors_of_waiting(_two_nodes(), [1, 2, 3])
+    assert sorted(errors) == [1, 2, 3]
+    assert all("rank 0 (host0)" in str(error) for error in errors.values())
+
+
+def test_a_failure_is_told_to_the_other_node():
+    channels = _two_nodes()
+    channels[3].fail("Traceback ...\nValueError: boom")
+    errors = _errors_of_waiting(channels, [0, 1, 2])
+    assert {error.rank for error in errors.values()} == {3}
+    assert all("ValueError: boom" in str(error) for error in errors.values())
+
+
+def test_a_rank_that_leaves_is_told_to_rank_0_and_named_there():
+    channels = _two_nodes()
+    channels[2].leave()
+    errors = _errors_of_waiting(channels, [0])
+    assert isinstance(errors[0], RankFailedError)
+    assert "rank 2 (host1) left" in str(errors[0])
+
+
+def test_rank_0_leaving_is_told_to_every_node():
+    channels = _two_nodes()
+    channels[0].leave()
+    errors = _errors_of_waiting(channels, [2, 3])
+    assert all("rank 0 (host0) left" in str(error) for error in errors.values())
