@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy
@@ -14,6 +14,7 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives.algorithms import ALGORITHMS, algorithm, hierarchical, names
 from mpidist.collectives.checker import check
 from mpidist.collectives.cost import CostModel, Level, cost, traffic
+from mpidist.collectives.rounds import NOBODY, Index, Round, Schedule
 
 ALPHA, BETA, GAMMA = 2e-6, 4e-11, 3e-11
 FLAT = CostModel.flat(ALPHA, BETA, GAMMA)
@@ -236,6 +237,22 @@ def test_a_ring_dealt_in_turn_crowds_the_links(nodes: int, local_size: int) -> N
     expected = closed_cost(("all_reduce", "ring"), topology.size, 1e6, crowded)
     ring = algorithm("all_reduce", "ring")
     assert cost(ring, topology.size, 1e6, model, topology) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("messages", [{0: 2, 1: 3}, {2: 0, 3: 1}], ids=["leaving one node", "entering one node"])
+def test_messages_share_links_at_either_end(messages: dict[int, int]) -> None:
+    """Two messages between a node of two ranks and two nodes of one rank each: the node of two is the narrow end."""
+
+    def rounds(rank: Index, size: int) -> Iterator[Round]:
+        send_to = numpy.array([messages.get(sender, NOBODY) for sender in range(size)])
+        sources = {receiver: sender for sender, receiver in messages.items()}
+        receive_from = numpy.array([sources.get(receiver, NOBODY) for receiver in range(size)])
+        yield Round(send_to, 0, 1, receive_from, 0, 1, reduce=False)
+
+    two_messages = Schedule("two_messages", "all_reduce", lambda size: 1, rounds)
+    model = CostModel(LEVELS.intra, LEVELS.inter, links_per_node=1)
+    expected = LEVELS.inter.alpha + 1e6 * 2 * LEVELS.inter.beta
+    assert cost(two_messages, 4, 1e6, model, Topology("aabc")) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("key", CLOSED, ids="-".join)
