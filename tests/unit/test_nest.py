@@ -1,0 +1,44 @@
+"""Nested structures."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from mpidist import nest
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+structures = st.recursive(
+    st.integers(),
+    lambda parts: st.lists(parts, max_size=3)
+    | st.lists(parts, max_size=3).map(tuple)
+    | st.dictionaries(st.text(max_size=2), parts, max_size=3)
+    | st.builds(Pair, parts, parts),
+    max_leaves=12,
+)
+
+
+@given(structures)
+def test_packing_the_leaves_gives_the_structure_back(structure):
+    packed = nest.pack(structure, nest.flatten(structure))
+    assert packed == structure
+    assert repr(packed) == repr(structure)  # types and the order of dicts too
+
+
+@given(st.dictionaries(st.text(max_size=2), st.integers(), max_size=5))
+def test_the_order_in_which_a_dict_was_built_does_not_matter(built):
+    assert nest.flatten(dict(reversed(built.items()))) == nest.flatten(built)
+
+
+@given(structures)
+def test_a_wrong_number_of_leaves(structure):
+    leaves = nest.flatten(structure)
+    with pytest.raises(ValueError, match="more leaves"):
+        nest.pack(structure, [*leaves, 0])
+    if leaves:
+        with pytest.raises(ValueError, match="fewer leaves"):
+            nest.pack(structure, leaves[1:])

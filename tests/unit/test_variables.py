@@ -1,0 +1,213 @@
+"""Variables: how copies come into being, are written, and read; closed forms, and what TensorFlow was seen to do."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from mpidist import context
+from mpidist.errors import CollectiveMismatchError
+from mpidist.options import VariableAggregation, VariableSynchronization
+from mpidist.strategies.mirrored import MirroredStrategy
+from mpidist.testing import run_ranks
+from mpidist.variables import Variable
+from tests.unit.oracle.table import cases
+
+#: TensorFlow's cases of one write by two replicas, or across them.
+WRITES = {name: case for name, case in cases("variables").items() if "op" in case["input"] and "context" in case["input"]}
+
+
+def on_replicas(size, fn, *args):
+    """Return what ``fn(strategy, *args)`` returns in the scope of a strategy, by rank."""
+
+    def in_scope():
+        with MirroredStrategy().scope() as strategy:
+            return fn(strategy, *args)
+
+    return run_ranks(size, in_scope)
+
+
+def write_and_read(strategy, given):
+    rank = strategy.extended.replica_id
+    variable = Variable(given["initial"], synchronization=given["synchronization"], aggregation=given["aggregation"])
+    write = getattr(variable, given["op"])
+    if given["context"] == "replica":
+        strategy.run(lambda: write(given["values"][rank]))
+    else:
+        write(given["value"])
+    seen = {"components": float(variable.storage), "read_in_replica": float(strategy.run(lambda: variable.value))}
+    try:
+        seen["read_cross_replica"] = float(variable.value)
+    except ValueError as error:
+        seen["read_cross_replica"] = error
+    return seen
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if "raises" not in WRITES[name]["expected"]])
+def test_writes_as_tensorflow_does(name):
+    expected = WRITES[name]["expected"]
+    for rank, seen in enumerate(on_replicas(2, write_and_read, WRITES[name]["input"])):
+        assert seen["components"] == expected["components"][rank]
+        assert seen["read_in_replica"] == expected["read_in_replica"][rank]
+        if isinstance(expected["read_cross_replica"], dict):
+            assert isinstance(seen["read_cross_replica"], ValueError)
+        elif WRITES[name]["input"]["aggregation"] == "NONE":
+            assert seen["read_cross_replica"] == expected["components"][rank]  # local and free: this rank's copy
+        else:
+            assert seen["read_cross_replica"] == expected["read_cross_replica"]
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if "raises" in WRITES[name]["expected"]])
+def test_refuses_what_tensorflow_refuses(name):
+    with pytest.raises(ValueError):
+        on_replicas(2, write_and_read, WRITES[name]["input"])
+
+
+def test_the_chiefs_initial_value_is_everybodys():
+    def fn(strategy):
+        rank = strategy.extended.replica_id
+        by_value = Variable(numpy.full((2, 3), 100.0 + rank))
+        by_function = Variable(lambda: numpy.arange(3) + rank)
+        inside_run = strategy.run(lambda: Variable(7 + rank))
+        return by_value.value.copy(), by_function.value.copy(), inside_run.value.copy()
+
+    for by_value, by_function, inside_run in on_replicas(3, fn):
+        numpy.testing.assert_array_equal(by_value, numpy.full((2, 3), 100.0))
+        numpy.testing.assert_array_equal(by_function, numpy.arange(3))
+        assert inside_run == 7
+
+
+@pytest.mark.parametrize(
+    "initial_value_fn",
+    [lambda rank: numpy.zeros(2 + (rank == 1)), lambda rank: numpy.zeros(2, dtype="float64" if rank == 1 else "float32")],
+    ids=["shape", "dtype"],
+)
+def test_ranks_that_create_different_variables_are_told(initial_value_fn):
+    def fn(strategy):
+        return Variable(initial_value_fn(strategy.extended.replica_id), name="kernel")
+
+    with pytest.raises(CollectiveMismatchError, match="(?s)'kernel'.*rank 1 ") as raised:
+        on_replicas(3, fn)
+    assert set(raised.value.rank_errors) == {0, 1, 2}
+
+
+def test_a_variable_created_by_one_name_here_and_another_there():
+    def fn(strategy):
+        return Variable(0.0, name=f"bias_{strategy.extended.replica_id}")
+
+    with pytest.raises(CollectiveMismatchError, match="'bias_0'"):
+        on_replicas(2, fn)
+
+
+def test_names_are_unique():
+    def fn(strategy):
+        given = [None, None, "w", "w_1", "w", "w", None]
+        return [Variable(0.0, name=name).name for name in given]
+
+    expected = ["Variable", "Variable_1", "w", "w_1", "w_2", "w_3", "Variable_2"]
+    assert on_replicas(2, fn) == [expected, expected]
+
+
+def test_dtypes_are_tensorflows():
+    assert Variable(1.0).dtype == "float32"
+    assert Variable([[1, 2]]).dtype == "int32"
+    assert Variable(True).dtype == "bool"
+    assert Variable(numpy.zeros(2)).dtype == "float64"
+    assert Variable([1, 2], dtype="float16").dtype == "float16"
+
+
+def test_the_value_is_a_live_view_that_cannot_be_written():
+    variable = Variable(numpy.zeros(3))
+    value = variable.value
+    assert numpy.shares_memory(value, variable.storage)
+    with pytest.raises(ValueError, match="read-only"):
+        value[0] = 1
+    variable.assign_add([1.0, 2.0, 3.0])
+    numpy.testing.assert_array_equal(value, [1, 2, 3])
+    numpy.testing.assert_array_equal(numpy.asarray(variable) * 2, [2, 4, 6])
+    assert variable.shape == (3,) and "Variable" in repr(variable)
+
+
+def test_the_initial_value_is_copied():
+    initial = numpy.zeros((2, 2)).T
+    variable = Variable(initial)
+    initial[:] = 1
+    assert variable.value.sum() == 0 and variable.storage.flags.c_contiguous
+
+
+def test_assign_checks_shape_and_kind():
+    variable = Variable([1, 2], name="counts")
+    with pytest.raises(ValueError, match=r"'counts' has shape \(2,\), got a value of shape \(3,\)"):
+        variable.assign([1, 2, 3])
+    with pytest.raises(TypeError, match="'counts' is int32, got a value of dtype float64"):
+        variable.assign([0.5, 0.5])
+    assert variable.assign([3, 4]) is variable
+    numpy.testing.assert_array_equal(variable.value, [3, 4])
+
+
+def test_arguments_that_make_no_sense():
+    with pytest.raises(ValueError, match="`NONE` variable synchronization"):
+        Variable(0.0, synchronization=VariableSynchronization.NONE)
+    with pytest.raises(ValueError, match="MEAN needs a floating dtype"):
+        Variable(0, aggregation=VariableAggregation.MEAN)
+    with pytest.raises(ValueError, match="is not a valid VariableAggregation; it is one of NONE, SUM"):
+        Variable(0, aggregation="MAX")
+
+
+def test_trainable():
+    assert Variable(0.0).trainable
+    assert not Variable(0.0, trainable=False).trainable
+    assert not Variable(0.0, synchronization="ON_READ").trainable
+    assert Variable(0.0, synchronization="ON_READ", trainable=True).trainable
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_aggregations_in_closed_form(size):
+    def fn(strategy):
+        rank = strategy.extended.replica_id
+        variables = {name: Variable(10.0, aggregation=name) for name in VariableAggregation.__members__}
+        strategy.run(lambda: [variable.assign_add(rank + 1.0) for variable in variables.values()])
+        return {name: float(variable.value) for name, variable in variables.items()}
+
+    total = size * (size + 1) / 2
+    for rank, seen in enumerate(on_replicas(size, fn)):
+        assert seen == {
+            "NONE": 10 + rank + 1,
+            "SUM": 10 + total,
+            "MEAN": pytest.approx(10 + total / size),
+            "ONLY_FIRST_REPLICA": 11,
+        }
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sum_on_read_keeps_the_total_of_integers_as_tensorflow_does(size):
+    def fn(strategy):
+        variable = Variable(0, synchronization="ON_READ", aggregation="SUM")
+        variable.assign(7)
+        seen = [int(variable.value)]
+        variable.assign(-7)
+        return [*seen, int(variable.value)]
+
+    assert on_replicas(size, fn) == [[7 // size * size, -(7 // size) * size]] * size
+
+
+def test_a_variable_remembers_its_strategy_outside_of_the_scope():
+    def fn():
+        with MirroredStrategy().scope() as strategy:
+            variable = Variable(0.0, aggregation="SUM")
+        strategy.run(lambda: variable.assign_add(1.0))
+        inside = float(variable.value)
+        variable.assign(5.0)
+        return inside, float(variable.value), variable.strategy is strategy
+
+    assert run_ranks(3, fn) == [(3.0, 5.0, True)] * 3
+
+
+def test_a_variable_made_outside_belongs_to_its_rank():
+    def fn():
+        variable = Variable(0.0, aggregation="SUM")
+        strategy = MirroredStrategy()
+        strategy.run(lambda: variable.assign_add(context.get_replica_context().replica_id_in_sync_group + 1.0))
+        return float(variable.value)
+
+    assert run_ranks(2, fn) == [1.0, 2.0]
