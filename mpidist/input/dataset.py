@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.arrays import to_array
 from mpidist.input import structure
 
 #: The stream of one epoch: index arrays, one for each pass over the rows (or, after `batch`, for each batch).
@@ -73,7 +74,7 @@ class Dataset:
         ValueError
             If there is no array, one is a scalar, or the first dimensions differ.
         """
-        arrays = structure.map_leaves(_as_array, arrays)
+        arrays = structure.map_leaves(to_array, arrays)
         shapes = [leaf.shape for leaf in structure.leaves(arrays)]
         if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
             raise ValueError(f"a data set needs arrays with one common first dimension; got the shapes {shapes}")
@@ -85,7 +86,7 @@ class Dataset:
     @classmethod
     def from_tensors(cls, arrays: Any) -> Dataset:
         """Return the data set with one element, which is `arrays`.  Local."""
-        return cls.from_arrays(structure.map_leaves(lambda leaf: _as_array(leaf)[None], arrays))
+        return cls.from_arrays(structure.map_leaves(lambda leaf: to_array(leaf)[None], arrays))
 
     def shuffle(self, buffer_size: int | None = None, seed: int | None = None) -> Dataset:
         """Return the data set in another order every epoch, the same on all ranks.  Local.
@@ -181,10 +182,6 @@ class Dataset:
     def _require_rows(self, method: str) -> None:
         if self.batch_size is not None:
             raise ValueError(f"`{method}` works on rows; call it before `batch`")
-
-
-def _as_array(value: Any) -> Any:
-    return value if hasattr(value, "shape") and hasattr(value, "dtype") else numpy.asarray(value)
 
 
 def _cut(passes: Stream, batch_size: int, drop_remainder: bool) -> Stream:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy
 import pytest
-from tests.oracle.deviations import DEVIATIONS
 
 from mpidist.input import ArraySpec, Dataset, DistributedDataset, sharding
+from tests.oracle.deviations import DEVIATIONS
 
 ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
 CASES = {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"] if case["topic"] == "batch_split"}

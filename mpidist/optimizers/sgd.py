@@ -1,0 +1,54 @@
+"""Stochastic gradient descent, with momentum if asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from mpidist.optimizers.base import LearningRate, Optimizer
+
+
+class SGD(Optimizer):
+    """Gradient descent: ``p -= learning_rate * g``.
+
+    With momentum: ``velocity = momentum * velocity - learning_rate * g``, then ``p += velocity``; or, with
+    `nesterov`, ``p += momentum * velocity - learning_rate * g``.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        See `Optimizer`.
+    momentum : float
+        From 0 to 1.
+    nesterov : bool
+    """
+
+    def __init__(self, learning_rate: LearningRate = 0.01, momentum: float = 0.0, nesterov: bool = False) -> None:
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
+        super().__init__(learning_rate)
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.slot_names = ("momentum",) if momentum else ()
+
+    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
+        return (learning_rate,)
+
+    def update_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> None:
+        (learning_rate,), (step,) = coefficients, scratch
+        numpy.multiply(gradient, learning_rate, out=step)
+        if not slots:
+            numpy.subtract(parameter, step, out=parameter)
+            return
+        (velocity,) = slots
+        numpy.multiply(velocity, self.momentum, out=velocity)
+        numpy.subtract(velocity, step, out=velocity)
+        if not self.nesterov:
+            numpy.add(parameter, velocity, out=parameter)
+            return
+        numpy.subtract(parameter, step, out=parameter)
+        numpy.multiply(velocity, self.momentum, out=step)
+        numpy.add(parameter, step, out=parameter)

@@ -1,0 +1,198 @@
+"""`Checkpoint`: variables, optimizers and positions in one file, saved and restored by all ranks together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.options import VariableSynchronization
+from mpidist.training import hdf5_file
+from mpidist.variables import DistributedVariable
+
+#: The rank that writes and reads files.
+CHIEF = 0
+
+
+class Checkpoint:
+    """What belongs to a training run, by name, to be saved and restored together.
+
+    A checkpoint holds no trace of the number of ranks: it restores at any other, every array bit for bit.
+
+    Parameters
+    ----------
+    **objects
+        Variables; objects with ``state()`` and ``restore(state)``, where a state is a dict of arrays and numbers
+        (optimizers, distributed data sets); and dicts, lists and tuples of these.
+
+    Raises
+    ------
+    TypeError
+        If an object is none of these.
+
+    Examples
+    --------
+    ::
+
+        checkpoint = mpidist.Checkpoint(model={"w": w, "b": b}, optimizer=optimizer, dataset=distributed)
+        checkpoint.save("run/first.h5")
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        self._parts = dict(_named_parts("", objects))
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything to an HDF5 file, which is there complete afterwards, or as it was before.
+
+        Collective: every rank calls it in the same order.  The chief writes.
+
+        Parameters
+        ----------
+        path : str or Path
+            Its directory is made if need be.
+
+        Returns
+        -------
+        Path
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks: the chief could not write it; the message has the reason.
+        """
+        path = Path(path)
+        found = self._collect()
+        _together(lambda: hdf5_file.write(path, *found), f"checkpoint {path} was not saved")
+        return path
+
+    def restore(self, path: str | Path) -> None:
+        """Set everything to what a file says.
+
+        Collective: every rank calls it in the same order.  The chief reads; the file need not be there for the others.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            On all ranks: there is no such file.
+        CheckpointError
+            On all ranks: it is truncated or damaged, or does not fit these objects. The variables are unchanged then.
+        """
+        path = Path(path)
+        values = _share(*_together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
+        problems = [problem for name, part in self._parts.items() for problem in _misfits(name, part, values)]
+        _agree("; ".join(problems), f"checkpoint {path} does not fit")
+        # What may still raise comes before the variables.
+        for name, part in sorted(self._parts.items(), key=lambda item: isinstance(item[1], DistributedVariable)):
+            _restore_part(name, part, values)
+
+    def _collect(self) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
+        """Return (arrays, numbers).  Collective where there are variables that are synchronized on read."""
+        values: dict[str, Any] = {}
+        for name, part in self._parts.items():
+            if isinstance(part, DistributedVariable):
+                values[name] = part.value
+            else:
+                values.update({f"{name}/{key}": value for key, value in part.state().items()})
+        found = {name: _on_host(value) for name, value in values.items() if _is_array(value)}
+        return found, {name: value for name, value in values.items() if not _is_array(value)}
+
+
+def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, object) for everything in nested dicts, lists and tuples."""
+    if isinstance(value, (Mapping, list, tuple)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _named_parts(f"{prefix}/{key}" if prefix else str(key), item)
+    elif isinstance(value, DistributedVariable) or (hasattr(value, "state") and hasattr(value, "restore")):
+        yield prefix, value
+    else:
+        raise TypeError(
+            f"{prefix!r} is a {type(value).__name__}; a checkpoint holds variables, and objects with state() and "
+            "restore(state)"
+        )
+
+
+def _misfits(name: str, part: Any, values: Mapping[str, Any]) -> Iterator[str]:
+    if not isinstance(part, DistributedVariable):
+        if not any(key.startswith(f"{name}/") for key in values):
+            yield f"it has nothing for {name!r}"
+        return
+    value = values.get(name)
+    if value is None:
+        yield f"it has no array {name!r}"
+    elif (value.shape, value.dtype) != (part.shape, part.dtype):
+        yield f"{name!r} is {value.dtype}{list(value.shape)} there, expected {part.dtype}{list(part.shape)}"
+
+
+def _restore_part(name: str, part: Any, values: Mapping[str, Any]) -> None:
+    if not isinstance(part, DistributedVariable):
+        start = len(name) + 1
+        part.restore({key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")})
+    elif part.synchronization is VariableSynchronization.ON_READ:
+        part.assign(values[name])
+    else:
+        part.storage[...] = arrays.namespace(part.storage).asarray(values[name])
+
+
+# -- all ranks together ------------------------------------------------------------------------------------------------
+
+
+def _together(chief_fn: Any, what: str) -> Any:
+    """Call `chief_fn` on the chief and return its result there, None on the others; its failure is raised on all."""
+    communicator = Communicator.world()
+    result, error = None, None
+    if communicator.rank == CHIEF:
+        try:
+            result = chief_fn()
+        except Exception as found:  # whatever it is, the other ranks are waiting for word of it
+            error = found
+    text = "" if error is None else json.dumps([type(error).__name__, str(error)])
+    answer = communicator.exchange(text.encode(), what="checkpoint")[CHIEF].decode()
+    if answer:
+        kind, reason = json.loads(answer)
+        raise _error(kind, f"{what}: rank {CHIEF}: {reason}") from error
+    return result
+
+
+def _error(kind: str, message: str) -> CheckpointError:
+    raised = CheckpointNotFoundError(message) if kind == CheckpointNotFoundError.__name__ else CheckpointError(message)
+    raised.on_all_ranks = True
+    return raised
+
+
+def _agree(problem: str, what: str) -> None:
+    """Raise CheckpointError on all ranks when one of them has a problem; names the ranks that have one."""
+    answers = [raw.decode() for raw in Communicator.world().exchange(problem.encode(), what="checkpoint")]
+    found = {rank: answer for rank, answer in enumerate(answers) if answer}
+    if found:
+        first = next(iter(found))
+        raise _error("CheckpointError", f"{what} on ranks {list(found)}; rank {first}: {found[first]}")
+
+
+def _share(found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chief's arrays and numbers in one dict, on every rank."""
+    communicator = Communicator.world()
+    entries = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
+    text = json.dumps([entries, numbers]) if communicator.rank == CHIEF else ""
+    entries, numbers = json.loads(communicator.exchange(text.encode(), what="checkpoint")[CHIEF])
+    values = dict(numbers)
+    for name, dtype, shape in entries:
+        array = found[name] if communicator.rank == CHIEF else numpy.empty(shape, dtype)
+        communicator.broadcast(arrays.byte_view(array), root=CHIEF)
+        values[name] = array
+    return values
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype")
+
+
+def _on_host(value: Any) -> numpy.ndarray:
+    array = arrays.to_array(value)
+    return arrays.as_host(array) if arrays.is_device(array) else numpy.asarray(array)

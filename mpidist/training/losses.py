@@ -1,0 +1,114 @@
+"""Losses over the global batch: every replica divides by the rows of all replicas, so that the sum is the mean."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy
+
+from mpidist import arrays, context
+
+
+def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
+    """Return this replica's share of the average loss; the sum over the replicas is the average.
+
+    Local with `global_batch_size`; without it collective: every replica calls it in the same order.
+
+    Parameters
+    ----------
+    per_example_loss : array, shape (rows, ...)
+        All its elements are summed.  No rows at all is right: the share is 0.
+    sample_weight : float or array, optional
+        Multiplies the losses; may have fewer dimensions, then it is one weight for each row.
+    global_batch_size : int, optional
+        Rows to divide by; with 0 the result is 0.  Default: the true number of rows of all replicas, summed over them.
+
+    Returns
+    -------
+    scalar
+        In the dtype of the losses.
+
+    Raises
+    ------
+    ValueError
+        If the loss is a scalar, or `global_batch_size` is negative or not a scalar.
+    TypeError
+        If `global_batch_size` is not an integer.
+    RuntimeError
+        If called in cross-replica context.
+    """
+    _require_replica_context("compute_average_loss")
+    loss = _as_array(per_example_loss)
+    if not loss.shape:
+        raise ValueError(
+            "Invalid value passed for `per_example_loss`. Expected a tensor with at least rank 1. "
+            f"Received per_example_loss={per_example_loss} with rank 0"
+        )
+    rows = _global_rows(loss) if global_batch_size is None else _batch_size(global_batch_size)
+    if sample_weight is not None:
+        loss = loss * _weights(sample_weight, loss)
+    total = loss.sum()
+    return total / rows if rows else total * 0
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """Return the sum of the loss divided by the number of replicas, which all have the same one.  Local.
+
+    Parameters
+    ----------
+    regularization_loss : array
+        Of any shape, the same on all replicas.
+
+    Raises
+    ------
+    RuntimeError
+        If called in cross-replica context.
+    """
+    _require_replica_context("scale_regularization_loss")
+    return _as_array(regularization_loss).sum() / context.get_strategy().num_replicas_in_sync
+
+
+def _require_replica_context(name: str) -> None:
+    if context.has_strategy() and context.in_cross_replica_context():
+        raise RuntimeError(
+            f"You are calling `{name}` in cross replica context, while it was expected to be called in replica context."
+        )
+
+
+def _as_array(value: Any) -> Any:
+    """Return `value` as an array; numbers of Python become float32, as in TensorFlow."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return value
+    array = arrays.to_array(value)
+    return array.astype("float32") if array.dtype == numpy.float64 else array
+
+
+def _global_rows(loss: Any) -> int:
+    replica = context.get_replica_context()
+    if replica.num_replicas_in_sync == 1:
+        return len(loss)
+    return int(replica.all_reduce("SUM", numpy.array([len(loss)], "int64"))[0])
+
+
+def _batch_size(value: Any) -> int:
+    shape = numpy.shape(value)
+    if shape:
+        raise ValueError(f"global_batch_size must be scalar.. Expected scalar shape, saw shape: {shape}.")
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise TypeError(f"global_batch_size must be an int, got {value!r}") from None
+    if size < 0:
+        raise ValueError(f"global_batch_size must be non-negative, got {size}")
+    return size
+
+
+def _weights(sample_weight: Any, loss: Any) -> Any:
+    """Return the weights in the dtype of the loss, one for each row where they have fewer dimensions."""
+    weights = _as_array(sample_weight).astype(loss.dtype)
+    if weights.ndim == loss.ndim + 1 and weights.shape[-1] == 1:
+        weights = weights.reshape(weights.shape[:-1])
+    if weights.ndim > loss.ndim:
+        raise ValueError(f"sample_weight has shape {weights.shape}, which does not fit the losses' {loss.shape}")
+    return weights.reshape(weights.shape + (1,) * (loss.ndim - weights.ndim)) if weights.ndim else weights

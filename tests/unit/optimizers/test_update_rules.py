@@ -1,0 +1,192 @@
+"""The update rules against closed forms, on arrays of every length and dtype."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist import optimizers
+from mpidist.optimizers.slices import SLICE_ELEMENTS
+from mpidist.variables import Variable
+
+FAMILIES = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optimizers.Adam(0.1),
+    "adamw": lambda: optimizers.AdamW(0.1, weight_decay=0.01),
+}
+
+
+def steps(optimizer, start, gradients):
+    v = Variable(start)
+    for gradient in gradients:
+        optimizer.apply_gradients([(gradient, v)])
+    return v
+
+
+def test_sgd():
+    v = steps(optimizers.SGD(0.5), numpy.array([1.0, 2.0]), [numpy.array([2.0, 0.0]), numpy.array([2.0, 4.0])])
+    assert v.value.tolist() == [-1.0, 0.0]
+
+
+@given(st.integers(1, 30), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_momentum_sums_a_geometric_series(count, momentum):
+    v = steps(optimizers.SGD(1.0, momentum=momentum), numpy.zeros(3), [numpy.ones(3)] * count)
+    expected = -sum((count - k) * momentum**k for k in range(count))
+    numpy.testing.assert_allclose(v.value, expected, rtol=1e-12)
+
+
+def test_nesterov_looks_one_step_ahead():
+    v = steps(optimizers.SGD(1.0, momentum=0.5, nesterov=True), numpy.zeros(1), [numpy.ones(1)] * 2)
+    # velocities -1 and -1.5; each step is momentum * velocity - gradient
+    assert v.value.tolist() == [-1.5 - 1.75]
+
+
+@given(st.integers(1, 20), st.floats(-1e3, 1e3).filter(lambda g: abs(g) > 1e-2))
+def test_adam_steps_by_the_learning_rate_while_the_gradient_stays_the_same(count, gradient):
+    v = steps(optimizers.Adam(0.1, epsilon=0.0), numpy.zeros(2), [numpy.full(2, gradient)] * count)
+    numpy.testing.assert_allclose(v.value, -0.1 * count * math.copysign(1, gradient), rtol=1e-9)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=12))
+def test_adam_is_the_published_rule(gradients):
+    v = steps(optimizers.Adam(0.1, 0.8, 0.95, 1e-3), numpy.zeros(1), [numpy.array([g]) for g in gradients])
+    p = 0.0
+    for t in range(1, len(gradients) + 1):
+        m = sum(0.2 * 0.8 ** (t - k) * gradients[k - 1] for k in range(1, t + 1))
+        s = sum(0.05 * 0.95 ** (t - k) * gradients[k - 1] ** 2 for k in range(1, t + 1))
+        p -= 0.1 * math.sqrt(1 - 0.95**t) / (1 - 0.8**t) * m / (math.sqrt(s) + 1e-3)
+    numpy.testing.assert_allclose(v.value, [p], rtol=1e-9, atol=1e-12)
+
+
+def test_adamw_decays_the_weights_apart_from_the_gradient():
+    v = steps(optimizers.AdamW(0.1, weight_decay=0.5), numpy.array([4.0]), [numpy.zeros(1)] * 3)
+    numpy.testing.assert_allclose(v.value, 4 * 0.95**3, rtol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("elements", [0, 1, SLICE_ELEMENTS - 1, SLICE_ELEMENTS, 2 * SLICE_ELEMENTS + 3])
+def test_every_length_is_updated_as_its_elements_alone(family, elements):
+    random = numpy.random.default_rng(0)
+    start, gradients = random.normal(size=elements), random.normal(size=(2, elements))
+    whole = steps(FAMILIES[family](), start, gradients)
+    picked = numpy.arange(0, elements, max(elements // 7, 1))
+    alone = steps(FAMILIES[family](), start[picked], gradients[:, picked])
+    assert whole.value[picked].tolist() == alone.value.tolist()
+    assert elements == 0 or not (whole.value == start).any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32"])
+def test_short_floats_are_computed_in_float32_and_rounded_once(family, dtype):
+    start, gradient = numpy.array([1.0, -2.0, 0.5], dtype), numpy.array([0.25, 0.5, -1.0], dtype)
+    short = steps(FAMILIES[family](), start, [gradient])
+    wide = steps(FAMILIES[family](), start.astype("float32"), [gradient.astype("float32")])
+    assert short.value.tolist() == wide.value.astype(dtype).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dtypes_and_shapes_stay_and_gradients_are_not_changed(family):
+    for dtype in ("float16", "float32", "float64"):
+        for shape in ((), (2, 3), (0,)):
+            v, gradient = Variable(numpy.ones(shape, dtype)), numpy.ones(shape, dtype)
+            optimizer = FAMILIES[family]()
+            for _ in range(2):
+                optimizer.apply_gradients([(gradient, v)])
+            assert (v.value.dtype, v.value.shape) == (dtype, shape)
+            assert (gradient == 1).all()
+            assert all(slot.shape == shape for slot in optimizer.slots(v).values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_updates_work_in_place(family):
+    v = Variable(numpy.ones(5, "float32"))
+    before = v.value
+    FAMILIES[family]().apply_gradients([(numpy.ones(5, "float32"), v)])
+    assert before is v.value
+    assert (before != 1).all()
+
+
+def test_learning_rate_may_be_a_function_of_the_step():
+    optimizer = optimizers.SGD(lambda step: 1.0 / (step + 1))
+    v = steps(optimizer, numpy.zeros(1), [numpy.ones(1)] * 3)
+    numpy.testing.assert_allclose(v.value, -(1 + 1 / 2 + 1 / 3), rtol=1e-12)
+    assert (optimizer.iterations, optimizer.learning_rate) == (3, 0.25)
+    optimizer.learning_rate = 0.5
+    assert optimizer.learning_rate == 0.5
+
+
+def test_gradients_that_are_none_are_left_out_with_a_warning():
+    v, w = Variable([1.0], name="kept"), Variable([1.0], name="left_out")
+    with pytest.warns(UserWarning, match="None for the variables .*left_out"):
+        optimizers.SGD(1.0).apply_gradients([([1.0], v), (None, w)])
+    assert (v.value.tolist(), w.value.tolist()) == ([0.0], [1.0])
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 2])
+def test_no_gradient_at_all_is_refused(pairs):
+    optimizer = optimizers.SGD(1.0)
+    with pytest.raises(ValueError, match="no gradients provided"):
+        optimizer.apply_gradients([(None, Variable([1.0]))] * pairs)
+    assert optimizer.iterations == 0
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    v = Variable(numpy.zeros((2, 3)), name="kernel")
+    with pytest.raises(ValueError, match=r"'kernel\w*' has shape \(3,\), expected \(2, 3\)"):
+        optimizers.SGD(1.0).apply_gradients([(numpy.ones(3), v)])
+
+
+def test_gradients_are_cast_to_their_variables():
+    v = Variable(numpy.zeros((2, 3), "float32"))
+    optimizers.SGD(1.0).apply_gradients([(numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)), v)])
+    assert v.value.tolist() == [[0, -1, -2], [-3, -4, -5]]
+    assert v.value.dtype == "float32"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_state_goes_on_where_it_was(family):
+    random = numpy.random.default_rng(1)
+    gradients = random.normal(size=(6, 4))
+    optimizer = FAMILIES[family]()
+    straight = steps(optimizer, numpy.zeros(4), gradients)
+
+    first = FAMILIES[family]()
+    v = steps(first, numpy.zeros(4), gradients[:3])
+    state = {key: numpy.array(value) for key, value in first.state().items()}
+    second = FAMILIES[family]()
+    second.restore(state)
+    assert second.state().keys() == state.keys()
+    w = steps(second, numpy.array(v.value), gradients[3:])
+    assert w.value.tolist() == straight.value.tolist()
+    assert second.iterations == 6
+
+    second.restore(state)
+    assert all((numpy.array(value) == state[key]).all() for key, value in second.state().items())
+
+
+def test_state_from_before_the_first_step_clears_the_slots():
+    optimizer = FAMILIES["momentum"]()
+    state = dict(optimizer.state())
+    v = steps(optimizer, numpy.zeros(2), [numpy.ones(2)])
+    optimizer.restore(state)
+    assert optimizer.iterations == 0
+    assert optimizer.slots(v)["momentum"].tolist() == [0, 0]
+
+
+def test_state_of_another_model_is_refused():
+    optimizer = FAMILIES["momentum"]()
+    optimizer.restore({"iterations": 1, "0/momentum": numpy.zeros(3)})
+    with pytest.raises(ValueError, match=r"shape \(3,\), expected \(2,\)"):
+        optimizer.apply_gradients([(numpy.ones(2), Variable(numpy.zeros(2)))])
+
+
+def test_momentum_out_of_range_is_refused():
+    with pytest.raises(ValueError, match="momentum"):
+        optimizers.SGD(0.1, momentum=1.5)
