@@ -133,7 +133,7 @@ class Strategy:
             return self._reduce_over_replicas(reduce_op, value)
         array = component(value)
         axes = reduction.normalized_axes(axis, array.ndim)
-        total = reduction.local_sum(array, axes)
+        total = reduction.local_sum(array, axes, for_mean=reduce_op is ReduceOp.MEAN)
         if reduce_op is ReduceOp.SUM:
             (total,) = self.extended.reduce_arrays(ReduceOp.SUM, [total])
             return reduction.like_given(total.astype(array.dtype, copy=False), None)

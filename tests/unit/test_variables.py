@@ -14,7 +14,7 @@ from mpidist.variables import Variable
 from tests.unit.oracle.table import cases
 
 #: TensorFlow's cases of one write by two replicas, or across them.
-WRITES = {name: case for name, case in cases("variables").items() if "op" in case["input"] and "context" in case["input"]}
+WRITES = {name: case for name, case in cases("variables").items() if {"op", "context"} <= case["input"].keys()}
 
 
 def on_replicas(size, fn, *args):
@@ -79,7 +79,7 @@ def test_the_chiefs_initial_value_is_everybodys():
 
 @pytest.mark.parametrize(
     "initial_value_fn",
-    [lambda rank: numpy.zeros(2 + (rank == 1)), lambda rank: numpy.zeros(2, dtype="float64" if rank == 1 else "float32")],
+    [lambda rank: numpy.zeros(2 + (rank == 1)), lambda rank: numpy.zeros(2, dtype=["float32", "float64"][rank == 1])],
     ids=["shape", "dtype"],
 )
 def test_ranks_that_create_different_variables_are_told(initial_value_fn):

@@ -1,0 +1,230 @@
+"""Cross-device ops: the same numbers by every route, and what users may write themselves."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy
+import pytest
+
+from mpidist import arrays, context
+from mpidist.collectives.communicator import Communicator
+from mpidist.cross_device_ops import (
+    AllReduceCrossDeviceOps,
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+    RingAllReduce,
+)
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
+from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.strategies.mirrored import MirroredStrategy
+from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from mpidist.testing import run_ranks
+from mpidist.variables import Variable
+
+ROUTES = {
+    "automatic": AllReduceCrossDeviceOps,
+    "unpacked": lambda: AllReduceCrossDeviceOps(num_packs=0),
+    "ring": RingAllReduce,
+    "hierarchical": lambda: HierarchicalCopyAllReduce(num_packs=2),
+    "one device": ReductionToOneDevice,
+    "one device, own sum": lambda: ReductionToOneDevice("/cpu:0", accumulation_fn=sum),
+}
+
+
+def bound(ops):
+    ops.bind(Communicator.world())
+    return ops
+
+
+def component_of(rank, index, dtype):
+    """Return tensor `index` of a rank: small integers, so that sums are exact in any order."""
+    return (numpy.arange(3 * index, dtype=dtype) + 2 * rank).reshape(index, 3)
+
+
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "b", "a"]], ids=["one node", "two nodes"])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_every_route_gives_the_same(route, dtype, hosts):
+    size = len(hosts)
+
+    def fn():
+        ops = bound(ROUTES[route]())
+        values = [component_of(ops.communicator.rank, index, dtype) for index in range(4)]
+        pairs = [(value, value) for value in values]
+        sums = ops.batch_reduce("SUM", pairs)
+        means = ops.batch_reduce(ReduceOp.MEAN, pairs)
+        return sums, means, ops.reduce("sum", values[2], "/cpu:0"), values
+
+    for rank, (sums, means, alone, values) in enumerate(run_ranks(size, fn, hosts=hosts)):
+        for index in range(4):
+            total = size * numpy.arange(3 * index).reshape(index, 3) + size * (size - 1)
+            numpy.testing.assert_array_equal(sums[index], total)
+            numpy.testing.assert_allclose(means[index], total / size, rtol=1e-6)
+            numpy.testing.assert_array_equal(values[index], component_of(rank, index, dtype))
+            assert sums[index].dtype == dtype
+            assert means[index].dtype == ("float64" if dtype == "int32" else dtype)
+        numpy.testing.assert_array_equal(alone, sums[2])
+
+
+def test_results_are_the_callers():
+    def fn():
+        ops = bound(AllReduceCrossDeviceOps())
+        kept = [ops.reduce("SUM", numpy.full(4, step), "/cpu:0") for step in range(6)]
+        return [result.tolist() for result in kept]
+
+    assert run_ranks(2, fn) == [[[2 * step] * 4 for step in range(6)]] * 2
+
+
+def test_broadcast_and_gather():
+    def fn():
+        ops = bound(CrossDeviceOps())
+        rank = ops.communicator.rank
+        value = numpy.full((2, 2), rank).T
+        scalar = numpy.array(rank)
+        return ops.broadcast(value, value), ops.broadcast(scalar, scalar), ops._gather(value[:rank], "/cpu:0", axis=0)
+
+    for array, scalar, rows in run_ranks(3, fn):
+        assert array.tolist() == [[0, 0], [0, 0]] and scalar.tolist() == 0 and scalar.shape == ()
+        assert rows.tolist() == [[1, 1], [2, 2], [2, 2]]
+
+
+class Maximum(CrossDeviceOps):
+    """A user's own: takes SUM for the maximum, one tensor after the other."""
+
+    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        result = numpy.array(per_replica_value)
+        self.communicator.all_reduce(result, op="max")
+        return result
+
+    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
+
+
+def test_users_can_write_their_own():
+    def fn():
+        strategy = MirroredStrategy(cross_device_ops=Maximum())
+        rank = strategy.extended.replica_id
+        replica = strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(2) * rank, rank]))
+        return replica[0].tolist(), replica[1], strategy.reduce("SUM", rank, axis=None)
+
+    assert run_ranks(3, fn) == [([2.0, 2.0], 2, 2)] * 3
+
+
+def test_what_is_not_written_raises_at_use():
+    ops = CrossDeviceOps()
+    with pytest.raises(NotImplementedError, match="reduce_implementation"):
+        ops.reduce("SUM", 1.0, "/cpu:0")
+    with pytest.raises(NotImplementedError, match="batch_reduce_implementation method must be implemented"):
+        ops.batch_reduce("SUM", [(1.0, "/cpu:0")])
+
+
+def test_arguments_are_checked_before_anything_is_sent():
+    ops = Maximum()
+    with pytest.raises(ValueError, match="must be a tuple"):
+        ops.batch_reduce("SUM", [(1.0,)])
+    with pytest.raises(ValueError, match="destinations can not be empty"):
+        ops.reduce("SUM", 1.0, "")
+    with pytest.raises(TypeError, match="destinations must be one device"):
+        ops.reduce("SUM", 1.0, ["/cpu:0"])
+    with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
+        ops.reduce("MAX", 1.0, "/cpu:0")
+    assert ops.batch_reduce("SUM", []) == []
+
+
+def test_truth_values_have_no_sum():
+    def fn():
+        MirroredStrategy().reduce("SUM", numpy.array([True]), axis=None)
+
+    with pytest.raises(UnsupportedDtypeError, match="no reduction 'sum' of bool"):
+        run_ranks(2, fn)
+
+
+@pytest.mark.parametrize("kind", [NcclAllReduce, HierarchicalCopyAllReduce, AllReduceCrossDeviceOps])
+def test_negative_num_packs(kind):
+    with pytest.raises(ValueError, match="requires num_packs >= 0, but -1 is specified"):
+        kind(num_packs=-1)
+
+
+def test_nccl_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(arrays, "list_physical_devices", lambda device_type=None: [])
+    with pytest.raises(MissingDependencyError, match="NcclAllReduce needs an NVIDIA GPU and CuPy.*RingAllReduce"):
+        MirroredStrategy(cross_device_ops=NcclAllReduce())
+    with pytest.raises(MissingDependencyError, match="CommunicationImplementation.RING"):
+        MultiWorkerMirroredStrategy("nccl")
+
+
+def test_options_of_a_call_win(monkeypatch):
+    def fn():
+        strategy = MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(bytes_per_pack=64))
+        strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3), numpy.ones(4)]))
+        ring = CommunicationOptions(implementation="ring", bytes_per_pack=128)
+        strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3), numpy.ones(4)], ring))
+        return set(strategy.extended.cross_device_ops._fused)
+
+    assert run_ranks(2, fn) == [{(64, None), (128, "ring")}] * 2
+
+
+def test_lists_that_alternate_as_in_a_gan():
+    def fn():
+        strategy = MirroredStrategy()
+        rank = strategy.extended.replica_id
+        generator = [numpy.full((2, 3), rank, "float32"), numpy.full(5, rank, "float64")]
+        discriminator = [numpy.full((3, 2), rank, "float32"), numpy.full(4, rank, "float32"), numpy.full(1, rank)]
+        for step in range(4):
+            for gradients in (generator, discriminator)[: 1 + step % 2]:
+                reduced = strategy.run(lambda g: context.get_replica_context().all_reduce("SUM", g), args=(gradients,))
+                for gradient, total in zip(gradients, reduced, strict=True):
+                    numpy.testing.assert_array_equal(total, numpy.full(gradient.shape, 3))
+                    assert total.dtype == gradient.dtype
+
+    run_ranks(3, fn)
+
+
+def test_a_shape_that_changes_on_one_rank_is_told_on_all():
+    def fn():
+        strategy = MirroredStrategy()
+        for step in range(10):
+            gradient = numpy.ones(4 if step == 9 and strategy.extended.replica_id == 1 else 3)
+            strategy.run(lambda g: context.get_replica_context().all_reduce("MEAN", [g, numpy.ones(2)]), (gradient,))
+
+    with pytest.raises(CollectiveMismatchError, match=r"rank 1 passed float64 \(4,\), ranks 0, 2 passed") as raised:
+        run_ranks(3, fn)
+    assert set(raised.value.rank_errors) == {0, 1, 2}
+
+
+def test_none_among_the_values():
+    strategy = MultiWorkerMirroredStrategy()
+    with pytest.raises(TypeError, match="all_reduce got None"):
+        strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(1), None]))
+
+
+def test_a_variable_is_reduced_by_its_value():
+    strategy = MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        variable = Variable([1.0, 2.0])
+    assert strategy.reduce("SUM", variable, axis=0) == 3.0
+    assert strategy.extended.reduce_to("MEAN", variable, variable).tolist() == [1.0, 2.0]
+
+
+def test_the_route_over_one_device_is_logged(caplog):
+    def fn():
+        strategy = MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ReductionToOneDevice())
+        for _ in range(20):
+            strategy.reduce("SUM", 1.0, axis=None)
+
+    with caplog.at_level(logging.INFO, logger="mpidist"):
+        run_ranks(2, fn)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Reduce to")]
+    cpu = "/job:localhost/replica:0/task:0/device:CPU:"
+    assert lines == [f"Reduce to {cpu}0 then broadcast to ('{cpu}0', '{cpu}1')."] * 10
+
+
+def test_reduce_to_device_that_is_none_of_the_ranks():
+    def fn():
+        MirroredStrategy(cross_device_ops=ReductionToOneDevice("/gpu:7", accumulation_fn=sum)).reduce("SUM", 1.0, None)
+
+    with pytest.raises(ValueError, match="'/gpu:7' names no device of 2 ranks"):
+        run_ranks(2, fn)
