@@ -67,7 +67,9 @@ def _cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise MissingDependencyError(f"arrays in GPU memory need CuPy: pip install 'mpidist[cuda]' ({error})") from error
+        raise MissingDependencyError(
+            f"arrays in GPU memory need CuPy: pip install 'mpidist[cuda]' ({error})"
+        ) from error
     return cupy
 
 
@@ -123,7 +125,7 @@ def check_memory(array: Any, memory: frozenset[str], transport: str) -> None:
         )
 
 
-# -- making arrays ------------------------------------------------------------------------------------------------------
+# -- making arrays -----------------------------------------------------------------------------------------------------
 
 
 def to_array(value: Any) -> Any:
@@ -194,7 +196,7 @@ def as_host(array: Any) -> np.ndarray:
     return kind_of(array).to_host(array)
 
 
-# -- reductions ---------------------------------------------------------------------------------------------------------
+# -- reductions --------------------------------------------------------------------------------------------------------
 
 
 def wire_dtype(dtype: Any) -> np.dtype:
@@ -229,7 +231,7 @@ def reduction(op: str, library: Any) -> Callable[..., Any]:
     return getattr(library, REDUCTIONS[op])
 
 
-# -- devices ------------------------------------------------------------------------------------------------------------
+# -- devices -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

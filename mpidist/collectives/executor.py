@@ -70,8 +70,8 @@ def _turns_of_round(round_: Round, bounds: tuple[int, ...], segment_elements: in
     sends, receives = _segments(sent, segment), _segments(received, segment)
     apart = min(sent[1], received[1]) <= max(sent[0], received[0])
     assert apart or sent == received, (
-        f"a message that is sent ({sent}) and one that is received ({received}) must be the same part of the buffer, or "
-        "have none in common: segments of the one are reduced while those of the other are under way"
+        f"a message that is sent ({sent}) and one that is received ({received}) must be the same part of the buffer "
+        "or have nothing in common: segments of the one are reduced while those of the other are under way"
     )
     count = max(len(sends), len(receives))
     for index in range(count):

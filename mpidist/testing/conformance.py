@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist import arrays
 from mpidist.collectives.algorithms import ALGORITHMS
 from mpidist.collectives.executor import Executor, even_bounds
 from mpidist.collectives.rounds import Schedule
-from mpidist.errors import TransportError, TransportTimeoutError, UnsupportedDtypeError
+from mpidist.errors import TransportTimeoutError, UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.testing.ranks import run_ranks
 from mpidist.transports import world
-from mpidist.transports.base import Pending, Transport
+from mpidist.transports.base import Transport
 from mpidist.transports.loopback import Faults
 
 OnRank = Callable[[Transport], Any]
@@ -67,9 +66,7 @@ class LoopbackRanks(Ranks):
         def on_rank() -> None:
             fn(world().transport)
 
-        run_ranks(
-            size, on_rank, timeout_seconds=_LIMIT_SECONDS, faults=self.faults, eager_bytes=self.eager_bytes
-        )
+        run_ranks(size, on_rank, timeout_seconds=_LIMIT_SECONDS, faults=self.faults, eager_bytes=self.eager_bytes)
 
 
 def watch_of(transport: Transport, timeout_seconds: float = _LIMIT_SECONDS) -> Watch:
@@ -272,11 +269,16 @@ def _nothing_comes(transport: Transport) -> None:
         transport.wait([pending], watch_of(transport, timeout_seconds=0.2))
 
 
-# -- collectives --------------------------------------------------------------------------------------------------------
+# -- collectives -------------------------------------------------------------------------------------------------------
 
 
 #: Dtypes that are summed, and by which other reductions each is tried too.
-_REDUCTIONS = {"f4": ("sum", "max", "min", "prod"), "f8": ("sum", "min"), "i4": ("sum", "max", "prod"), "u1": ("sum", "max")}
+_REDUCTIONS = {
+    "f4": ("sum", "max", "min", "prod"),
+    "f8": ("sum", "min"),
+    "i4": ("sum", "max", "prod"),
+    "u1": ("sum", "max"),
+}
 
 
 class CollectiveTests(Ranks):
@@ -418,7 +420,7 @@ def _same_zero(transport: Transport, schedule: Schedule) -> None:
         assert_same_on_all_ranks(transport, buffer)
 
 
-# -- small parts of the tests -------------------------------------------------------------------------------------------
+# -- small parts of the tests ------------------------------------------------------------------------------------------
 
 
 def _neighbours(transport: Transport) -> tuple[int, int]:

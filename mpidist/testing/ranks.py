@@ -153,7 +153,7 @@ def together(errors: Mapping[int, BaseException], size: int) -> BaseException:
 
 def _add_note(error: BaseException, note: str) -> None:
     """Add a line that tracebacks show below the message; Python 3.10 keeps it, but does not show it."""
-    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
 
 def _labelled(rank: int, size: int, error: BaseException) -> str:

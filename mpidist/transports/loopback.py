@@ -167,9 +167,7 @@ class LoopbackTransport(Transport):
         return posted
 
     def wait(self, pendings: Sequence[Pending], watch: Watch) -> None:
-        self._deliver()
-        for pending in pendings:
-            self._until(lambda pending=pending: pending.done, watch)
+        self._until(lambda: all(pending.done for pending in pendings), watch)
 
     def split(self, color: int) -> LoopbackTransport:
         number, self._splits = self._splits, self._splits + 1

@@ -46,7 +46,7 @@ def pretended_cupy(monkeypatch):
     return cupy
 
 
-# -- kinds --------------------------------------------------------------------------------------------------------------
+# -- kinds -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_namespace_of_an_array_is_the_library_that_made_it(pretended_cupy):
@@ -74,7 +74,8 @@ def test_another_kind_joins_by_registering_and_leaves():
 
 def test_nobody_looks_into_a_device_array_by_accident():
     array = on_device(np.arange(3.0))
-    for look in (np.asarray, list, lambda a: np.add(a, 1), lambda a: np.zeros(3) + a, lambda a: np.copyto(np.zeros(3), a)):
+    host = np.zeros(3)
+    for look in (np.asarray, list, lambda a: np.add(a, 1), lambda a: host + a, lambda a: np.copyto(host, a)):
         with pytest.raises(TypeError):
             look(array)
     with pytest.raises(TypeError, match="device memory, got ndarray"):
@@ -86,13 +87,13 @@ def test_a_transport_takes_the_memory_it_moves():
     arrays.check_memory(np.zeros(1), frozenset({"host"}), "x")
     with pretended_device():
         arrays.check_memory(on_device(np.zeros(1)), both, "x")
-        with pytest.raises(UnsupportedDtypeError, match="x transport moves host memory, got a pretended array.*as_host"):
+        with pytest.raises(UnsupportedDtypeError, match="x transport moves host .* pretended array.*as_host"):
             arrays.check_memory(on_device(np.zeros(1)), frozenset({"host"}), "x")
     with pytest.raises(UnsupportedDtypeError, match="got a numpy array in host memory"):
         arrays.check_memory(np.zeros(1), frozenset({"device"}), "x")
 
 
-# -- to_array -----------------------------------------------------------------------------------------------------------
+# -- to_array ----------------------------------------------------------------------------------------------------------
 
 
 def test_arrays_pass_as_they_are():
@@ -122,7 +123,7 @@ def test_dlpack_in_host_memory_is_used_without_a_copy():
 
 def test_device_memory_becomes_a_cupy_array(pretended_cupy):
     by_interface = exporter(__cuda_array_interface__={})
-    by_dlpack = exporter(__dlpack_device__=lambda self: (2, 0), __array__=lambda self: pytest.fail("copied to the host"))
+    by_dlpack = exporter(__dlpack_device__=lambda self: (2, 0), __array__=lambda self: pytest.fail("copied to host"))
     for value in (by_interface, by_dlpack):
         array = arrays.to_array(value)
         assert isinstance(array, pretended_cupy.ndarray) and array.source is value
@@ -133,7 +134,7 @@ def test_device_memory_without_cupy_is_an_error_that_names_it(no_cupy):
         arrays.to_array(exporter(__cuda_array_interface__={}))
 
 
-# -- views --------------------------------------------------------------------------------------------------------------
+# -- views -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 3), max_size=4), st.sampled_from("CF"))
@@ -181,7 +182,7 @@ def test_as_host_copies():
     np.testing.assert_array_equal(copied, array)
 
 
-# -- reductions ---------------------------------------------------------------------------------------------------------
+# -- reductions --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_reductions_work_in_place_in_every_namespace(op, result):
         np.testing.assert_array_equal(arrays.as_host(first), result)
 
 
-# -- devices ------------------------------------------------------------------------------------------------------------
+# -- devices -----------------------------------------------------------------------------------------------------------
 
 
 def test_devices_are_listed_as_tensorflow_lists_them(pretended_cupy):
@@ -253,6 +254,8 @@ def test_there_are_no_gpus_without_a_driver(pretended_cupy):
 
 
 def test_importing_arrays_imports_neither_cupy_nor_ml_dtypes():
-    program = "import sys, mpidist.arrays as a; a.wire_dtype('f2'); print({'cupy', 'ml_dtypes', 'numpy'} & set(sys.modules))"
+    program = (
+        "import sys, mpidist.arrays as a; a.wire_dtype('f2'); print({'cupy', 'ml_dtypes', 'numpy'} & {*sys.modules})"
+    )
     shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "{'numpy'}"

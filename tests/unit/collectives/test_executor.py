@@ -78,7 +78,7 @@ def all_reduce(schedule, length, dtype="f8", op="sum", **options):
     return buffer
 
 
-# -- posting ------------------------------------------------------------------------------------------------------------
+# -- posting -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_next_segment_is_posted_before_the_present_one_is_awaited_and_receives_before_sends():
@@ -139,7 +139,7 @@ def test_scratch_is_two_segments_whatever_the_length():
     assert sorted(memory.nbytes for memory in memories.values()) == [80, 80]
 
 
-# -- the plan -----------------------------------------------------------------------------------------------------------
+# -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -176,12 +176,15 @@ def test_even_bounds_differ_by_one_element_at_most(length, chunks):
 
 
 def test_a_round_whose_messages_overlap_in_part_is_refused():
-    schedule = Schedule("overlap", "all_reduce", lambda size: 3, lambda r, n: iter([Round(1 - r, r, 2, 1 - r, 1 - r, 2, True)]))
+    def rounds(rank, size):
+        yield Round(1 - rank, rank, 2, 1 - rank, 1 - rank, 2, reduce=True)
+
+    schedule = Schedule("overlap", "all_reduce", lambda size: 3, rounds)
     with pytest.raises(AssertionError, match="the same part of the buffer"):
         Executor(schedule, RecordingTransport(0, 2), np.zeros(3))
 
 
-# -- values -------------------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -267,7 +270,7 @@ def test_a_failed_rank_ends_the_run_of_the_others():
     assert sorted(failed) == [0, 1, 3]
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16])
@@ -294,7 +297,7 @@ def test_bounds_must_fit_the_buffer_and_the_schedule(bounds):
         Executor(RING, RecordingTransport(0, 2), np.zeros(5), bounds=bounds)
 
 
-# -- device memory ------------------------------------------------------------------------------------------------------
+# -- device memory -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ALGORITHMS, ids="-".join)
