@@ -45,7 +45,13 @@ def program_command(program: Sequence[str], module: Sequence[str] | None) -> lis
 
 
 def command_line(
-    path: str, vendor: str, ranks: int, cores: Cores, environ: Mapping[str, str], root: bool
+    path: str,
+    vendor: str,
+    ranks: int,
+    cores: Cores,
+    environ: Mapping[str, str],
+    root: bool,
+    terminal: bool = False,
 ) -> CommandLine:
     """Return the command line that starts `ranks` ranks on this machine (Local, pure).
 
@@ -60,6 +66,8 @@ def command_line(
         The environment as it is; a variable that the user has set is left alone.
     root : bool
         Whether the user is root.
+    terminal : bool
+        Whether the ranks have a terminal for standard output.
     """
     line = CommandLine([path, "-n", str(ranks)])
     places = _PLACES.get(vendor)
@@ -68,8 +76,8 @@ def command_line(
     if "OMP_NUM_THREADS" not in environ:
         threads = max(1, cores.count // ranks)
         line.add(f"{_n(cores.count, 'core')} for {_n(ranks, 'rank')}", OMP_NUM_THREADS=str(threads))
-    if "PYTHONUNBUFFERED" not in environ:
-        line.add("output appears when it is printed", PYTHONUNBUFFERED="1")
+    if "PYTHONUNBUFFERED" not in environ and not terminal:
+        line.add("what a rank prints appears at once", PYTHONUNBUFFERED="1")
     return line
 
 

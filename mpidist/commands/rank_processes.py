@@ -41,11 +41,15 @@ def ranks_of(token: str) -> list[int]:
 def end_processes(token: str, timeout_seconds: float = 5.0) -> list[int]:
     """Kill every process that carries `token` and return those that are still there after `timeout_seconds`; Local."""
     deadline = time.monotonic() + timeout_seconds
-    while (left := sorted(processes_of(token))) and time.monotonic() < deadline:
+    none_seen = 0
+    # look twice: a process that is just being started shows no environment for a moment
+    while none_seen < 2 and time.monotonic() < deadline:
+        left = processes_of(token)
         for pid in left:
             send(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return left
+        none_seen = 0 if left else none_seen + 1
+        time.sleep(0.005)
+    return sorted(processes_of(token))
 
 
 def send(pid: int, signum: int) -> None:

@@ -57,35 +57,37 @@ def main(argv: Sequence[str]) -> int:
     if not program and not arguments.module:
         parser().error("there is no program to run")
     try:
+        _check_program(program[0] if program else sys.executable)
         command = program_command(program, arguments.module)
-        _check_program(command)
         mpi = probe_mpi()
         launcher = find_launcher(mpi)
     except LaunchError as error:
         print(f"mpidist run: {error}", file=sys.stderr)
         return 1
-    line = _complete(mpi, launcher, arguments)
+    # Open MPI's launcher gives its ranks a terminal, wanted or not; for others there is none to be had
+    terminal = sys.stdout.isatty() and launcher.vendor == "Open MPI"
+    line = _complete(mpi, launcher, arguments, terminal)
     if arguments.dry_run:
         variables = [f"{name}={value}" for name, value in line.environ.items()]
         print(shlex.join(["env", *variables, *line.arguments, *command]))
         return 0
     environ = {**without_launcher(os.environ), **line.environ}
-    ended = supervise(line.arguments, command, arguments.ranks, environ, arguments.timeout)
+    ended = supervise(line.arguments, command, arguments.ranks, environ, arguments.timeout, terminal)
     return _report(ended, arguments)
 
 
-def _check_program(command: Sequence[str]) -> None:
+def _check_program(program: str) -> None:
     """Raise before N ranks do when the program is not there."""
-    file = command[1] if command[0] == sys.executable and command[1] != "-m" else ""
-    if file and not os.path.isfile(file):
-        raise LaunchError(f"there is no file {file!r} in {os.getcwd()}")
-    if not shutil.which(command[0]):
-        raise LaunchError(f"there is no program {command[0]!r} here or on PATH; a Python file's name ends in .py")
+    if program.endswith(".py"):
+        if not os.path.isfile(program):
+            raise LaunchError(f"there is no file {program!r} in {os.getcwd()}")
+    elif not shutil.which(program):
+        raise LaunchError(f"there is no program {program!r} here or on PATH; a Python file's name ends in .py")
 
 
-def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace) -> CommandLine:
-    root = os.geteuid() == 0
-    line = command_line(launcher.path, launcher.vendor, arguments.ranks, visible_cores(), os.environ, root)
+def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace, terminal: bool) -> CommandLine:
+    root, cores = os.geteuid() == 0, visible_cores()
+    line = command_line(launcher.path, launcher.vendor, arguments.ranks, cores, os.environ, root, terminal)
     line.arguments += shlex.split(arguments.launcher_args)
     reasons = [f"{launcher.title}, which belongs to mpi4py's {mpi.title}", *line.reasons]
     if launcher.version != mpi.version:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from mpidist.commands.error_streams import ErrorStreams
 from mpidist.commands.failures import FailureLog
+from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
 from mpidist.commands.rank_processes import OVER, TOKEN, end_processes, ranks_of, send
 
 #: Exit status of a job that was ended because its time was up, as of timeout(1).
@@ -56,6 +56,7 @@ def supervise(
     ranks: int,
     environ: Mapping[str, str],
     timeout_seconds: float | None = None,
+    terminal: bool = False,
 ) -> Ended:
     """Run ``launcher program`` to its end and return how it ended; Local, from the main thread.
 
@@ -68,8 +69,11 @@ def supervise(
         The environment of the launcher.
     timeout_seconds : float or None
         After so long the job is ended; None never.
+    terminal : bool
+        Leave standard output to the launcher, which gives its ranks a terminal: progress bars move.  Else the ranks'
+        lines are kept whole.
     """
-    job = _Job(launcher, program, ranks, environ)
+    job = _Job(launcher, program, ranks, environ, (STDERR,) if terminal else (STDOUT, STDERR))
     try:
         with _signals(job):
             job.wait(timeout_seconds)
@@ -81,12 +85,19 @@ def supervise(
 class _Job:
     """A launcher, its ranks, and the watchdog that ends them if this process is killed."""
 
-    def __init__(self, launcher: Sequence[str], program: Sequence[str], ranks: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        launcher: Sequence[str],
+        program: Sequence[str],
+        ranks: int,
+        environ: Mapping[str, str],
+        descriptors: Sequence[int],
+    ) -> None:
         self.token = uuid.uuid4().hex
         self.failures = FailureLog()
         self.passed_on: list[int] = []
         self.timed_out = False
-        self.streams = ErrorStreams(ranks, _show, self.failures.feed)
+        self.streams = OutputStreams(ranks, descriptors, _show, self.failures.feed)
         self.watchdog = subprocess.Popen(
             [sys.executable, "-m", "mpidist.commands.rank_processes", self.token, self.streams.folder],
             stdin=subprocess.PIPE,
@@ -167,7 +178,7 @@ def _signals(job: _Job) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def _show(data: bytes) -> None:
-    """Write to standard error, all of it, at once."""
+def _show(descriptor: int, data: bytes) -> None:
+    """Write all of `data`, at once."""
     while data:
-        data = data[os.write(2, data) :]
+        data = data[os.write(descriptor, data) :]

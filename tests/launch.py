@@ -117,7 +117,7 @@ def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seco
         try:
             timed_out = not _ends(process, timeout_seconds)
             seconds = time.monotonic() - began
-            survivors = [] if timed_out else _survivors(token)
+            survivors = [] if timed_out else survivors(token)
         finally:
             end_processes(token)
             process.wait()

@@ -1,0 +1,139 @@
+"""The output of every rank as a stream of its own, so that lines and tracebacks of several ranks do not get mixed.
+
+Each rank writes into named pipes in a private folder; a shell line in front of the program connects them and is gone
+(``exec``).  A rank that cannot reach the folder, on another machine, writes to the launcher as usual.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+#: Descriptors of standard output and standard error.
+STDOUT, STDERR = 1, 2
+
+#: Connects the pipes there are and becomes the program; $0 is the folder, $@ the program.
+_CONNECT = """\
+r="${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-none}}"
+if [ -p "$0/$r.1" ]; then exec >"$0/$r.1"; fi
+if [ -p "$0/$r.2" ]; then exec 2>"$0/$r.2"; fi
+exec "$@\""""
+
+_READ_BYTES = 1 << 16
+
+
+class Source(NamedTuple):
+    """Where output comes from: the rank, None for the launcher, and `STDOUT` or `STDERR`."""
+
+    rank: int | None
+    descriptor: int
+
+
+class OutputStreams:
+    """Named pipes for `ranks` ranks, and the launcher's own error output.
+
+    Parameters
+    ----------
+    ranks : int
+    descriptors : sequence of int
+        What is taken from the ranks: `STDERR`, and perhaps `STDOUT`.
+    echo_fn : callable
+        ``echo_fn(descriptor, data)`` is given everything that is to be shown, whole lines of one rank at a time.
+    error_fn : callable
+        ``error_fn(rank, line)`` is given every line of error output; `rank` is None for the launcher's.
+
+    Attributes
+    ----------
+    folder : str
+        Where the pipes are.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        descriptors: Sequence[int],
+        echo_fn: Callable[[int, bytes], None],
+        error_fn: Callable[[int | None, str], None],
+    ) -> None:
+        self._echo_fn, self._error_fn = echo_fn, error_fn
+        self._selector = selectors.DefaultSelector()
+        self.folder = tempfile.mkdtemp(prefix="mpidist-run-")
+        self._shown: dict[Source, bytes] = {}
+        self._errors: dict[int | None, bytes] = {}
+        self._pipes = [self._add_pipe(Source(rank, number)) for rank in range(ranks) for number in descriptors]
+
+    def _add_pipe(self, source: Source) -> int:
+        path = os.path.join(self.folder, f"{source.rank}.{source.descriptor}")
+        os.mkfifo(path, 0o600)
+        # open for writing too: else the pipe reads as ended whenever no rank has it open
+        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._selector.register(pipe, selectors.EVENT_READ, source)
+        return pipe
+
+    def command(self, program: Sequence[str]) -> list[str]:
+        """Return the command that runs `program` with its output connected to its rank's pipes."""
+        return ["sh", "-c", _CONNECT, self.folder, *program]
+
+    def add_launcher(self, pipe: int) -> None:
+        """Read the launcher's own error output from this descriptor too."""
+        os.set_blocking(pipe, False)
+        self._selector.register(pipe, selectors.EVENT_READ, Source(None, STDERR))
+
+    def pump(self, timeout_seconds: float) -> bool:
+        """Pass on what has come, waiting up to `timeout_seconds`; return whether anything came."""
+        events = self._selector.select(timeout_seconds)
+        came = [self._read(key.fd, key.data) for key, _ in events]
+        if not events:
+            self._show_partial_lines()
+        return any(came)
+
+    def _read(self, pipe: int, source: Source) -> bool:
+        try:
+            data = os.read(pipe, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:  # the launcher has closed its end
+            self._selector.unregister(pipe)
+            return False
+        self._show(source, data)
+        if source.descriptor == STDERR:
+            self._pass_lines(source.rank, data)
+        return True
+
+    def _show(self, source: Source, data: bytes) -> None:
+        """Show whole lines; a progress bar's lines end in carriage returns."""
+        data = self._shown.pop(source, b"") + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if data[:end]:
+            self._echo_fn(source.descriptor, data[:end])
+        if data[end:]:
+            self._shown[source] = data[end:]
+
+    def _show_partial_lines(self) -> None:
+        """Show what has come without the end of its line, a prompt or dots: nothing else is coming just now."""
+        for source, data in self._shown.items():
+            self._echo_fn(source.descriptor, data)
+        self._shown.clear()
+
+    def _pass_lines(self, rank: int | None, data: bytes) -> None:
+        *lines, rest = (self._errors.pop(rank, b"") + data).split(b"\n")
+        for line in lines:
+            self._error_fn(rank, line.decode(errors="replace"))
+        self._errors[rank] = rest
+
+    def close(self) -> None:
+        """Pass on what is left, and give back the pipes."""
+        while self.pump(0):
+            pass
+        self._show_partial_lines()
+        for rank, rest in self._errors.items():
+            if rest:
+                self._error_fn(rank, rest.decode(errors="replace"))
+        self._selector.close()
+        for pipe in self._pipes:
+            os.close(pipe)
+        shutil.rmtree(self.folder)

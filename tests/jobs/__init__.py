@@ -1,0 +1,7 @@
+"""Tests of whole jobs: each starts ranks in a subprocess, and runs on one rank itself."""
+
+from __future__ import annotations
+
+from tests.launch import ROOT, JobResult, JobTimeout, run_command, run_job, run_process
+
+__all__ = ["ROOT", "JobResult", "JobTimeout", "run_command", "run_job", "run_process"]

@@ -1,0 +1,158 @@
+"""Jobs that go wrong under a real mpirun: they end in seconds, with a non-zero status, and say who and why."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import JobResult, run_job
+
+#: Seconds within which a job must have ended after a failure; starting and MPI's own clean-up included.
+LIMIT_SECONDS = 30
+
+STEPS = """
+import os, signal, sys, time
+import numpy
+import mpidist.collectives.communicator as collectives
+from mpidist.fusion.pipeline import FusedAllReduce
+
+communicator = collectives.Communicator.world()
+rank, size = communicator.rank, communicator.size
+fused = FusedAllReduce(communicator)
+
+def steps(count, shape=(4, 3), **options):
+    for _ in range(count):
+        fused([numpy.ones(shape, "float32")], names=["w"], **options)
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # in one piece: launchers mix what ranks write in several
+
+steps(100)
+BAD = 1
+"""
+
+
+def _run(body: str, ranks: int = 3, **env: str) -> JobResult:
+    before = _shared_memory()
+    result = run_job(ranks, STEPS + body, timeout_seconds=LIMIT_SECONDS, env=env)
+    assert _shared_memory() <= before, "shared memory was left behind"
+    return result
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("mpidist*")}
+
+
+def _last_said(result: JobResult) -> str:
+    """Return the last thing any rank printed: what follows it may only be the launcher's own."""
+    match = re.search(r"mpidist: rank (\d+) of \d+ failed.*?\n(.*)mpidist: end of rank \1\n", result.stderr, re.DOTALL)
+    assert match, f"no rank said that it failed:\n{result.stderr}"
+    after = result.stderr[match.end() :]
+    assert "Traceback" not in after and "mpidist:" not in after, after
+    return match.group(2)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_last(nodes):
+    result = _run('if rank == BAD: raise ValueError("boom")\nsteps(1)', ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
+    assert result.returncode != 0
+    assert "mpidist: rank 1 of 4 failed" in result.stderr
+    assert _last_said(result).endswith("ValueError: boom\n")
+
+
+def test_an_exception_while_the_others_compute_ends_the_job_too():
+    result = _run('if rank == BAD: raise ValueError("boom")\ntime.sleep(60)')
+    assert result.returncode != 0
+    assert _last_said(result).endswith("ValueError: boom\n")
+
+
+def test_the_same_exception_on_all_ranks_is_printed_once():
+    result = _run('raise KeyError("everywhere")')
+    assert result.returncode != 0
+    assert result.stderr.count("Traceback") == 1
+    assert "KeyError: 'everywhere'" in _last_said(result)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_collective_that_one_rank_never_joins_ends_at_its_deadline_and_names_it(nodes):
+    result = _run("if rank == BAD: time.sleep(60)\nsteps(1, timeout_seconds=1)", ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
+    assert result.returncode != 0
+    error = _last_said(result)
+    assert "TransportTimeoutError" in error
+    assert re.search(r"all_reduce\(sum\) of w float32\[4, 3\] \(call 101\) waited 1.*s for rank 1 \(", error), error
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_rank_that_changes_a_shape_is_named_with_both_shapes(nodes):
+    result = _run("steps(1, shape=(4, 5) if rank == BAD else (4, 3))", ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
+    assert result.returncode != 0
+    error = _last_said(result)
+    assert "CollectiveMismatchError" in error
+    assert "rank 1 passed 'w' float32 (4, 5), ranks 0, 2, 3 passed 'w' float32 (4, 3)" in error
+
+
+def test_a_mismatch_is_raised_on_every_rank_and_can_be_caught():
+    body = """
+from mpidist.errors import CollectiveMismatchError
+try:
+    steps(1, shape=(4, 5) if rank == BAD else (4, 3))
+except CollectiveMismatchError as error:
+    say(f"caught on {rank} {'rank 1 passed' in str(error)}")
+steps(1)
+"""
+    result = _run(body)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"caught on {rank} True" for rank in range(3)]
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_rank_that_leaves_early_with_status_0_is_named(nodes):
+    result = _run("if rank == BAD: sys.exit(0)\nsteps(1)", ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
+    assert result.returncode != 0
+    assert re.search(r"rank 1 \(.*\) left .*after 100 collective calls.*in call 101", _last_said(result))
+
+
+def test_after_a_deadline_that_was_caught_every_call_raises_the_same_and_the_job_fails():
+    body = """
+from mpidist.errors import TransportTimeoutError
+if rank == BAD: time.sleep(5)
+texts = []
+for _ in range(2):
+    try:
+        steps(1, timeout_seconds=1)
+    except TransportTimeoutError as error:
+        texts.append(str(error))
+say(f"{rank} {len(texts)} {len(set(texts))}")
+"""
+    result = _run(body)
+    assert result.returncode != 0
+    assert {"0 2 1", "2 2 1"} <= set(result.stdout.splitlines())
+
+
+def test_a_killed_rank_is_named():
+    result = _run("if rank == BAD: os.kill(os.getpid(), signal.SIGKILL)\nsteps(1)")
+    assert result.returncode != 0
+    # Open MPI's mpirun leaves the survivors time to say it; MPICH's kills them at once and names the process.
+    assert re.search(r"rank 1\b.*(died|exited on)|KILLED|Killed \(signal 9\)", result.stderr + result.stdout)
+
+
+def test_a_forked_child_is_no_rank():
+    body = """
+child = os.fork()
+if child == 0:
+    sys.exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+steps(10)
+say(f"done {rank}")
+"""
+    result = _run(body)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["done 0", "done 1", "done 2"]
+
+
+def test_no_shared_memory_falls_back_to_messages():
+    result = _run('steps(5)\nsay(f"done {rank}")', MPIDIST_SHARED_MEMORY="0")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["done 0", "done 1", "done 2"]

@@ -1,0 +1,232 @@
+"""``mpidist run`` with real ranks: exit codes, signals, tracebacks, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from mpidist.commands.probe import without_launcher
+from mpidist.commands.rank_processes import TOKEN, processes_of
+from tests.launch import ROOT, run_process, survivors
+
+#: The rank, by the launcher's word: these scripts need no MPI.
+RANK = "import os, sys\nrank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')))\n"
+
+#: A rank that names the signal it gets, then ends; it waits for the signal without going to sleep for good.
+WAITING = (
+    RANK
+    + """
+import signal, threading
+done = threading.Event()
+def note(signum, frame):
+    print("rank", rank, signal.Signals(signum).name, flush=True)
+    done.set()
+for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+    signal.signal(getattr(signal, name), note)
+print("ready", flush=True)
+sys.exit(0 if done.wait(60) else 1)
+"""
+)
+
+
+def environ():
+    return {**without_launcher(os.environ), "PYTHONPATH": str(ROOT)}
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "mpidist", "run", *arguments]
+
+
+def run(tmp_path, script, *options, ranks=2, arguments=()):
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    return run_process(command("-n", str(ranks), *options, str(path), *arguments), environ(), 60)
+
+
+def traceback_again(result, rank):
+    """Return what is printed after everything else."""
+    before, heading, text = result.stderr.rpartition(f"mpidist run: rank {rank} failed first; its traceback again:\n")
+    assert heading, result.stderr
+    return text
+
+
+def test_every_rank_runs_the_script_with_its_arguments(tmp_path):
+    script = RANK + "print(rank, sys.argv[1:], os.environ['OMP_NUM_THREADS'], flush=True)"
+    result = run(tmp_path, script, ranks=3, arguments=["--epochs", "2"])
+    assert result.returncode == 0
+    lines = sorted(result.stdout.split("\n"))
+    assert [line[:18] for line in lines if line] == [f"{rank} ['--epochs', '2']"[:18] for rank in range(3)]
+    assert "OMP_NUM_THREADS" in result.stderr or "OMP_NUM_THREADS" in os.environ
+
+
+def test_ranks_form_one_world(tmp_path):
+    script = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1), flush=True)"
+    result = run(tmp_path, script, "--quiet", ranks=3)
+    assert (result.returncode, result.stdout.split()) == (0, ["6", "6", "6"])
+    assert "mpidist run:" not in result.stderr
+
+
+def test_a_module_and_any_program_can_be_run():
+    for program in (["-m", "platform"], [sys.executable, "-c", "print('here')"]):
+        result = run_process(command("-n", "2", "--quiet", *program), environ(), 60)
+        assert result.returncode == 0
+        assert len(result.stdout.split("\n")) == 3
+
+
+def test_the_exit_code_is_passed_on(tmp_path):
+    assert run(tmp_path, RANK + "sys.exit(3 if rank == 1 else 0)").returncode == 3
+
+
+def test_a_traceback_is_repeated_as_the_last_thing(tmp_path):
+    result = run(tmp_path, RANK + "if rank == 1: raise ValueError('two\\nlines')")
+    assert result.returncode == 1
+    assert traceback_again(result, 1).startswith("Traceback (most recent call last):\n")
+    assert traceback_again(result, 1).endswith("ValueError: two\nlines\n")
+
+
+def test_all_ranks_failing_at_once_give_whole_tracebacks(tmp_path):
+    result = run(tmp_path, "import no_such_module", ranks=4)
+    assert result.returncode == 1
+    last = "ModuleNotFoundError: No module named 'no_such_module'"
+    assert result.stderr.endswith(f"{last}\n")
+    # at least one rank got to print before the launcher ended the others, and no line is torn
+    lines = [line for line in result.stderr.split("\n") if "no_such_module'" in line]
+    assert len(lines) >= 2
+    assert set(lines) == {last}
+
+
+def test_a_syntax_error_is_repeated(tmp_path):
+    result = run(tmp_path, "def f(:\n")
+    assert result.returncode == 1
+    assert result.stderr.rstrip().split("\n")[-1].startswith("SyntaxError")
+
+
+def test_a_framed_failure_makes_the_job_fail_whatever_the_launcher_says(tmp_path):
+    frame = "mpidist: rank 1 of 2 failed\nTraceback (most recent call last):\nValueError: a\nmpidist: end of rank 1\n"
+    result = run(tmp_path, RANK + f"if rank == 1: sys.stderr.write({frame!r})")
+    assert result.returncode == 1
+    assert traceback_again(result, 1) == "Traceback (most recent call last):\nValueError: a\n"
+
+
+def test_a_killed_rank_is_a_failure(tmp_path):
+    script = RANK + "import signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nimport threading\n"
+    result = run(tmp_path, script + "threading.Event().wait(30 if rank == 0 else 0)")
+    assert result.returncode != 0
+    assert result.seconds < 30
+
+
+def test_time_is_up(tmp_path):
+    result = run(tmp_path, "import threading\nthreading.Event().wait()", "--timeout", "1")
+    assert result.returncode == 124
+    assert "--timeout 1 s" in result.stderr
+
+
+def test_dry_run_prints_and_does_not_run(tmp_path):
+    result = run(tmp_path, "print('ran')", "--dry-run", "--launcher-args", "--some 'thing else'", ranks=5)
+    assert result.returncode == 0
+    assert " -n 5 " in result.stdout
+    assert "--some 'thing else' " in result.stdout
+    assert result.stdout.rstrip().endswith("script.py")
+    assert "ran" not in result.stdout.split()
+
+
+class Started:
+    """``mpidist run`` in the background, its ranks all waiting."""
+
+    def __init__(self, tmp_path, script, ranks=2):
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        self.token = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            command("-n", str(ranks), "--quiet", str(path)),
+            env={**environ(), "TEST_TOKEN": self.token},
+            stdout=subprocess.PIPE,
+            bufsize=0,  # so that select below knows of every line that is still to be read
+        )
+        for _ in range(ranks):
+            assert self.line() == "ready"
+
+    def line(self):
+        ready, _, _ = select.select([self.process.stdout], [], [], 30)
+        assert ready, "the job printed nothing for 30 s"
+        return self.process.stdout.readline().decode().strip()
+
+    def tokens(self):
+        """Return the tokens that `mpidist run` gave the job, by the environments of its processes."""
+        mark = f"TEST_TOKEN={self.token}".encode()
+        found = set()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    variables = file.read().split(b"\0")
+            except OSError:
+                continue
+            if mark in variables:
+                found |= {text.split(b"=")[1].decode() for text in variables if text.startswith(TOKEN.encode() + b"=")}
+        return found
+
+    def end(self):
+        output, _ = self.process.communicate(timeout=30)
+        return self.process.returncode, output.decode().split("\n")
+
+
+@pytest.fixture
+def started(tmp_path):
+    jobs = []
+
+    def start(script, ranks=2):
+        jobs.append(Started(tmp_path, script, ranks))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.process.kill()
+        job.process.communicate()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_signals_reach_the_ranks(started, name):
+    job = started(WAITING)
+    job.process.send_signal(getattr(signal, name))
+    status, lines = job.end()
+    assert status == 0
+    assert sorted(filter(None, lines)) == [f"rank 0 {name}", f"rank 1 {name}"]
+
+
+def test_ranks_that_a_signal_ends_make_its_exit_code(started):
+    job = started("import threading\nprint('ready', flush=True)\nthreading.Event().wait(60)")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 128 + signal.SIGTERM
+
+
+STUBBORN = """
+import signal, threading
+signal.signal(signal.SIGINT, lambda *_: print("noted", flush=True))
+print("ready", flush=True)
+while True: threading.Event().wait(60)
+"""
+
+
+def test_a_second_interrupt_kills(started):
+    job = started(STUBBORN)
+    job.process.send_signal(signal.SIGINT)
+    assert [job.line(), job.line()] == ["noted", "noted"]
+    (token,) = job.tokens()
+    job.process.send_signal(signal.SIGINT)
+    assert job.end()[0] == 128 + signal.SIGINT
+    assert processes_of(token) == {}
+
+
+def test_no_rank_outlives_a_killed_mpidist_run(started):
+    job = started(STUBBORN)
+    (token,) = job.tokens()
+    assert processes_of(token)
+    job.process.kill()
+    assert job.end()[0] == -signal.SIGKILL
+    assert survivors(token) == []

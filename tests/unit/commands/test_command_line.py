@@ -1,0 +1,103 @@
+"""The launcher's command line: arguments in, a list and the reasons out."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.commands.command_line import command_line, program_command
+from mpidist.commands.cores import Cores
+
+SET = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "1"}
+
+
+def line(vendor="Open MPI", ranks=2, cores=4, restricted=False, environ=SET, root=False):
+    return command_line("mpirun", vendor, ranks, Cores(cores, restricted), environ, root)
+
+
+@pytest.mark.parametrize(
+    "program, module, expected",
+    [
+        (["train.py", "--epochs", "3"], None, [sys.executable, "train.py", "--epochs", "3"]),
+        ([], ["pytest", "-x"], [sys.executable, "-m", "pytest", "-x"]),
+        (["./simulate", "train.py"], None, ["./simulate", "train.py"]),
+    ],
+)
+def test_what_a_rank_executes(program, module, expected):
+    assert program_command(program, module) == expected
+
+
+@pytest.mark.parametrize(
+    "case, expected",
+    [
+        (dict(ranks=2, cores=4), ["--map-by", "slot:PE=2", "--bind-to", "core:if-supported"]),
+        (dict(ranks=3, cores=4), ["--map-by", "slot:PE=1", "--bind-to", "core:if-supported"]),
+        (dict(ranks=2, cores=4, restricted=True), ["--bind-to", "none"]),
+        (
+            dict(ranks=8, cores=4),
+            ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"],
+        ),
+        (
+            dict(ranks=1, cores=1, root=True),
+            ["--allow-run-as-root", "--map-by", "slot:PE=1", "--bind-to", "core:if-supported"],
+        ),
+    ],
+)
+def test_open_mpi(case, expected):
+    assert line("Open MPI", **case).arguments == ["mpirun", "-n", str(case["ranks"]), *expected]
+
+
+@pytest.mark.parametrize(
+    "case, expected",
+    [
+        (dict(ranks=2, cores=4), ["-bind-to", "core:2"]),
+        (dict(ranks=2, cores=4, restricted=True), ["-bind-to", "none"]),
+        (dict(ranks=8, cores=4, root=True), ["-bind-to", "none"]),
+    ],
+)
+def test_mpich(case, expected):
+    assert line("MPICH", **case).arguments == ["mpirun", "-n", str(case["ranks"]), *expected]
+
+
+def test_an_unknown_launcher_gets_no_arguments_of_others():
+    assert line("Intel MPI", ranks=9, root=True).arguments == ["mpirun", "-n", "9"]
+
+
+def test_variables_of_the_user_are_left_alone():
+    assert line(environ=SET).environ == {}
+    assert line(environ={"PYTHONUNBUFFERED": ""}, ranks=2, cores=4).environ == {"OMP_NUM_THREADS": "2"}
+    assert line(environ={"OMP_NUM_THREADS": "8"}).environ == {"PYTHONUNBUFFERED": "1"}
+
+
+def test_a_terminal_shows_whole_lines_by_itself():
+    environ = {"OMP_NUM_THREADS": "8"}
+    assert command_line("mpirun", "Open MPI", 2, Cores(2, False), environ, root=False, terminal=True).environ == {}
+
+
+@given(
+    vendor=st.sampled_from(["Open MPI", "MPICH", "Intel MPI"]),
+    ranks=st.integers(1, 300),
+    cores=st.integers(1, 300),
+    restricted=st.booleans(),
+    root=st.booleans(),
+)
+def test_threads_and_bound_cores_never_exceed_the_cores(vendor, ranks, cores, restricted, root):
+    found = line(vendor, ranks, cores, restricted, {}, root)
+    threads = int(found.environ["OMP_NUM_THREADS"])
+    assert threads >= 1
+    assert threads * ranks <= max(cores, ranks)
+    bound = [int(cores) for cores in re.findall(r"(?:PE=|core:)(\d+)", " ".join(found.arguments))]
+    assert bound in ([], [threads])
+    assert not (bound and (restricted or ranks > cores))
+
+
+def test_every_addition_has_its_reason():
+    found = line("Open MPI", ranks=8, cores=4, environ={}, root=True)
+    added = ["--allow-run-as-root", "--map-by", "--bind-to", "--mca", "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1"]
+    for argument in added:
+        assert sum(reason.startswith(argument) for reason in found.reasons) == 1
+    assert "--map-by :OVERSUBSCRIBE: 8 ranks share 4 cores" in found.reasons

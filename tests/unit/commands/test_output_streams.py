@@ -1,0 +1,87 @@
+"""Output of ranks through pipes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
+
+
+@pytest.fixture
+def streams():
+    shown, lines = [], []
+    found = OutputStreams(
+        2, (STDOUT, STDERR), lambda *what: shown.append(what), lambda rank, line: lines.append((rank, line))
+    )
+    found.shown, found.lines = shown, lines
+    yield found
+    if os.path.isdir(found.folder):
+        found.close()
+
+
+def start(streams, script, variable, rank):
+    """Start a rank the way a launcher does: the command, and the rank in a variable."""
+    environ = {"PATH": os.environ["PATH"], variable: str(rank)}
+    return subprocess.Popen(streams.command(["sh", "-c", script]), env=environ, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+def test_lines_come_with_the_rank_that_wrote_them(streams, variable):
+    for rank in range(2):
+        assert start(streams, f"echo from {rank} >&2", variable, rank).communicate(timeout=20) == (None, b"")
+    streams.close()
+    assert sorted(streams.lines) == [(0, "from 0"), (1, "from 1")]
+    assert sorted(streams.shown) == [(STDERR, b"from 0\n"), (STDERR, b"from 1\n")]
+
+
+def test_standard_output_is_shown_as_such(streams):
+    assert start(streams, "echo out; echo error >&2", "PMI_RANK", 1).wait(timeout=20) == 0
+    streams.close()
+    assert sorted(streams.shown) == [(STDOUT, b"out\n"), (STDERR, b"error\n")]
+    assert streams.lines == [(1, "error")]
+
+
+def test_the_rank_keeps_the_process_and_its_exit_status(streams):
+    process = start(streams, "echo $$ >&2; exit 7", "PMI_RANK", 1)
+    assert process.wait(timeout=20) == 7
+    streams.close()
+    assert streams.lines == [(1, str(process.pid))]
+
+
+def test_a_rank_without_a_pipe_writes_to_the_launcher(streams):
+    process = start(streams, "echo lost >&2", "PMI_RANK", 2)
+    assert process.communicate(timeout=20) == (None, b"lost\n")
+    streams.close()
+    assert streams.lines == []
+
+
+def test_half_lines_of_two_ranks_are_not_mixed(streams):
+    pipes = [open(os.path.join(streams.folder, f"{rank}.2"), "wb", buffering=0) for rank in range(2)]
+    for part in (b"one ", b"two\n"):
+        for pipe in pipes:
+            pipe.write(part)
+            streams.pump(0)
+    for pipe in pipes:
+        pipe.close()
+    streams.close()
+    assert streams.shown == [(STDERR, b"one two\n")] * 2
+    assert streams.lines == [(0, "one two"), (1, "one two")]
+
+
+def test_a_progress_bar_is_shown_as_it_moves(streams):
+    with open(os.path.join(streams.folder, "0.2"), "wb", buffering=0) as pipe:
+        pipe.write(b" 10 %\r 20 %\r 3")
+        streams.pump(0)
+        assert streams.shown == [(STDERR, b" 10 %\r 20 %\r")]
+        streams.pump(0)  # nothing more has come: what is there is shown
+        assert streams.shown[1:] == [(STDERR, b" 3")]
+    streams.close()
+    assert streams.lines == [(0, " 10 %\r 20 %\r 3")]
+
+
+def test_nothing_is_left_in_the_file_system(streams):
+    streams.close()
+    assert not os.path.exists(streams.folder)
