@@ -110,8 +110,8 @@ def test_multi_worker_across_nodes(logged):
     assert logged() == [
         (
             "INFO",
-            "MultiWorkerMirroredStrategy with cluster_spec = {'worker': ['n9:0', 'n10:1', 'n9:2']}, task_type = 'worker',"
-            f" task_id = 0, num_workers = 3, local_devices = ('{device(0)}',), "
+            "MultiWorkerMirroredStrategy with cluster_spec = {'worker': ['n9:0', 'n10:1', 'n9:2']}, "
+            f"task_type = 'worker', task_id = 0, num_workers = 3, local_devices = ('{device(0)}',), "
             "communication = CollectiveCommunication.RING",
         )
     ]
