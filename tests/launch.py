@@ -117,14 +117,14 @@ def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seco
         try:
             timed_out = not _ends(process, timeout_seconds)
             seconds = time.monotonic() - began
-            survivors = [] if timed_out else survivors(token)
+            alive = [] if timed_out else survivors(token)
         finally:
             end_processes(token)
             process.wait()
         texts = [_text(file) for file in (stdout, stderr)]
     if timed_out:
         raise JobTimeout(f"{command} did not end within {timeout_seconds:g} s; it printed:\n{texts[0]}\n{texts[1]}")
-    assert not survivors, f"ranks were alive after the launcher had ended: {survivors}\n{texts[0]}\n{texts[1]}"
+    assert not alive, f"ranks were alive after the launcher had ended: {alive}\n{texts[0]}\n{texts[1]}"
     return JobResult(process.returncode, *texts, seconds)
 
 
@@ -136,7 +136,8 @@ def _ends(process: Popen[bytes], timeout_seconds: float) -> bool:
     return True
 
 
-def _survivors(token: str) -> list[int]:
+def survivors(token: str) -> list[int]:
+    """Return the processes that carry `token` and do not vanish within moments."""
     end = time.monotonic() + _VANISH_SECONDS
     while (left := sorted(processes_of(token))) and time.monotonic() < end:
         time.sleep(0.01)
