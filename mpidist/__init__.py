@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 #: Public name -> where it lives: "module" or "module:attribute".  Dotted names live in a namespace.  Namespaces can be
 #: imported as well: ``from mpidist.experimental import MultiWorkerMirroredStrategy``.
 _NAMES = {
+    "Checkpoint": "mpidist.training.checkpoint:Checkpoint",
+    "CheckpointManager": "mpidist.training.checkpoint_manager:CheckpointManager",
     "ClusterSpec": "mpidist.cluster.spec:ClusterSpec",
     "CollectiveCommunication": "mpidist.options:CommunicationImplementation",
     "CommunicationImplementation": "mpidist.options:CommunicationImplementation",

@@ -1,0 +1,161 @@
+"""Train a classifier of handwritten digits on as many ranks as there are.
+
+The same script runs alone and on many ranks; the numbers are the same:
+
+    python examples/train.py
+    mpirun -n 8 python examples/train.py
+    srun python examples/train.py
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores among them; before NumPy is loaded
+
+import argparse  # noqa: E402
+import importlib  # noqa: E402
+import math  # noqa: E402
+import time  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import digits  # noqa: E402
+import display  # noqa: E402
+import numpy  # noqa: E402
+
+import mpidist  # noqa: E402
+
+STRATEGIES = {
+    "default": mpidist.get_strategy,
+    "one_device": lambda: mpidist.OneDeviceStrategy("/cpu:0"),
+    "mirrored": mpidist.MirroredStrategy,
+    "multi_worker": mpidist.MultiWorkerMirroredStrategy,
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategy", choices=STRATEGIES, default="multi_worker")
+    parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn", help="default: cnn, which needs autograd")
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=128, help="rows of a global batch, over all ranks together")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save a checkpoint there after every epoch")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--split", type=int, default=0, help="which rows are kept for the test")
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: after all epochs")
+    parser.add_argument("--save-parameters", metavar="FILE", help="write the trained parameters to a .npz file")
+    arguments = parser.parse_args()
+    if arguments.resume and not arguments.checkpoint:
+        parser.error("--resume needs --checkpoint DIR")
+    return arguments
+
+
+class Training:
+    """A model, its optimizer, and this replica's part of the data."""
+
+    def __init__(self, arguments: argparse.Namespace, strategy: Any) -> None:
+        self.arguments, self.strategy = arguments, strategy
+        self.model = importlib.import_module(arguments.model)
+        self.train_rows, self.test_rows = digits.load(arguments.split)
+        numbered = (*self.train_rows, numpy.arange(len(self.train_rows.images)))
+        dataset = mpidist.data.Dataset.from_arrays(numbered).shuffle(seed=arguments.seed).batch(arguments.batch_size)
+        self.batches = strategy.experimental_distribute_dataset(dataset)
+        with strategy.scope():
+            first = self.model.initial(arguments.seed)
+            self.variables = {name: mpidist.Variable(value, name=name) for name, value in first.items()}
+            self.optimizer = mpidist.optimizers.SGD(self.learning_rate, momentum=0.9)
+
+    def learning_rate(self, step: int) -> float:
+        """Half a cosine, from the model's rate to 0 after the last epoch."""
+        done = step / (self.arguments.epochs * len(self.batches))
+        return self.model.LEARNING_RATE * (1 + math.cos(math.pi * min(done, 1))) / 2
+
+    def parameters(self) -> list[Any]:
+        return [variable.value for variable in self.variables.values()]
+
+    def train_step(self, batch: Any) -> Any:
+        """Run once per replica, on that replica's part of the batch; returns its share of the loss."""
+        images, labels, rows = batch
+        if self.model.SHIFTS:
+            images = digits.shifted(images, self.moves()[rows])
+        loss, gradients = self.model.value_and_grad(self.parameters(), images, labels, self.arguments.batch_size)
+        self.optimizer.apply_gradients(zip(gradients, self.variables.values(), strict=True))
+        return loss
+
+    def moves(self) -> Any:
+        """How far each training image moves in this epoch: alike on however many ranks it is trained."""
+        random = numpy.random.default_rng((self.arguments.seed, self.batches.epoch))
+        return random.integers(0, 3, (len(self.train_rows.images), 2))
+
+    def train_epoch(self) -> float:
+        """Go through the training rows, or what is left of them after a restart; returns the mean loss."""
+        loss, steps = numpy.float32(0), 0
+        for batch in self.batches:
+            loss += self.strategy.run(self.train_step, args=(batch,))
+            steps += 1
+            if self.optimizer.iterations == self.arguments.steps:
+                break
+        return float(self.strategy.reduce("sum", loss, axis=None)) / max(steps, 1)
+
+    def test_accuracy(self) -> float:
+        """Return the share of test rows that are classified correctly, each rank looking at its part."""
+        dataset = mpidist.data.Dataset.from_arrays(tuple(self.test_rows)).batch(len(self.test_rows.images))
+        correct = 0
+        for images, labels in self.strategy.experimental_distribute_dataset(dataset):
+            scores = self.model.logits(self.parameters(), images)
+            correct += int((scores.argmax(axis=1) == labels.argmax(axis=1)).sum())
+        return int(self.strategy.reduce("sum", correct, axis=None)) / len(self.test_rows.images)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    strategy = STRATEGIES[arguments.strategy]()
+    training = Training(arguments, strategy)
+    is_chief = strategy.extended.replica_id == 0
+    ranks = display.who_is_who(strategy)
+    per_replica = math.ceil(arguments.batch_size / strategy.num_replicas_in_sync)
+    if is_chief:
+        display.print_table("who is who", ranks, ("rank", "host", "node", "role", "device"))
+        print(f"global batch {arguments.batch_size} rows, {per_replica} per replica\n", flush=True)
+
+    manager = None
+    if arguments.checkpoint:
+        checkpoint = mpidist.Checkpoint(
+            model=training.variables, optimizer=training.optimizer, dataset=training.batches
+        )
+        manager = mpidist.CheckpointManager(checkpoint, arguments.checkpoint)
+        restored = manager.restore_or_initialize() if arguments.resume else None
+        if restored and is_chief:
+            print(f"resumed from {restored} in epoch {training.batches.epoch}", flush=True)
+
+    start = time.perf_counter()
+    rows = len(training.train_rows.images)
+    with display.Progress(arguments.epochs, rows, training.batches.epoch, is_chief) as progress:
+        while training.batches.epoch < arguments.epochs:
+            loss = training.train_epoch()
+            if manager:
+                manager.save(training.optimizer.iterations)
+            if training.optimizer.iterations == arguments.steps:
+                break
+            progress.show(training.batches.epoch, loss)
+    seconds = time.perf_counter() - start
+
+    accuracy = training.test_accuracy()
+    if is_chief and arguments.save_parameters:
+        values = {name: variable.value for name, variable in training.variables.items()}
+        numpy.savez(Path(arguments.save_parameters), **values)
+    if is_chief:
+        result = [
+            ("model", arguments.model),
+            ("replicas", strategy.num_replicas_in_sync),
+            ("steps", training.optimizer.iterations),
+            ("seconds", f"{seconds:.1f}"),
+            ("test accuracy", f"{accuracy:.4f}"),
+        ]
+        display.print_table("result", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Checkpoints on several ranks: saved by one, known to all, restored on any number."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from mpidist import optimizers
+from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.input import Dataset
+from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from mpidist.testing import run_ranks
+from mpidist.training import Checkpoint, CheckpointManager
+from mpidist.training.checkpoint import _together
+from mpidist.variables import Variable
+
+
+class Run:
+    """A small training run on this rank's part."""
+
+    def __init__(self, kernel_shape=(3, 2)):
+        self.strategy = MultiWorkerMirroredStrategy()
+        with self.strategy.scope():
+            self.kernel = Variable(numpy.ones(kernel_shape, "float32"), name="kernel")
+            self.total = Variable(0.0, name="total", synchronization="ON_READ", aggregation="SUM")
+            self.optimizer = optimizers.SGD(0.1, momentum=0.9)
+        rows = numpy.arange(21, dtype="float32").reshape(7, 3) / 21
+        dataset = Dataset.from_arrays(rows).shuffle(seed=5).batch(3)
+        self.distributed = self.strategy.experimental_distribute_dataset(dataset)
+        self.checkpoint = Checkpoint(
+            model=[self.kernel], total=self.total, optimizer=self.optimizer, dataset=self.distributed
+        )
+
+    def step(self, rows):
+        self.optimizer.apply_gradients([(rows.T @ (rows @ self.kernel.value) / 3, self.kernel)])
+        self.total.assign_add(numpy.float32(rows.sum()))
+
+    def train(self, steps):
+        while steps:
+            for rows in self.distributed:
+                self.strategy.run(self.step, args=(rows,))
+                steps -= 1
+                if not steps:
+                    break
+        return self
+
+    def result(self):
+        with self.strategy.scope():
+            total = float(self.total.value)
+        slot = self.optimizer.slots(self.kernel)["momentum"]
+        return self.kernel.value.tobytes(), slot.tobytes(), total, self.optimizer.iterations, self.distributed.state()
+
+
+def train_and_save(path, steps):
+    run = Run().train(steps)
+    run.checkpoint.save(path)
+    return run.result()
+
+
+def restore(path):
+    run = Run()
+    run.checkpoint.restore(path)
+    # the slots are there once the optimizer meets its variable
+    run.optimizer.slots(run.kernel)
+    return run.result()
+
+
+def restore_and_train(path, steps):
+    run = Run()
+    run.checkpoint.restore(path)
+    return run.train(steps).kernel.value.copy()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (2, 1), (3, 2), (2, 4)])
+def test_restores_bit_for_bit_at_another_number_of_ranks(tmp_path, before, after):
+    saved = run_ranks(before, train_and_save, tmp_path / "c.h5", 4)
+    restored = run_ranks(after, restore, tmp_path / "c.h5")
+    for one in restored:
+        assert one[:2] == saved[0][:2]
+        assert one[2] == pytest.approx(saved[0][2], rel=1e-6)
+        assert one[3:] == (4, {"epoch": 1, "step": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["c.h5"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_goes_on_as_if_it_had_never_stopped(tmp_path, ranks):
+    run_ranks(2, train_and_save, tmp_path / "c.h5", 4)
+    (straight,) = run_ranks(1, lambda: Run().train(9).kernel.value.copy())
+    for kernel in run_ranks(ranks, restore_and_train, tmp_path / "c.h5", 5):
+        numpy.testing.assert_allclose(kernel, straight, rtol=1e-6)
+
+
+def errors_of(size, function, *args):
+    """Return the error that `function` raises on every rank."""
+
+    def rank():
+        with pytest.raises(CheckpointError) as raised:
+            function(*args)
+        return raised.value
+
+    return run_ranks(size, rank)
+
+
+def test_missing_is_known_to_all(tmp_path):
+    for error in errors_of(3, restore, tmp_path / "none.h5"):
+        assert isinstance(error, CheckpointNotFoundError)
+        assert "none.h5" in str(error) and error.on_all_ranks
+
+
+def test_damage_is_known_to_all(tmp_path):
+    path = tmp_path / "c.h5"
+    run_ranks(1, train_and_save, path, 1)
+    path.write_bytes(path.read_bytes()[:-100])
+    for error in errors_of(3, restore, path):
+        assert "c.h5 is truncated" in str(error)
+
+
+def test_a_failed_save_is_known_to_all_with_its_reason(tmp_path):
+    (tmp_path / "file").write_text("")
+    errors = errors_of(3, train_and_save, tmp_path / "file" / "c.h5", 1)
+    assert all("was not saved: rank 0:" in str(error) and str(tmp_path / "file") in str(error) for error in errors)
+    assert isinstance(errors[0].__cause__, OSError)
+
+
+def test_any_failure_of_the_chief_ends_the_wait_of_the_others():
+    def fail():
+        _together(lambda: 1 / 0, "nothing was done")
+
+    assert [str(error) for error in errors_of(2, fail)] == ["nothing was done: rank 0: division by zero"] * 2
+
+
+def test_another_model_is_refused_and_unchanged(tmp_path):
+    run_ranks(1, train_and_save, tmp_path / "c.h5", 1)
+
+    def other():
+        run = Run(kernel_shape=(3, 5))
+        with pytest.raises(CheckpointError, match=r"'model/0' is float32\[3, 2\] there, expected float32\[3, 5\]"):
+            run.checkpoint.restore(tmp_path / "c.h5")
+        with pytest.raises(CheckpointError, match="no array 'bias'; it has nothing for 'more'"):
+            Checkpoint(bias=Variable([1.0]), more=run.optimizer).restore(tmp_path / "c.h5")
+        return run.kernel.value.tolist(), run.optimizer.iterations
+
+    assert run_ranks(2, other) == [([[1.0] * 5] * 3, 0)] * 2
+
+
+def test_only_what_can_be_saved_is_taken():
+    with pytest.raises(TypeError, match="'model/w' is a ndarray"):
+        Checkpoint(model={"w": numpy.zeros(3)})
+
+
+def save_numbers(directory, numbers, max_to_keep):
+    run = Run()
+    manager = CheckpointManager(run.checkpoint, directory, max_to_keep)
+    for number in numbers:
+        run.train(1)
+        manager.save(number)
+    return [path.name for path in manager.checkpoints], manager.latest_checkpoint.name
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [11]), (3, [9, 10, 11]), (5, [8, 9, 10, 11]), (None, [8, 9, 10, 11])])
+def test_the_newest_are_kept_by_number(tmp_path, keep, left):
+    run_ranks(2, save_numbers, tmp_path / "run", [8, 9, 10, 11], keep)
+    expected = [f"checkpoint-{number}.h5" for number in left]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(expected)
+    newest = "checkpoint-12.h5"
+    assert run_ranks(1, save_numbers, tmp_path / "run", [12], None) == [([*expected, newest], newest)]
+
+
+def restore_newest(directory):
+    run = Run()
+    path = CheckpointManager(run.checkpoint, directory).restore_or_initialize()
+    return path and path.name, run.optimizer.iterations
+
+
+def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning(tmp_path, caplog):
+    run_ranks(1, save_numbers, tmp_path, [1, 2, 3], None)
+    newest = tmp_path / "checkpoint-3.h5"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    (tmp_path / ".checkpoint-4.h5.partial").write_bytes(b"")
+    assert run_ranks(2, restore_newest, tmp_path) == [("checkpoint-2.h5", 2)] * 2
+    assert caplog.text.count("checkpoint-3.h5 is truncated") == 1
+
+
+def test_all_damaged_is_an_error_with_every_reason(tmp_path):
+    run_ranks(1, save_numbers, tmp_path, [1, 2], None)
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"")
+    for error in errors_of(2, restore_newest, tmp_path):
+        assert "checkpoint-1.h5" in str(error) and "checkpoint-2.h5" in str(error)
+
+
+def test_an_empty_or_missing_directory_restores_nothing(tmp_path):
+    assert run_ranks(2, restore_newest, tmp_path) == [(None, 0)] * 2
+    assert run_ranks(1, restore_newest, tmp_path / "none") == [(None, 0)]
+    with pytest.raises(ValueError, match="max_to_keep"):
+        CheckpointManager(Checkpoint(), tmp_path, 0)
