@@ -2,10 +2,15 @@
 
 `run_ranks` runs a function on several ranks inside one process, without MPI::
 
-    def total():
-        return Communicator.world().exchange(b"hello")
+    from mpidist.collectives.communicator import Communicator
+    from mpidist.testing import run_ranks
 
-    run_ranks(4, total)
+    def total():
+        values = numpy.ones(3)
+        Communicator.world().all_reduce(values)
+        return values.tolist()
+
+    assert run_ranks(4, total) == [[4.0, 4.0, 4.0]] * 4
 
 The suites that every transport and algorithm must pass are in `mpidist.testing.conformance`.
 """
