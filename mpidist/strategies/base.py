@@ -7,13 +7,16 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+import numpy
 
 from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cross_device_ops import component, parse_reduce_op
+from mpidist.input.from_function import DatasetFromFunction, InputContext
 from mpidist.options import ReduceOp
 from mpidist.strategies import reduction
 from mpidist.strategies.extended import MirroredExtended, StrategyExtended
@@ -197,6 +200,30 @@ class Strategy:
         """
         context.require_cross_replica(self)
         return self.extended.distribute_dataset(dataset)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Iterable[Any]], options: Any = None
+    ) -> DatasetFromFunction:
+        """Return an iterable of the batches of ``dataset_fn(input_context)``, which is called once on every rank.
+
+        Collective when iterated: it goes on until all ranks are out of batches; who is out early gets empty ones.
+
+        Parameters
+        ----------
+        dataset_fn : callable
+            Gets an `InputContext` and returns this rank's data set, batched for one replica: nothing is split here.
+        options : InputOptions, optional
+        """
+        context.require_cross_replica(self)
+        replicas = self.num_replicas_in_sync
+        dataset = dataset_fn(InputContext(replicas, self.extended.replica_id, replicas))
+        return DatasetFromFunction(dataset, self._is_true_anywhere)
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+    def _is_true_anywhere(self, flag: bool) -> bool:
+        (count,) = self.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(flag))])
+        return bool(count > 0)
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
