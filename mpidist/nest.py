@@ -6,13 +6,15 @@ call collectives alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
 def flatten(structure: Any) -> list[Any]:
     """Return the leaves of `structure` in a fixed order; a bare leaf gives one.  Local."""
-    return list(_leaves(structure))
+    leaves: list[Any] = []
+    _collect((structure,), leaves)
+    return leaves
 
 
 def pack(structure: Any, leaves: Iterable[Any]) -> Any:
@@ -25,7 +27,7 @@ def pack(structure: Any, leaves: Iterable[Any]) -> Any:
     """
     remaining = iter(leaves)
     try:
-        packed = _filled(structure, lambda: next(remaining))
+        packed = _filled(structure, remaining.__next__)
     except StopIteration:
         raise ValueError(f"fewer leaves than the {len(flatten(structure))} places of the structure") from None
     if next(remaining, _NOTHING) is not _NOTHING:
@@ -36,15 +38,15 @@ def pack(structure: Any, leaves: Iterable[Any]) -> Any:
 _NOTHING = object()
 
 
-def _leaves(structure: Any) -> Iterator[Any]:
-    if isinstance(structure, dict):
-        for key in sorted(structure):
-            yield from _leaves(structure[key])
-    elif isinstance(structure, (list, tuple)):
-        for part in structure:
-            yield from _leaves(part)
-    else:
-        yield structure
+def _collect(parts: Iterable[Any], leaves: list[Any]) -> None:
+    """Add the leaves of all `parts`; a call for every container, none for a leaf."""
+    for part in parts:
+        if isinstance(part, dict):
+            _collect([part[key] for key in sorted(part)], leaves)
+        elif isinstance(part, (list, tuple)):
+            _collect(part, leaves)
+        else:
+            leaves.append(part)
 
 
 def _filled(structure: Any, take: Callable[[], Any]) -> Any:
@@ -52,6 +54,6 @@ def _filled(structure: Any, take: Callable[[], Any]) -> Any:
         filled = {key: _filled(structure[key], take) for key in sorted(structure)}
         return {key: filled[key] for key in structure}
     if isinstance(structure, (list, tuple)):
-        parts = [_filled(part, take) for part in structure]
+        parts = [_filled(part, take) if isinstance(part, (dict, list, tuple)) else take() for part in structure]
         return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
     return take()

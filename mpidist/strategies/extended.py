@@ -235,10 +235,12 @@ class MirroredExtended(StrategyExtended):
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
     ) -> list[Any]:
         """Return arrays reduced over all replicas, in one fused call.  Collective."""
-        options = self._options.merge(options)
+        # These are arrays, and the operation is parsed: nothing is left of the checks of the public methods.
+        ops, options = self.cross_device_ops, self._options.merge(options)
         if len(values) == 1:
-            return [self.cross_device_ops.reduce(reduce_op, values[0], values[0], options)]
-        return self.cross_device_ops.batch_reduce(reduce_op, [(value, value) for value in values], options)
+            return [ops.reduce_implementation(reduce_op, values[0], values[0], options)]
+        pairs = [(value, value) for value in values]
+        return ops.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the arrays of all replicas joined along `axis`.  Collective."""

@@ -70,10 +70,9 @@ class ReplicaContext:
         context.require_replica(self)
         reduce_op = parse_reduce_op(reduce_op)
         leaves = nest.flatten(value)
-        if any(leaf is None for leaf in leaves):
-            raise TypeError("all_reduce got None among its values; leave it out on every replica, or pass zeros")
         results = self.strategy.extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
-        return nest.pack(value, [like_given(*pair) for pair in zip(results, leaves, strict=True)])
+        pairs = zip(results, leaves, strict=True)
+        return nest.pack(value, [result if result.ndim else like_given(result, leaf) for result, leaf in pairs])
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order; a nested structure leaf by leaf.

@@ -197,7 +197,7 @@ def test_a_shape_that_changes_on_one_rank_is_told_on_all():
 
 def test_none_among_the_values():
     strategy = MultiWorkerMirroredStrategy()
-    with pytest.raises(TypeError, match="all_reduce got None"):
+    with pytest.raises(TypeError, match="got None in place of an array"):
         strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(1), None]))
 
 
