@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: States of a rank: not there yet, at work, failed on its own account, past a deadline, gone, done with printing.
-UNKNOWN, RUNNING, FAILED, EXPIRED, LEFT, ENDING = range(6)
+#: States of a rank: not there yet, at work, failed on its own account, past a deadline, gone.
+UNKNOWN, RUNNING, FAILED, EXPIRED, LEFT = range(5)
 
 _LINE_WORDS = 16
 _TEXT_BYTES = 8192
 _ALARM = 0
 _STATE, _PID, _START = 4, 5, 6
-_WAITING = 7
+_WAITING, _QUIET = 7, 8
 
 
 def _no_fence() -> None:
@@ -114,6 +114,14 @@ class StatusBoard:
     def waiting(self, line: int) -> int:
         """Return the call the line's rank has waited in for long, or 0."""
         return self.words[(1 + line) * _LINE_WORDS + _WAITING]
+
+    def set_quiet(self, line: int) -> None:
+        """Say that the line's rank prints nothing more."""
+        self.words[(1 + line) * _LINE_WORDS + _QUIET] = 1
+
+    def quiet(self, line: int) -> bool:
+        """Return whether the line's rank prints nothing more."""
+        return self.words[(1 + line) * _LINE_WORDS + _QUIET] != 0
 
     @property
     def alarm(self) -> bool:

@@ -148,7 +148,7 @@ class ControlChannel:
 
     def end(self) -> None:
         """Say that this rank prints nothing more: who waits to print last may go on."""
-        self.board.set_state(self.line, states.ENDING, self.board.text(self.line))
+        self.board.set_quiet(self.line)
 
     def expire(self, text: str) -> MpidistError:
         """Tell the ranks of the board that a deadline has passed, and return the error that all of them raise."""
@@ -168,11 +168,11 @@ class ControlChannel:
 
     def dead(self) -> list[int]:
         """Return the ranks of the board whose processes are gone without having said that they leave."""
-        quiet = (states.LEFT, states.ENDING, states.FAILED, states.EXPIRED)
+        silent = (states.UNKNOWN, states.RUNNING)
         return [
             rank
             for line, rank in enumerate(self.board_ranks)
-            if self.board.state(line) not in quiet and not self.board.alive(line)
+            if self.board.state(line) in silent and not self.board.quiet(line) and not self.board.alive(line)
         ]
 
     def failure(self, watch: Watch) -> MpidistError | None:
@@ -190,7 +190,7 @@ class ControlChannel:
         if dead is not None:
             return dead
         for line, rank, state in seen:
-            if state in (states.FAILED, states.ENDING) and self.board.text(line):
+            if state == states.FAILED:
                 return self.failed(rank, self.board.text(line), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
 

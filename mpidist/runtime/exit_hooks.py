@@ -116,14 +116,17 @@ class ExitHooks:
         return [control.rank] + [rank for rank, text in texts.items() if common or _last_line(text) == mine]
 
     def _others_failed(self) -> bool:
-        return all(state in _ENDED or gone for state, gone in self._others())
+        board = self._control.board
+        return all(board.state(line) in _ENDED or not board.alive(line) for line in self._others())
 
     def _others_quiet(self) -> bool:
-        return all(state in (states.ENDING, states.LEFT) or gone for state, gone in self._others())
-
-    def _others(self) -> list[tuple[int, bool]]:
         board = self._control.board
-        return [(board.state(line), not board.alive(line)) for line in range(board.lines) if line != self._control.line]
+        return all(
+            board.quiet(line) or board.state(line) == states.LEFT or not board.alive(line) for line in self._others()
+        )
+
+    def _others(self) -> list[int]:
+        return [line for line in range(self._control.board.lines) if line != self._control.line]
 
     def _wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -176,6 +179,7 @@ class ExitHooks:
             alive = [rank for rank in self._control.board_ranks if rank not in dead]
             if dead and alive[0] == self._control.rank:
                 self._control.warn(f"{self._control.name(dead[0])} died: its process is gone; the job is being ended")
+            self._control.end()  # or the others, ended likewise, would take this rank for the one that died first
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -184,4 +188,4 @@ def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
 
 
-_ENDED = (states.FAILED, states.EXPIRED, states.ENDING)
+_ENDED = (states.FAILED, states.EXPIRED)

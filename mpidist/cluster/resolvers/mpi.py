@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -123,9 +125,16 @@ def start_mpi(launcher: Launcher | None) -> Any:
     if not MPI.Is_initialized():
         check_library(launcher, MPI.Get_library_version())
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalize, MPI, os.getpid())
     name, version = MPI.get_vendor()
     check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")
     return MPI
+
+
+def _finalize(MPI: Any, process: int) -> None:
+    """Finalize MPI at the exit of the process that started it."""
+    if os.getpid() == process and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def _import_mpi(launcher: Launcher | None) -> Any:
@@ -133,7 +142,8 @@ def _import_mpi(launcher: Launcher | None) -> Any:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        # mpi4py would finalize in forked children too, which are no ranks: they would hang.
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it could load
         check_world(launcher, 1, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -51,6 +53,12 @@ class MPI(ModuleType):
         assert required == self.THREAD_MULTIPLE
         self.calls.append("Init_thread")
 
+    def Is_finalized(self) -> bool:
+        return "Finalize" in self.calls
+
+    def Finalize(self) -> None:
+        self.calls.append("Finalize")
+
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -91,7 +99,23 @@ def test_started_once_and_asked(installed: Any) -> None:
         assert resolver.topology.hosts == tuple(hosts)
         assert (resolver.task_id, resolver.master()) == (2, "n10:2")
     assert mpi.calls == ["Init_thread"]
-    assert (sys.modules["mpi4py"].rc.initialize, sys.modules["mpi4py"].rc.finalize) == (False, True)
+    assert (sys.modules["mpi4py"].rc.initialize, sys.modules["mpi4py"].rc.finalize) == (False, False)
+
+
+def test_finalized_once_at_the_exit_of_the_process_that_started_it(
+    installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mpi, at_exit = installed(recorded.SRUN_PMI2, ["n9"] * 3, "MPICH", "MPICH Version: 5.0"), []
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
+    start_mpi(detect_launcher(recorded.SRUN_PMI2))
+    ((function, *arguments),) = at_exit
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        function(*arguments)
+    assert "Finalize" not in mpi.calls
+    function(*arguments)
+    function(*arguments)
+    assert mpi.calls.count("Finalize") == 1
 
 
 def test_ranks_that_did_not_find_each_other(installed: Any) -> None:
