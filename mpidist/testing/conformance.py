@@ -272,13 +272,8 @@ def _nothing_comes(transport: Transport) -> None:
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
-#: Dtypes that are summed, and by which other reductions each is tried too.
-_REDUCTIONS = {
-    "f4": ("sum", "max", "min", "prod"),
-    "f8": ("sum", "min"),
-    "i4": ("sum", "max", "prod"),
-    "u1": ("sum", "max"),
-}
+#: Dtypes besides float64, and the reductions that each is tried with.
+_REDUCTIONS = {"f4": ("sum", "min"), "i4": ("sum", "max", "prod"), "u1": ("sum", "max"), "c8": ("sum", "prod")}
 
 
 class CollectiveTests(Ranks):
@@ -351,10 +346,14 @@ def expected(schedule: Schedule, op: str, before: list[np.ndarray], total: np.nd
 
 
 def _values(transport: Transport, schedule: Schedule) -> None:
+    """Every length with one dtype, from every root and by every reduction; every dtype with two of the lengths."""
     reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce")
     for length in lengths(transport.size):
         for root in range(transport.size) if schedule.rooted else [0]:
             _check(transport, schedule, "f8", "sum", length, root)
+        for op in ("min", "max", "prod") if reduces else ():
+            _check(transport, schedule, "f8", op, length, 0)
+    for length in (transport.size + 1, 1000):
         for dtype, operations in _REDUCTIONS.items():
             for op in operations if reduces else operations[:1]:
                 _check(transport, schedule, dtype, op, length, 0)
@@ -362,9 +361,8 @@ def _values(transport: Transport, schedule: Schedule) -> None:
 
 def _segments(transport: Transport, schedule: Schedule) -> None:
     """The same with messages cut into many segments, down to one element."""
-    for segment_bytes in (1, 8, 24, 100):
-        for length in (1, transport.size + 1, 97):
-            _check(transport, schedule, "f8", "sum", length, transport.size - 1, segment_bytes)
+    for segment_bytes, length in ((1, transport.size + 1), (8, 1), (24, 97), (100, 97)):
+        _check(transport, schedule, "f8", "sum", length, transport.size - 1, segment_bytes)
 
 
 def _check(
