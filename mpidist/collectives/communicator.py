@@ -96,7 +96,7 @@ class Communicator:
         return watch
 
     def _same_header(self, digest: int, watch: Watch) -> bool:
-        """Compare digests by one small all-reduce: the least of d and the least of not d are complements if all agree."""
+        """Compare digests by one small all-reduce: the least d and the least of all ~d are complements if all agree."""
         header = self._header
         header[0] = digest
         header[1] = digest ^ 0xFFFFFFFFFFFFFFFF
@@ -202,7 +202,7 @@ class Communicator:
         return self._schedules[name]
 
     def reduce_scatter(self, buffer: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
-        """Return this rank's share of the reduced array: elements [r * n // size, (r + 1) * n // size) of the flat array.
+        """Return this rank's share of the reduced array: of n elements those from r * n // size to (r + 1) * n // size.
 
         Collective: every rank calls it in the same order.
 
@@ -251,7 +251,8 @@ class Communicator:
     def _lengths(self, length: int, watch: Watch) -> list[int]:
         lengths = numpy.zeros(self.size, dtype=numpy.int64)
         lengths[self.rank] = length
-        Executor(schedule_of("all_gather", "ring"), self.transport, lengths, bounds=list(range(self.size + 1))).run(watch)
+        ring = schedule_of("all_gather", "ring")
+        Executor(ring, self.transport, lengths, bounds=range(self.size + 1)).run(watch)
         return lengths.tolist()
 
     def broadcast(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> None:

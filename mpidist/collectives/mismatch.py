@@ -25,9 +25,9 @@ def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:
     for other, description in enumerate(descriptions):
         groups.setdefault(repr(description), []).append(other)
     expected, *rest = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
-    lines = [
-        _difference(other, descriptions[other[0]], expected, descriptions[expected[0]]) for other in rest
-    ] or ["all ranks describe the same call, but their digests differ: do all ranks run the same version of mpidist?"]
+    lines = [_difference(other, descriptions[other[0]], expected, descriptions[expected[0]]) for other in rest] or [
+        "all ranks describe the same call, but their digests differ: do all ranks run the same version of mpidist?"
+    ]
     return (
         f"rank {rank} of {len(descriptions)}: ranks differ in collective call {number}: {'; '.join(lines)}. "
         "Every rank must pass the same tensors, in the same order, to the same calls"

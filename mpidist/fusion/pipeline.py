@@ -1,8 +1,8 @@
 """Pack, reduce, hand out: a list of tensors reduced over all ranks by a cached plan.
 
 The result lives where it was packed: a bucket's buffer is reduced in place, and the tensors that the caller gets are
-views of it.  The caller owns them.  A set of buffers is used again only when nobody refers to any of its views any more,
-so that a training loop, which drops its gradients every step, allocates nothing after the first.
+views of it.  The caller owns them.  A set of buffers is used again only when nobody refers to any of its views any
+more, so that a training loop, which drops its gradients every step, allocates nothing after the first.
 """
 
 from __future__ import annotations

@@ -92,9 +92,9 @@ def build(signatures: Sequence[Signature], op: str, bytes_per_pack: int) -> Plan
     for position, (_, dtype, _) in enumerate(signatures):
         check_reducible(dtype, "sum" if op == "mean" else op)
         by_dtype.setdefault(numpy.dtype(dtype), []).append(position)
-    buckets = [
-        bucket for dtype, positions in by_dtype.items() for bucket in _fill(positions, dtype, signatures, op, bytes_per_pack)
-    ]
+    buckets: list[Bucket] = []
+    for dtype, positions in by_dtype.items():
+        buckets += _fill(positions, dtype, signatures, op, bytes_per_pack)
     return Plan(op, tuple(signatures), tuple(buckets))
 
 

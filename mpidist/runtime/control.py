@@ -84,14 +84,11 @@ class ControlChannel:
         return cls(0, 1, StatusBoard(bytearray(StatusBoard.nbytes(1)), 1), [0], chosen=chosen)
 
     @classmethod
-    def for_threads(
-        cls, size: int, hosts: Sequence[str] = (), chosen: Settings | None = None
-    ) -> list[ControlChannel]:
+    def for_threads(cls, size: int, hosts: Sequence[str] = (), chosen: Settings | None = None) -> list[ControlChannel]:
         """Return one channel a rank for a world whose ranks are threads of this process."""
         board = StatusBoard(bytearray(StatusBoard.nbytes(size)), size)
-        return [
-            cls(rank, size, board, range(size), hosts=hosts, pause=_let_threads_run, chosen=chosen) for rank in range(size)
-        ]
+        ranks = range(size)
+        return [cls(rank, size, board, ranks, hosts=hosts, pause=_let_threads_run, chosen=chosen) for rank in ranks]
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
@@ -189,9 +186,10 @@ class ControlChannel:
         dead = self.killed(watch)
         if dead is not None:
             return dead
-        for line, rank, state in seen:
-            if state == states.FAILED:
-                return self.failed(rank, self.board.text(line), watch)
+        failed = [(rank, self.board.text(line)) for line, rank, state in seen if state == states.FAILED]
+        if failed:
+            # Who only failed because another did says so in its last line.
+            return self.failed(*min(failed, key=lambda pair: RankFailedError.__name__ in last_line(pair[1])), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
 
     def killed(self, watch: Watch) -> MpidistError | None:
@@ -227,8 +225,8 @@ class ControlChannel:
 
     def failed(self, rank: int, text: str, watch: Watch) -> MpidistError:
         """Return the error of a rank that waits for one that has failed with the traceback `text`."""
-        last = text.strip().splitlines()[-1]
-        return self.error(RankFailedError, f"{self.name(rank)} failed while this rank was in {watch.what}: {last}", rank)
+        what = f"{self.name(rank)} failed while this rank was in {watch.what}: {last_line(text)}"
+        return self.error(RankFailedError, what, rank)
 
     def left(self, rank: int, call: int, watch: Watch) -> MpidistError:
         """Return the error of a rank that waits for one that has left after `call` calls."""
@@ -350,6 +348,11 @@ def yield_processor() -> Callable[[], object]:
 
 def _let_threads_run() -> None:
     time.sleep(0)
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a traceback: the error itself."""
+    return text.strip().rpartition("\n")[2]
 
 
 def _listed(ranks: Sequence[int], name: Callable[[int], str]) -> str:

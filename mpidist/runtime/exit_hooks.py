@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 
 from mpidist.errors import RankFailedError, TransportTimeoutError
 from mpidist.runtime import board as states
-from mpidist.runtime.control import ControlChannel
+from mpidist.runtime.control import ControlChannel, last_line
 
 #: How long a failing rank waits for the others to have printed their last, before it prints and aborts.
 _GRACE_SECONDS = 1.0
@@ -112,8 +112,8 @@ class ExitHooks:
         for line, rank in enumerate(control.board_ranks):
             if control.board.state(line) in _ENDED:
                 texts[rank] = control.board.text(line)
-        mine = _last_line(control.board.text(control.line))
-        return [control.rank] + [rank for rank, text in texts.items() if common or _last_line(text) == mine]
+        mine = last_line(control.board.text(control.line))
+        return [control.rank] + [rank for rank, text in texts.items() if common or last_line(text) == mine]
 
     def _others_failed(self) -> bool:
         board = self._control.board
@@ -182,10 +182,6 @@ class ExitHooks:
             self._control.end()  # or the others, ended likewise, would take this rank for the one that died first
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
 
 
 _ENDED = (states.FAILED, states.EXPIRED)

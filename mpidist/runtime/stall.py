@@ -1,9 +1,9 @@
 """How ranks of several nodes find out who is missing: rank 0 asks, everyone who waits answers.
 
-Ranks that share a status board see each other's call numbers there.  Ranks of other nodes are told by *notices*: a rank
-that fails tells all; a rank that leaves tells rank 0, and rank 0 tells all; a rank whose deadline has passed asks rank 0
-for a verdict, which asks all ranks where they are, waits a moment, and tells all who is missing.  So a failure costs
-one message a rank, and a good run costs one in all, at its end.
+Ranks that share a status board see each other's call numbers there.  Ranks of other nodes are told by *notices*: a
+rank that fails tells all; a rank that leaves tells rank 0, and rank 0 tells all; a rank whose deadline has passed asks
+rank 0 for a verdict, which asks all ranks where they are, waits a moment, and tells all who is missing.  So a failure
+costs one message a rank, and a good run costs each rank one, at its end.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Arbiter:
             return control.error(TransportTimeoutError, self._verdict)
         return None
 
-    # -- the verdict of rank 0 ------------------------------------------------------------------------------------------
+    # -- the verdict of rank 0 ----------------------------------------------------------------------------------------
 
     def ask(self) -> None:
         """Ask every rank of another node where it is, and take in the answers of a moment."""
@@ -139,7 +139,7 @@ class Arbiter:
             time.sleep(0.001)
 
     def decide(self, watch: Watch) -> None:
-        """Have it settled who is missing in `watch`'s call and raise; return after a moment if rank 0 does not answer."""
+        """Have it settled who is missing in `watch`'s call and raise; return after a while if rank 0 does not answer."""
         control = self._control
         if control.rank == 0:
             self._judge(watch.what, watch.call, watch.timeout_seconds)

@@ -11,7 +11,7 @@ from mpidist.cluster.launchers import detect_launcher
 from mpidist.cluster.topology import Topology
 from mpidist.options import settings
 from mpidist.runtime.control import ControlChannel
-from mpidist.transports.world import World
+from mpidist.transports.membership import World
 
 __all__ = ["World", "forget", "installed", "world"]
 

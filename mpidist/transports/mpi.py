@@ -22,8 +22,8 @@ from mpidist.runtime.control import ControlChannel, Watch, yield_processor
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
 from mpidist.transports.base import Transport
+from mpidist.transports.membership import World
 from mpidist.transports.shared import SharedSegments, map_together
-from mpidist.transports.world import World
 
 #: No message is longer: older libraries count in 32 bits, and shorter pieces are moved no slower.
 _CHUNK_BYTES = 1 << 30
@@ -167,15 +167,12 @@ def _nodes(mpi: Any, world: Any, chosen: Settings) -> tuple[Any, list[str]]:
         part = node.Get_rank() * chosen.virtual_nodes // node.Get_size()
         node = node.Split(part, node.Get_rank())
     leader = node.bcast(world.Get_rank(), root=0)
-    name = f"{mpi.Get_processor_name()}"
-    places = world.allgather((name, leader))
+    places = world.allgather((mpi.Get_processor_name(), leader))
     leaders: dict[str, list[int]] = {}
     for host, first in places:
         if first not in leaders.setdefault(host, []):
             leaders[host].append(first)
-    return node, [
-        host if len(leaders[host]) == 1 else f"{host}#{leaders[host].index(first)}" for host, first in places
-    ]
+    return node, [host if len(leaders[host]) == 1 else f"{host}#{leaders[host].index(first)}" for host, first in places]
 
 
 def _shared(node: Any, chosen: Settings) -> tuple[StatusBoard | None, SharedSegments | None, str]:
@@ -186,7 +183,7 @@ def _shared(node: Any, chosen: Settings) -> tuple[StatusBoard | None, SharedSegm
     board_bytes = -(-StatusBoard.nbytes(size) // 4096) * 4096
     nbytes = board_bytes + SharedSegments.nbytes(size, _SEGMENT_BYTES)
     try:
-        memory = memoryview(map_together(nbytes, rank, lambda payload: node.allgather(payload)))
+        memory = memoryview(map_together(nbytes, rank, node.allgather))
     except TransportError as error:
         return None, None, str(error)
     board = StatusBoard(memory[: StatusBoard.nbytes(size)], size)

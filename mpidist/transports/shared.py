@@ -129,7 +129,8 @@ class SharedTransport(Transport):
         flag_bytes = size * size * 2 * _LINE_WORDS * 8
         whole = memoryview(memory)
         words = whole[:flag_bytes].cast("Q")
-        slots = numpy.frombuffer(memory, dtype=numpy.uint8, offset=flag_bytes, count=size * size * self.SLOTS * slot_bytes)
+        count = size * size * self.SLOTS * slot_bytes
+        slots = numpy.frombuffer(memory, dtype=numpy.uint8, offset=flag_bytes, count=count)
         slots = slots.reshape(size, size, self.SLOTS, slot_bytes)
         self._out = [_Lane(words, slots[rank, peer], (rank * size + peer)) for peer in range(size)]
         self._in = [_Lane(words, slots[peer, rank], (peer * size + rank)) for peer in range(size)]

@@ -26,7 +26,16 @@ def _sum(size, index, shape, dtype):
     return total.reshape(shape).astype(dtype)
 
 
-MIXED = [((3, 4), "f4"), ((), "f4"), ((5,), "f8"), ((0, 2), "f4"), ((2, 2), "i4"), ((7,), "f2"), ((3,), ml_dtypes.bfloat16)]
+MIXED = [
+    ((3, 4), "f4"),
+    ((), "f4"),
+    ((5,), "f8"),
+    ((0, 2), "f4"),
+    ((2, 2), "i4"),
+    ((7,), "f2"),
+    ((3,), ml_dtypes.bfloat16),
+]
+KINDS = st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(["f4", "f8", "i8"]))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -48,7 +57,7 @@ def test_a_list_of_many_shapes_and_dtypes_is_summed(size, bytes_per_pack):
 @settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([2, 3]),
-    st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(["f4", "f8", "i8"])), max_size=8),
+    st.lists(KINDS, max_size=8),
     st.integers(1, 300),
 )
 def test_any_list_is_summed(size, kinds, bytes_per_pack):
@@ -163,7 +172,8 @@ def test_lists_of_equal_bytes_and_different_shapes_do_not_match():
         shapes = [(2, 3), (6,)] if Communicator.world().rank else [(6,), (2, 3)]
         FusedAllReduce(Communicator.world())([numpy.ones(shape) for shape in shapes])
 
-    with pytest.raises(CollectiveMismatchError, match=r"tensor 0: rank 1 passed float64 \(2, 3\), rank 0 passed float64 \(6,\)"):
+    expected = r"tensor 0: rank 1 passed float64 \(2, 3\), rank 0 passed float64 \(6,\)"
+    with pytest.raises(CollectiveMismatchError, match=expected):
         run_ranks(2, step)
 
 

@@ -53,7 +53,8 @@ def test_a_deadline_names_who_did_not_come_and_the_call():
     channels = _channels(3)
     channels[2].begin("broadcast of float32[3]", 1)
     watch = channels[0].begin("broadcast of float32[3]", 1)
-    with pytest.raises(TransportTimeoutError, match=r"rank 0 of 3: broadcast of float32\[3\].*rank 1 \(node1\)") as caught:
+    expected = r"rank 0 of 3: broadcast of float32\[3\].*rank 1 \(node1\)"
+    with pytest.raises(TransportTimeoutError, match=expected) as caught:
         channels[0].meet(watch)
     assert "rank 2" not in str(caught.value)
 
@@ -111,6 +112,15 @@ def test_who_left_is_named_before_who_failed_because_of_it():
     channels[1].leave()
     with pytest.raises(RankFailedError) as caught:
         channels[0].meet(channels[0].begin("all_reduce", 1))
+    assert caught.value.rank == 1
+
+
+def test_who_failed_on_its_own_account_is_named_before_who_failed_because_of_it():
+    channels = _channels(3)
+    channels[0].fail("Traceback\nmpidist.errors.RankFailedError: rank 0 of 3: rank 1 (node1) failed\n")
+    channels[1].fail("Traceback\nValueError: boom\n")
+    with pytest.raises(RankFailedError, match="ValueError: boom") as caught:
+        channels[2].meet(channels[2].begin("all_reduce", 1))
     assert caught.value.rank == 1
 
 

@@ -1,0 +1,46 @@
+"""The text of a mismatch: who differs from whom, in what."""
+
+import pytest
+
+from mpidist.collectives.mismatch import explain
+
+
+def _call(name, *tensors):
+    return {"call": name, "tensors": [list(tensor) for tensor in tensors]}
+
+
+W = ("w", "float32", (4, 3))
+WIDER = ("w", "float32", (4, 5))
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (
+            [_call("all_reduce(sum)", W), _call("all_reduce(sum)", WIDER), _call("all_reduce(sum)", W)],
+            "tensor 0: rank 1 passed 'w' float32 (4, 5), ranks 0, 2 passed 'w' float32 (4, 3)",
+        ),
+        (
+            [_call("all_reduce(sum)", W, W), _call("all_reduce(sum)", W)],
+            "rank 1 passed 1 tensor to all_reduce(sum), rank 0 passed 2 tensors",
+        ),
+        (
+            [_call("barrier"), _call("all_reduce(sum)", W)],
+            "rank 1 called all_reduce(sum) on 'w' float32 (4, 3), rank 0 called barrier",
+        ),
+        (
+            [_call("a", W), _call("b", W), _call("c", W)],
+            "rank 1 called b on 'w' float32 (4, 3), rank 0 called a on 'w' float32 (4, 3); rank 2 called c",
+        ),
+        ([_call("a", W)] * 2, "do all ranks run the same version"),
+    ],
+)
+def test_what_is_said(calls, expected):
+    text = explain(calls, 7, 0)
+    assert text.startswith(f"rank 0 of {len(calls)}: ranks differ in collective call 7: ")
+    assert expected in text
+
+
+def test_long_lists_of_ranks_are_cut():
+    text = explain([_call("a", W)] * 20 + [_call("b", W)], 1, 0)
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more" in text
