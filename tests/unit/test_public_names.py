@@ -12,12 +12,15 @@ import mpidist
 
 #: The public names, as documented.
 PUBLIC = {
+    "Checkpoint",
+    "CheckpointManager",
     "ClusterSpec",
     "CollectiveCommunication",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
     "HierarchicalCopyAllReduce",
+    "InputContext",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
