@@ -134,9 +134,13 @@ class Communicator:
         Raises
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
+        ValueError
+            The array is not C-contiguous, or there is no such reduction or algorithm.
         """
         key = (buffer.shape, buffer.dtype, op, algorithm)
         call = self._calls.get(key)
+        if not buffer.flags.c_contiguous:
+            raise _not_contiguous("all_reduce", buffer)
         if call is None:
             call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm)
         if call.segment is not None:
@@ -197,8 +201,11 @@ class Communicator:
 
     def _schedule(self, name: str) -> Schedule:
         if name not in self._schedules:
-            is_level = name == "hierarchical"
-            self._schedules[name] = hierarchical(self.topology) if is_level else schedule_of("all_reduce", name)
+            if name == "hierarchical":
+                schedule = hierarchical(self.topology, selection.between_nodes(self.topology))
+            else:
+                schedule = schedule_of("all_reduce", name)
+            self._schedules[name] = schedule
         return self._schedules[name]
 
     def reduce_scatter(self, buffer: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
@@ -267,6 +274,8 @@ class Communicator:
         """
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is no rank of a world of {self.size}")
+        if not array.flags.c_contiguous:
+            raise _not_contiguous("broadcast", array)
         watch = self.begin(self.call(f"broadcast(root={root})", [("", array.dtype, array.shape)]), timeout_seconds)
         if self.size > 1 and array.size:
             schedule = schedule_of("broadcast", "binomial")
@@ -307,6 +316,14 @@ def _summary(description: Description) -> str:
     name, dtype, shape = tensors[0]
     first = f"{name + ' ' if name else ''}{dtype}{shape}"
     return f"{description['call']} of {first}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+
+
+def _not_contiguous(name: str, array: Any) -> ValueError:
+    """Return the error for an array that cannot be worked on in place."""
+    return ValueError(
+        f"{name} works in place on C-contiguous arrays, got shape {array.shape} with strides {array.strides}; "
+        "pass numpy.ascontiguousarray(array) and copy the result back"
+    )
 
 
 def _nothing(watch: Watch) -> None:

@@ -15,6 +15,9 @@ from mpidist.collectives.algorithms import names
 #: From this size in bytes on, moving every byte once counts more than the number of messages.
 _LARGE_BYTES = 1 << 16
 
+#: From so many nodes on the 2 (nodes - 1) messages of a ring between them cost more than they save.
+_MANY_NODES = 8
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -44,6 +47,11 @@ def choose(nbytes: int, facts: Facts) -> str:
     if topology.node_count > 1 and max(topology.local_size_of) > 1:
         return "hierarchical"
     return "ring"
+
+
+def between_nodes(topology: Topology) -> str:
+    """Return the algorithm that a hierarchical all-reduce uses between nodes: few messages where nodes are many."""
+    return "ring" if topology.node_count <= _MANY_NODES else "rabenseifner"
 
 
 def check(name: str, nbytes: int, facts: Facts) -> str:

@@ -139,7 +139,7 @@ class Arbiter:
             time.sleep(0.001)
 
     def decide(self, watch: Watch) -> None:
-        """Have it settled who is missing in `watch`'s call and raise; return after a while if rank 0 does not answer."""
+        """Have it settled who is missing in the call of `watch`, and raise; return if rank 0 does not answer."""
         control = self._control
         if control.rank == 0:
             self._judge(watch.what, watch.call, watch.timeout_seconds)

@@ -16,6 +16,10 @@ from mpidist.options import settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports import World, installed
 from mpidist.transports.loopback import Faults, LoopbackWorld
+from mpidist.transports.shared import SharedSegments
+
+#: Size in bytes of the segment that each rank has for small collectives.
+_SEGMENT_BYTES = 4096
 
 #: What ranks that wait get beyond their own deadline, to raise an error that names who is missing.
 _GRACE_SECONDS = 5.0
@@ -81,7 +85,10 @@ def run_ranks(
     controls = ControlChannel.for_threads(size, hosts, chosen)
     loopback = LoopbackWorld(size, controls=controls, faults=faults, eager_bytes=eager_bytes, memory=memory)
     topology = Topology(hosts)
-    worlds = [World(transport, topology, transport.control, "run_ranks") for transport in loopback.transports]
+    segments = None
+    if topology.node_count == 1:
+        segments = SharedSegments(bytearray(SharedSegments.nbytes(size, _SEGMENT_BYTES)), size, _SEGMENT_BYTES)
+    worlds = [World(transport, topology, transport.control, "run_ranks", segments) for transport in loopback.transports]
     ranks = [_RankThread(world, fn, args) for world in worlds]
     _run_all(ranks, timeout_seconds + _GRACE_SECONDS)
     errors = {rank.number: rank.error for rank in sorted(ranks, key=lambda rank: rank.ended) if rank.error is not None}

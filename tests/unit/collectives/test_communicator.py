@@ -11,7 +11,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 
-ALGORITHMS = (*names("all_reduce"), "hierarchical")
+ALGORITHMS = ("auto", *names("all_reduce"), "hierarchical", "shared_memory")
 PLACEMENTS = {
     "one node": ["a"] * 6,
     "block": list("aabbcc"),
@@ -168,6 +168,15 @@ def test_what_cannot_be_reduced_is_refused_before_any_communication(dtype, op):
     calls = communicator.control.call
     with pytest.raises(UnsupportedDtypeError):
         communicator.all_reduce(numpy.zeros(2, dtype), op)
+    assert communicator.control.call == calls
+
+
+def test_arrays_that_are_not_contiguous_are_refused_before_any_communication():
+    communicator = Communicator.world()
+    calls = communicator.control.call
+    for work in (communicator.all_reduce, communicator.broadcast):
+        with pytest.raises(ValueError, match=r"C-contiguous arrays, got shape \(2, 2\) with strides \(32, 16\)"):
+            work(numpy.ones((2, 4))[:, ::2])
     assert communicator.control.call == calls
 
 
