@@ -1,7 +1,8 @@
-"""What `train.py` prints, on the chief only: tables and progress, with rich where it is installed."""
+"""What `train.py` shows of a run: plain tables, and a progress bar where rich is installed and somebody watches."""
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -11,51 +12,55 @@ from typing import Any
 import numpy
 
 try:
-    import rich.console
-    import rich.progress
-    import rich.table
+    import rich.progress as rich_progress
 except ImportError:
-    rich = None  # type: ignore[assignment]
+    rich_progress = None  # type: ignore[assignment]
 
 
-def print_table(title: str, rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> None:
+def print_table(rows: Sequence[Sequence[Any]], gap: str = "  ") -> None:
     """Print columns of equal width."""
-    if rich is not None and sys.stdout.isatty():
-        table = rich.table.Table(*header, title=title, title_justify="left", show_header=bool(header))
-        for row in rows:
-            table.add_row(*map(str, row))
-        rich.console.Console().print(table)
-        return
-    texts = [[str(cell) for cell in row] for row in ([header] if header else []) + list(rows)]
+    texts = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    print(title)
     for row in texts:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    sys.stdout.flush()
 
 
-def who_is_who(strategy: Any) -> list[list[str]]:
-    """Return (rank, host, node, role, device) of every replica.  Collective: every rank calls it."""
+def who_is_who(strategy: Any) -> list[tuple[str, ...]]:
+    """Return a table of rank, host, node, role and device of every replica.  Collective: every rank calls it."""
     resolver = strategy.cluster_resolver
     role = f"{resolver.task_type} {resolver.task_id}" if resolver is not None and resolver.task_type else "replica"
+    role += ", chief" if strategy.extended.replica_id == 0 else ""
     line = f"{socket.gethostname()}\t{role}\t{strategy.extended.device_name}\n".encode()
     lines = strategy.gather(numpy.frombuffer(line, "uint8"), axis=0).tobytes().decode().splitlines()
     facts = [line.split("\t") for line in lines]
     nodes = list(dict.fromkeys(host for host, _, _ in facts))
-    return [[str(rank), host, str(nodes.index(host)), *rest] for rank, (host, *rest) in enumerate(facts)]
+    table = [(str(rank), host, str(nodes.index(host)), *rest) for rank, (host, *rest) in enumerate(facts)]
+    return [("rank", "host", "node", "role", "device"), *table]
+
+
+def on_terminal() -> bool:
+    """Return whether somebody watches.  Open MPI gives ranks a terminal of their own: there mpirun's output counts."""
+    if not sys.stdout.isatty() or "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return sys.stdout.isatty()
+    try:
+        return os.readlink(f"/proc/{os.getppid()}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return False
 
 
 class Progress:
-    """A bar with loss and examples/s on a terminal; elsewhere a line an epoch; nothing where `visible` is false."""
+    """A bar with loss and examples/s on a terminal, a line an epoch elsewhere; nothing where `visible` is false."""
 
-    def __init__(self, epochs: int, rows: int, first_epoch: int, visible: bool) -> None:
+    def __init__(self, epochs: int, first_epoch: int, rows: int, visible: bool) -> None:
         self._epochs, self._rows, self._visible = epochs, rows, visible
-        self._bar = None
-        if visible and rich is not None and sys.stdout.isatty():
-            columns = ("epoch {task.completed}/{task.total}", rich.progress.BarColumn(), "{task.description}")
-            self._bar = rich.progress.Progress(*columns)
+        self._last = time.perf_counter()
+        self._bar: Any = None
+        if visible and rich_progress is not None and on_terminal():
+            columns = ("epoch {task.completed}/{task.total}", rich_progress.BarColumn(), "{task.description}")
+            self._bar = rich_progress.Progress(*columns)
             self._task = self._bar.add_task("", total=epochs, completed=first_epoch)
             self._bar.start()
-        self._last = time.perf_counter()
 
     def show(self, epoch: int, loss: float) -> None:
         """Show that an epoch is complete."""

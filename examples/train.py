@@ -17,7 +17,7 @@ import argparse  # noqa: E402
 import importlib  # noqa: E402
 import math  # noqa: E402
 import time  # noqa: E402
-from pathlib import Path  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import digits  # noqa: E402
@@ -34,7 +34,7 @@ STRATEGIES = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", choices=STRATEGIES, default="multi_worker")
     parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn", help="default: cnn, which needs autograd")
@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--split", type=int, default=0, help="which rows are kept for the test")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: after all epochs")
     parser.add_argument("--save-parameters", metavar="FILE", help="write the trained parameters to a .npz file")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.resume and not arguments.checkpoint:
         parser.error("--resume needs --checkpoint DIR")
     return arguments
@@ -95,9 +95,20 @@ class Training:
         for batch in self.batches:
             loss += self.strategy.run(self.train_step, args=(batch,))
             steps += 1
-            if self.optimizer.iterations == self.arguments.steps:
+            if self.is_stopped():
                 break
         return float(self.strategy.reduce("sum", loss, axis=None)) / max(steps, 1)
+
+    def is_stopped(self) -> bool:
+        """Return whether the number of steps asked for has been made."""
+        return self.optimizer.iterations == (self.arguments.steps or -1)
+
+    def checkpoints(self) -> Any:
+        """Return the manager of the checkpoints, None if there shall be none."""
+        if not self.arguments.checkpoint:
+            return None
+        parts = {"model": self.variables, "optimizer": self.optimizer, "dataset": self.batches}
+        return mpidist.CheckpointManager(mpidist.Checkpoint(**parts), self.arguments.checkpoint)
 
     def test_accuracy(self) -> float:
         """Return the share of test rows that are classified correctly, each rank looking at its part."""
@@ -109,52 +120,44 @@ class Training:
         return int(self.strategy.reduce("sum", correct, axis=None)) / len(self.test_rows.images)
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def save_parameters(path: str, variables: dict[str, Any]) -> None:
+    """Write the values to a .npz file."""
+    with open(path, "wb") as file:
+        numpy.savez(file, **{name: variable.value for name, variable in variables.items()})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parse_arguments(argv)
     strategy = STRATEGIES[arguments.strategy]()
     training = Training(arguments, strategy)
     is_chief = strategy.extended.replica_id == 0
     ranks = display.who_is_who(strategy)
-    per_replica = math.ceil(arguments.batch_size / strategy.num_replicas_in_sync)
     if is_chief:
-        display.print_table("who is who", ranks, ("rank", "host", "node", "role", "device"))
-        print(f"global batch {arguments.batch_size} rows, {per_replica} per replica\n", flush=True)
+        display.print_table(ranks)
+        per_replica = math.ceil(arguments.batch_size / strategy.num_replicas_in_sync)
+        print(f"global batch {arguments.batch_size} rows, {per_replica} per replica", flush=True)
+    manager = training.checkpoints()
+    if arguments.resume:
+        restored = manager.restore_or_initialize()
+        if is_chief:
+            print(f"resumed from {restored}" if restored else "no checkpoint yet: starting anew", flush=True)
 
-    manager = None
-    if arguments.checkpoint:
-        checkpoint = mpidist.Checkpoint(
-            model=training.variables, optimizer=training.optimizer, dataset=training.batches
-        )
-        manager = mpidist.CheckpointManager(checkpoint, arguments.checkpoint)
-        restored = manager.restore_or_initialize() if arguments.resume else None
-        if restored and is_chief:
-            print(f"resumed from {restored} in epoch {training.batches.epoch}", flush=True)
-
-    start = time.perf_counter()
-    rows = len(training.train_rows.images)
-    with display.Progress(arguments.epochs, rows, training.batches.epoch, is_chief) as progress:
-        while training.batches.epoch < arguments.epochs:
+    start, epoch = time.perf_counter(), training.batches.epoch
+    with display.Progress(arguments.epochs, epoch, len(training.train_rows.images), is_chief) as progress:
+        while training.batches.epoch < arguments.epochs and not training.is_stopped():
             loss = training.train_epoch()
-            if manager:
-                manager.save(training.optimizer.iterations)
-            if training.optimizer.iterations == arguments.steps:
-                break
             progress.show(training.batches.epoch, loss)
+            if manager is not None:
+                manager.save(training.optimizer.iterations)
     seconds = time.perf_counter() - start
 
     accuracy = training.test_accuracy()
-    if is_chief and arguments.save_parameters:
-        values = {name: variable.value for name, variable in training.variables.items()}
-        numpy.savez(Path(arguments.save_parameters), **values)
     if is_chief:
-        result = [
-            ("model", arguments.model),
-            ("replicas", strategy.num_replicas_in_sync),
-            ("steps", training.optimizer.iterations),
-            ("seconds", f"{seconds:.1f}"),
-            ("test accuracy", f"{accuracy:.4f}"),
-        ]
-        display.print_table("result", result)
+        if arguments.save_parameters:
+            save_parameters(arguments.save_parameters, training.variables)
+        steps, replicas = training.optimizer.iterations, strategy.num_replicas_in_sync
+        result = [("model", arguments.model), ("replicas", replicas), ("steps", steps), ("seconds", f"{seconds:.1f}")]
+        display.print_table([*result, ("test accuracy", f"{accuracy:.4f}")], gap=" ")
 
 
 if __name__ == "__main__":
