@@ -88,14 +88,15 @@ def run_command(
     ranks: int, command: Sequence[str], timeout_seconds: float = 60.0, env: Mapping[str, str] | None = None
 ) -> JobResult:
     """Run any command on `ranks` ranks under mpirun; as `run_job`."""
-    environ = _environment(env)
+    environ = environment(env)
     # no binding: several jobs may share the cores of a testing machine
     cores = Cores(visible_cores().count, restricted=True)
     line = command_line(launcher().path, launcher().vendor, ranks, cores, environ, os.geteuid() == 0)
     return run_process([*line.arguments, *command], {**environ, **line.environ}, timeout_seconds)
 
 
-def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's variables without those of an enclosing mpirun, the checkout importable, `env` over all."""
     environ = without_launcher(os.environ)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
     return {**environ, **(env or {})}

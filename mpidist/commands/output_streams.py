@@ -11,14 +11,16 @@ import selectors
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
 
-#: Connects the pipes there are and becomes the program; $0 is the folder, $@ the program.
+#: Notes the process, connects the pipes there are and becomes the program; $0 is the folder, $@ the program.
 _CONNECT = """\
 r="${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-none}}"
+if [ -p "$0/$r.2" ]; then echo $$ >"$0/$r.process"; fi
 if [ -p "$0/$r.1" ]; then exec >"$0/$r.1"; fi
 if [ -p "$0/$r.2" ]; then exec 2>"$0/$r.2"; fi
 exec "$@\""""
@@ -44,7 +46,8 @@ class OutputStreams:
     echo_fn : callable
         ``echo_fn(descriptor, data)`` is given everything that is to be shown, whole lines of one rank at a time.
     error_fn : callable
-        ``error_fn(rank, line)`` is given every line of error output; `rank` is None for the launcher's.
+        ``error_fn(rank, line)`` is given every line of error output, and every line of the launcher's own output, for
+        which `rank` is None.
 
     Attributes
     ----------
@@ -63,7 +66,7 @@ class OutputStreams:
         self._selector = selectors.DefaultSelector()
         self.folder = tempfile.mkdtemp(prefix="mpidist-run-")
         self._shown: dict[Source, bytes] = {}
-        self._errors: dict[int | None, bytes] = {}
+        self._errors: dict[Source, bytes] = {}
         self._pipes = [self._add_pipe(Source(rank, number)) for rank in range(ranks) for number in descriptors]
 
     def _add_pipe(self, source: Source) -> int:
@@ -78,10 +81,15 @@ class OutputStreams:
         """Return the command that runs `program` with its output connected to its rank's pipes."""
         return ["sh", "-c", _CONNECT, self.folder, *program]
 
-    def add_launcher(self, pipe: int) -> None:
-        """Read the launcher's own error output from this descriptor too."""
+    def add_launcher(self, pipe: int, descriptor: int) -> None:
+        """Read the launcher's own output, `STDOUT` or `STDERR`, from `pipe` too."""
         os.set_blocking(pipe, False)
-        self._selector.register(pipe, selectors.EVENT_READ, Source(None, STDERR))
+        self._selector.register(pipe, selectors.EVENT_READ, Source(None, descriptor))
+
+    def rank_of_process(self) -> dict[int, int]:
+        """Return the rank of every process that has been started, by its number; before `close`."""
+        noted = {int(path.stem): path.read_text().strip() for path in Path(self.folder).glob("*.process")}
+        return {int(process): rank for rank, process in noted.items() if process}
 
     def pump(self, timeout_seconds: float) -> bool:
         """Pass on what has come, waiting up to `timeout_seconds`; return whether anything came."""
@@ -100,8 +108,8 @@ class OutputStreams:
             self._selector.unregister(pipe)
             return False
         self._show(source, data)
-        if source.descriptor == STDERR:
-            self._pass_lines(source.rank, data)
+        if source.descriptor == STDERR or source.rank is None:
+            self._pass_lines(source, data)
         return True
 
     def _show(self, source: Source, data: bytes) -> None:
@@ -119,20 +127,20 @@ class OutputStreams:
             self._echo_fn(source.descriptor, data)
         self._shown.clear()
 
-    def _pass_lines(self, rank: int | None, data: bytes) -> None:
-        *lines, rest = (self._errors.pop(rank, b"") + data).split(b"\n")
+    def _pass_lines(self, source: Source, data: bytes) -> None:
+        *lines, rest = (self._errors.pop(source, b"") + data).split(b"\n")
         for line in lines:
-            self._error_fn(rank, line.decode(errors="replace"))
-        self._errors[rank] = rest
+            self._error_fn(source.rank, line.decode(errors="replace"))
+        self._errors[source] = rest
 
     def close(self) -> None:
         """Pass on what is left, and give back the pipes."""
         while self.pump(0):
             pass
         self._show_partial_lines()
-        for rank, rest in self._errors.items():
+        for source, rest in self._errors.items():
             if rest:
-                self._error_fn(rank, rest.decode(errors="replace"))
+                self._error_fn(source.rank, rest.decode(errors="replace"))
         self._selector.close()
         for pipe in self._pipes:
             os.close(pipe)

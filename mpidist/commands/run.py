@@ -103,15 +103,17 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     if ended.timed_out:
         print(f"mpidist run: the job was ended after --timeout {arguments.timeout:g} s", file=sys.stderr)
+    if ended.killed is not None and not ended.interrupted:
+        print(f"mpidist run: {ended.killed.describe()}", file=sys.stderr)
     failure = ended.failures.first()
     if ended.status != 0 and failure is not None and not ended.interrupted:
-        print(render(failure), file=sys.stderr)
+        print(render(failure, "reported it" if ended.killed is not None else "failed first"), file=sys.stderr)
     return ended.status
 
 
-def render(failure: Failure) -> str:
-    """Return the text that repeats a failure after everything else."""
+def render(failure: Failure, did: str = "failed first") -> str:
+    """Return the text that repeats a failure after everything else; `did` says what its rank has to do with it."""
     who = "a rank" if failure.rank is None else f"rank {failure.rank}"
     lines = [line for line in failure.lines if not (failure.framed and line.startswith("mpidist: "))]
     text = "\n".join(lines).rstrip()
-    return f"\nmpidist run: {who} failed first; its traceback again:\n{text}"
+    return f"\nmpidist run: {who} {did}; its traceback again:\n{text}"

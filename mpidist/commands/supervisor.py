@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from mpidist.commands.failures import FailureLog
+from mpidist.commands.killed_ranks import KilledRank, KilledRanks
 from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
 from mpidist.commands.rank_processes import OVER, TOKEN, end_processes, ranks_of, send
 
@@ -39,6 +40,8 @@ class Ended:
         Exit status for the shell: 128 + n when signal n ended it.
     failures : FailureLog
         What the ranks' error output says.
+    killed : KilledRank or None
+        The first rank that a signal ended, by the launcher's word.
     timed_out : bool
     interrupted : bool
         True when a signal that ends programs was passed on.
@@ -46,6 +49,7 @@ class Ended:
 
     status: int
     failures: FailureLog = field(repr=False)
+    killed: KilledRank | None = None
     timed_out: bool = False
     interrupted: bool = False
 
@@ -95,9 +99,11 @@ class _Job:
     ) -> None:
         self.token = uuid.uuid4().hex
         self.failures = FailureLog()
+        self.killed = KilledRanks()
+        self.rank_of_process: dict[int, int] = {}
         self.passed_on: list[int] = []
         self.timed_out = False
-        self.streams = OutputStreams(ranks, descriptors, _show, self.failures.feed)
+        self.streams = OutputStreams(ranks, descriptors, _show, self._take_line)
         self.watchdog = subprocess.Popen(
             [sys.executable, "-m", "mpidist.commands.rank_processes", self.token, self.streams.folder],
             stdin=subprocess.PIPE,
@@ -109,11 +115,18 @@ class _Job:
         self.process = subprocess.Popen(
             [*launcher, *self.streams.command(program)],
             env={**environ, TOKEN: self.token},
+            stdout=subprocess.PIPE if STDOUT in descriptors else None,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        assert self.process.stderr is not None
-        self.streams.add_launcher(self.process.stderr.fileno())
+        for pipe, descriptor in ((self.process.stdout, STDOUT), (self.process.stderr, STDERR)):
+            if pipe is not None:
+                self.streams.add_launcher(pipe.fileno(), descriptor)
+
+    def _take_line(self, rank: int | None, line: str) -> None:
+        self.failures.feed(rank, line)
+        if rank is None:
+            self.killed.feed(line)
 
     def wait(self, timeout_seconds: float | None) -> None:
         """Show the job's output until the launcher has ended, or end it when its time is up."""
@@ -144,9 +157,11 @@ class _Job:
             self.streams.pump(_TURN_SECONDS)
         left = end_processes(self.token)
         self.process.wait()
+        self.rank_of_process = self.streams.rank_of_process()
         self.streams.close()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
         self.watchdog.communicate(OVER)
         if left:
             print(f"mpidist run: processes {left} could not be ended", file=sys.stderr)
@@ -154,14 +169,17 @@ class _Job:
     def ended(self) -> Ended:
         """Return how the job ended."""
         interrupted = any(signum in _FATAL for signum in self.passed_on)
-        return Ended(self._status(interrupted), self.failures, self.timed_out, interrupted)
+        killed = self.killed.first(self.rank_of_process)
+        return Ended(self._status(interrupted, killed), self.failures, killed, self.timed_out, interrupted)
 
-    def _status(self, interrupted: bool) -> int:
+    def _status(self, interrupted: bool, killed: KilledRank | None) -> int:
         status = self.process.returncode
         if self.timed_out:
             return TIMED_OUT
         if status != 0 and interrupted:
             return 128 + next(signum for signum in self.passed_on if signum in _FATAL)
+        if killed is not None and killed.signum is not None:
+            return 128 + killed.signum
         if status == 0 and self.failures.framed():  # Open MPI 5.0.11 can exit 0 although a rank was lost
             return 1
         return 128 - status if status < 0 else status

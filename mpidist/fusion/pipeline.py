@@ -157,7 +157,7 @@ class _ResultSet:
         """Multiply bucket `index` by `scale` if it is a mean, and round it to the caller's dtype."""
         buffer, result = self.buffers[index], self._results[index]
         if scale is not None:
-            buffer *= scale
+            arrays.namespace(buffer).multiply(buffer, scale, out=buffer)
         if result is not buffer:
             result[...] = buffer
 
@@ -178,4 +178,4 @@ def _pack(tensors: Sequence[Any], out: Any) -> None:
     if len(tensors) == 1:
         out[...] = tensors[0].reshape(-1)
     elif tensors:
-        arrays.namespace(out).concatenate(tensors, axis=None, out=out, casting="unsafe")
+        arrays.namespace(out).concatenate(tensors, axis=None, out=out)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import JobResult, run_job
+from tests.jobs import JobResult, environment, run_job, run_process
 
 #: Seconds within which a job must have ended after a failure; starting and MPI's own clean-up included.
 LIMIT_SECONDS = 30
@@ -131,11 +133,20 @@ say(f"{rank} {len(texts)} {len(set(texts))}")
     assert {"0 2 1", "2 2 1"} <= set(result.stdout.splitlines())
 
 
-def test_a_killed_rank_is_named():
+def test_a_killed_rank_ends_the_job():
     result = _run("if rank == BAD: os.kill(os.getpid(), signal.SIGKILL)\nsteps(1)")
     assert result.returncode != 0
     # Open MPI's mpirun leaves the survivors time to say it; MPICH's kills them at once and names the process.
-    assert re.search(r"rank 1\b.*(died|exited on)|KILLED|Killed \(signal 9\)", result.stderr + result.stdout)
+    assert re.search(r"rank 1\b.*(died|exited on)|Killed \(signal 9\)", result.stderr + result.stdout)
+
+
+def test_a_killed_rank_is_named_by_mpidist_run(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(STEPS + "if rank == BAD: os.kill(os.getpid(), signal.SIGKILL)\nsteps(1)")
+    command = [sys.executable, "-m", "mpidist", "run", "-n", "3", str(script)]
+    result = run_process(command, environment(), LIMIT_SECONDS)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert re.search(r"mpidist run: rank 1 \(process \d+ on .*\) was ended by signal 9", result.stderr)
 
 
 def test_a_forked_child_is_no_rank():

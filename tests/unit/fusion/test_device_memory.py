@@ -1,0 +1,65 @@
+"""Arrays in device memory: every collective works on them, and nothing copies them to the host unasked."""
+
+import numpy
+import pytest
+
+from mpidist.arrays import as_host
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.testing import run_ranks
+from mpidist.testing.device import DeviceArray, on_device, pretended_device
+
+BOTH = frozenset({"host", "device"})
+
+
+@pytest.fixture(autouse=True)
+def device():
+    with pretended_device():
+        yield
+
+
+def _on_ranks(size, step):
+    return run_ranks(size, step, memory=BOTH)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i4"])
+def test_fused_lists_stay_on_the_device(size, op, dtype):
+    expected = {"sum": size * (size + 1) / 2, "mean": (size + 1) / 2, "max": size}[op]
+
+    def step():
+        communicator = Communicator.world()
+        tensors = [on_device(numpy.full(shape, communicator.rank + 1, dtype)) for shape in [(2, 3), (4,), (1,)]]
+        return FusedAllReduce(communicator)(tensors, op)
+
+    for results in _on_ranks(size, step):
+        for result, shape in zip(results, [(2, 3), (4,), (1,)], strict=True):
+            assert isinstance(result, DeviceArray)
+            assert result.dtype == (numpy.float64 if (op, dtype) == ("mean", "i4") else numpy.dtype(dtype))
+            numpy.testing.assert_array_equal(as_host(result), numpy.full(shape, expected))
+
+
+def test_every_collective_of_the_communicator():
+    def step():
+        communicator = Communicator.world()
+        summed, shared = on_device(numpy.full(5, communicator.rank + 1.0)), on_device(numpy.full(2, communicator.rank))
+        communicator.all_reduce(summed)
+        communicator.broadcast(shared, root=1)
+        joined = communicator.all_gather(on_device(numpy.full((communicator.rank, 2), communicator.rank)))
+        share = communicator.reduce_scatter(on_device(numpy.arange(4.0)))
+        return [as_host(array).tolist() for array in (summed, shared, joined, share)]
+
+    assert _on_ranks(2, step) == [
+        [[3.0] * 5, [1, 1], [[1, 1]], [0.0, 2.0]],
+        [[3.0] * 5, [1, 1], [[1, 1]], [4.0, 6.0]],
+    ]
+
+
+def test_a_transport_for_host_memory_refuses_them_and_says_what_to_do():
+    def step():
+        FusedAllReduce(Communicator.world())([on_device(numpy.ones(3))])
+
+    with pytest.raises(UnsupportedDtypeError, match="loopback transport moves host memory.*as_host"):
+        run_ranks(2, step)
