@@ -121,9 +121,7 @@ def require_cross_replica(strategy: Any) -> None:
         return
     if mode.strategy is not strategy:
         raise _wrong_strategy(strategy, mode)
-    raise RuntimeError(
-        "Method requires being in cross-replica context, use get_replica_context().merge_call()"
-    )
+    raise RuntimeError("Method requires being in cross-replica context, use get_replica_context().merge_call()")
 
 
 def require_replica(replica_context: Any) -> None:

@@ -204,18 +204,24 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
     ) -> Any:
         """Reduce one array."""
-        return self._reduce_all(reduce_op, [per_replica_value], options)[0]
+        return self._reduce_all(reduce_op, [per_replica_value], [destinations], options)[0]
 
     def batch_reduce_implementation(
         self, reduce_op: ReduceOp, value_destination_pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions
     ) -> list[Any]:
         """Reduce some arrays, fused."""
-        return self._reduce_all(reduce_op, [value for value, _ in value_destination_pairs], options)
+        values, destinations = zip(*value_destination_pairs, strict=True)
+        return self._reduce_all(reduce_op, values, destinations, options)
 
-    def _reduce_all(self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
-        fused, op = self._fused_all_reduce(options), reduce_op.name.lower()
-        groups = [values] if self.num_packs else [[value] for value in values]
-        return [result for group in groups for result in fused(group, op, timeout_seconds=options.timeout_seconds)]
+    def _reduce_all(
+        self, reduce_op: ReduceOp, values: Sequence[Any], destinations: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any]:
+        fused, op, names = self._fused_all_reduce(options), reduce_op.name.lower(), _names(destinations)
+        if self.num_packs:
+            return fused(values, op, names, options.timeout_seconds)
+        labels = [None] * len(values) if names is None else [[name] for name in names]
+        pairs = zip(values, labels, strict=True)
+        return [fused([value], op, label, options.timeout_seconds)[0] for value, label in pairs]
 
     def _fused_all_reduce(self, options: CommunicationOptions) -> FusedAllReduce:
         """Return the fused all-reduce for these options; it keeps its plans from call to call."""
@@ -266,7 +272,7 @@ class NcclAllReduce(AllReduceCrossDeviceOps):
 
 
 def require_nccl(communicator: Communicator, asked: str) -> None:
-    """Raise MissingDependencyError unless this rank has a GPU to use NCCL on.  Local.
+    """Raise MissingDependencyError unless this rank has a GPU to use NCCL on; with one, NotImplementedError.  Local.
 
     Parameters
     ----------
@@ -274,12 +280,16 @@ def require_nccl(communicator: Communicator, asked: str) -> None:
     asked : str
         What asks for NCCL, for the message.
     """
-    if not arrays.list_physical_devices("GPU"):
-        raise MissingDependencyError(
-            f"rank {communicator.rank} of {communicator.size}: {asked} needs an NVIDIA GPU and CuPy, and this rank has "
-            "no GPU that CuPy can use.  Install the extra `mpidist[cuda]` on a machine with a GPU, or use "
-            "RingAllReduce or HierarchicalCopyAllReduce (CommunicationImplementation.RING or AUTO), which work on CPUs"
+    if arrays.list_physical_devices("GPU"):
+        raise NotImplementedError(
+            f"rank {communicator.rank} of {communicator.size}: {asked} needs mpidist's NCCL transport, which this "
+            "version does not have yet.  Use RingAllReduce or HierarchicalCopyAllReduce on arrays in host memory"
         )
+    raise MissingDependencyError(
+        f"rank {communicator.rank} of {communicator.size}: {asked} needs an NVIDIA GPU and CuPy, and this rank has "
+        "no GPU that CuPy can use.  Install the extra `mpidist[cuda]` on a machine with a GPU, or use "
+        "RingAllReduce or HierarchicalCopyAllReduce (CommunicationImplementation.RING or AUTO), which work on CPUs"
+    )
 
 
 class ReductionToOneDevice(AllReduceCrossDeviceOps):
@@ -326,9 +336,11 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         self._log_route()
         return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
 
-    def _reduce_all(self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+    def _reduce_all(
+        self, reduce_op: ReduceOp, values: Sequence[Any], destinations: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any]:
         if self.accumulation_fn is None:
-            return super()._reduce_all(reduce_op, values, options)
+            return super()._reduce_all(reduce_op, values, destinations, options)
         return [self._accumulated(self.accumulation_fn, reduce_op, value, options) for value in values]
 
     def _accumulated(
@@ -347,6 +359,12 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
             self._logged += 1
             target = self.reduce_to_device or (self.devices or ("rank 0",))[0]
             _log.info("Reduce to %s then broadcast to %r.", target, self.devices)
+
+
+def _names(destinations: Sequence[Any]) -> list[str] | None:
+    """Return how messages call the values: by the variables that they are for; None when there are none."""
+    names = [each.name if isinstance(each, DistributedVariable) else "" for each in destinations]
+    return names if any(names) else None
 
 
 def _contiguous_copy(array: Any) -> Any:

@@ -206,7 +206,7 @@ class DistributedVariable:
     def _aggregate_of_copies(self) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return self.strategy.extended.broadcast_to(self.storage.copy(), self)
-        return self.strategy.extended.reduce_arrays(self._reduce_op(), [self.storage.copy()])[0]
+        return self.strategy.extended.reduce_arrays(self._reduce_op(), [self.storage.copy()], destinations=[self])[0]
 
     def _share_of(self, verb: str, value: Any) -> Any:
         """Return what a write across replicas does to every copy of a variable that is synchronized on read."""

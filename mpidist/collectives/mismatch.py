@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 #: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...]}``.
@@ -38,11 +39,15 @@ def _difference(ranks: list[int], got: Description, others: list[int], expected:
     who, whom = _ranks(ranks), _ranks(others)
     if got["call"] != expected["call"]:
         return f"{who} called {_call(got)}, {whom} called {_call(expected)}"
-    if len(got["tensors"]) != len(expected["tensors"]):
-        return f"{who} passed {_count(got)} to {got['call']}, {whom} passed {_count(expected)}"
-    for index, (mine, theirs) in enumerate(zip(got["tensors"], expected["tensors"], strict=True)):
+    first = ""
+    for index, (mine, theirs) in enumerate(zip_longest(got["tensors"], expected["tensors"])):
         if mine != theirs:
-            return f"in {got['call']}, tensor {index}: {who} passed {_tensor(mine)}, {whom} passed {_tensor(theirs)}"
+            first = f"tensor {index}: {who} passed {_tensor(mine)}, {whom} passed {_tensor(theirs)}"
+            break
+    if len(got["tensors"]) != len(expected["tensors"]):
+        return f"{who} passed {_count(got)} to {got['call']}, {whom} passed {_count(expected)}; {first}"
+    if first:
+        return f"in {got['call']}, {first}"
     return f"{who} and {whom} describe {got['call']} differently: {got!r} and {expected!r}"
 
 
@@ -57,7 +62,9 @@ def _count(description: Description) -> str:
     return f"{count} tensor{'' if count == 1 else 's'}"
 
 
-def _tensor(tensor: Sequence[Any]) -> str:
+def _tensor(tensor: Sequence[Any] | None) -> str:
+    if tensor is None:
+        return "none"
     name, dtype, shape = tensor
     return f"{name!r} {dtype} {tuple(shape)}" if name else f"{dtype} {tuple(shape)}"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mpidist import arrays, context
 from mpidist.optimizers import slices
+from mpidist.options import ReduceOp
 
 LearningRate = float | Callable[[int], float]
 
@@ -109,7 +110,8 @@ class Optimizer(abc.ABC):
         _require_replica_context([variable for _, variable in pairs])
         gradients = [_as_gradient(gradient, variable) for gradient, variable in pairs]
         if not context.in_cross_replica_context():
-            gradients = context.get_replica_context().all_reduce("SUM", gradients)
+            variables = [variable for _, variable in pairs]
+            gradients = context.get_strategy().extended.reduce_arrays(ReduceOp.SUM, gradients, destinations=variables)
         coefficients = self.coefficients(self.learning_rate, self.iterations)
         for gradient, (_, variable) in zip(gradients, pairs, strict=True):
             slots = self._slots_of(variable)

@@ -74,7 +74,9 @@ class ExitHooks:
         text = "".join(traceback.format_exception(kind, error, trace))
         sys.stdout.flush()
         told_elsewhere = self._told_elsewhere(error)
-        self._control.fail(text, tell=not getattr(error, "on_all_ranks", False))
+        told = told_elsewhere or getattr(error, "on_all_ranks", False)
+        # After a death this rank keeps out of MPI until it has printed: MPICH may crash in it, and take the name along.
+        self._control.fail(text, tell=not told and not self._control.dead())
         if not told_elsewhere and self._speaks_for_all(error):
             self._wait_until(self._others_quiet, _GRACE_SECONDS)
         else:
@@ -131,7 +133,7 @@ class ExitHooks:
     def _wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not done() and time.monotonic() < end:
-            if self._control.arbiter is not None:
+            if self._control.arbiter is not None and not self._control.dead():
                 self._control.arbiter.poll()
             time.sleep(0.005)
 

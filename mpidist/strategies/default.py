@@ -54,7 +54,11 @@ class _DefaultExtended(StrategyExtended):
         return fn(*args, **(kwargs or {}))
 
     def reduce_arrays(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+        self,
+        reduce_op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        destinations: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Return the values."""
         warn_of_other_ranks("the default strategy")

@@ -86,9 +86,25 @@ class StrategyExtended:
     # -- communication ------------------------------------------------------------------------------------------------
 
     def reduce_arrays(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+        self,
+        reduce_op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        destinations: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Return arrays reduced over all replicas, in one fused call.  Collective."""
+        """Return arrays reduced over all replicas, in one fused call.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp
+        values : list of array
+            This rank's components.
+        options : CommunicationOptions, optional
+        destinations : sequence, optional
+            What the values are for; a variable lends its name to messages about its gradient.
+        """
         return values
 
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -125,10 +141,11 @@ class StrategyExtended:
                 raise ValueError(f"each of value_destination_pairs must be a tuple (value, destinations), got {pair!r}")
             if isinstance(pair[1], (list, tuple)):
                 raise TypeError(f"destinations must be one device, array or variable, got {pair[1]!r}")
-        values = [value for value, _ in value_destination_pairs]
-        if not values:
+        if not value_destination_pairs:
             return []
-        results = self.reduce_arrays(parse_reduce_op(reduce_op), [component(value) for value in values], options)
+        values, destinations = zip(*value_destination_pairs, strict=True)
+        arrays = [component(value) for value in values]
+        results = self.reduce_arrays(parse_reduce_op(reduce_op), arrays, options, destinations)
         return [like_given(*pair) for pair in zip(results, values, strict=True)]
 
     # -- input --------------------------------------------------------------------------------------------------------
@@ -232,14 +249,19 @@ class MirroredExtended(StrategyExtended):
         self._options = CommunicationOptions() if options is None else options
 
     def reduce_arrays(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+        self,
+        reduce_op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        destinations: Sequence[Any] | None = None,
     ) -> list[Any]:
         """Return arrays reduced over all replicas, in one fused call.  Collective."""
         # These are arrays, and the operation is parsed: nothing is left of the checks of the public methods.
         ops, options = self.cross_device_ops, self._options.merge(options)
+        destinations = values if destinations is None else destinations
         if len(values) == 1:
-            return [ops.reduce_implementation(reduce_op, values[0], values[0], options)]
-        pairs = [(value, value) for value in values]
+            return [ops.reduce_implementation(reduce_op, values[0], destinations[0], options)]
+        pairs = list(zip(values, destinations, strict=True))
         return ops.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:

@@ -38,9 +38,7 @@ class ReplicaContext:
         """The name of this replica's device, in a tuple."""
         return (self.strategy.extended.device_name,)
 
-    def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Reduce a value, or all values of a nested structure in one fused call, over all replicas.
 
         Collective: every replica calls it in the same order, with the same structure, shapes and dtypes.

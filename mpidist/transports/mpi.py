@@ -151,7 +151,7 @@ def connect(launcher: Launcher | None = None) -> World:
     if problem and node.Get_rank() == 0:
         control.warn(f"{problem}; small all-reduces use messages instead")
     farewell = None if alone else _farewell(world.Dup())
-    ExitHooks(control, world.Abort, farewell).install()
+    ExitHooks(control, _end_of(world), farewell).install()
     transport = MpiTransport(world.Dup(), control, range(world.Get_size()))
     world.Barrier()  # every rank has signed on to its board before any looks who is missing
     return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments)
@@ -195,6 +195,16 @@ def _crowded(node: Any) -> bool:
     mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = set().union(*node.allgather(sorted(mine)))
     return node.Get_size() > len(cores)
+
+
+def _end_of(world: Any) -> Callable[[int], None]:
+    """Return what ends all ranks and does not return."""
+
+    def end(code: int) -> None:
+        world.Abort(code)
+        os._exit(code)  # MPICH under Slurm's PMI2 has only asked for the end, and comes back
+
+    return end
 
 
 def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:

@@ -22,7 +22,8 @@ WIDER = ("w", "float32", (4, 5))
         ),
         (
             [_call("all_reduce(sum)", W, W), _call("all_reduce(sum)", W)],
-            "rank 1 passed 1 tensor to all_reduce(sum), rank 0 passed 2 tensors",
+            "rank 1 passed 1 tensor to all_reduce(sum), rank 0 passed 2 tensors; "
+            "tensor 1: rank 1 passed none, rank 0 passed 'w' float32 (4, 3)",
         ),
         (
             [_call("barrier"), _call("all_reduce(sum)", W)],

@@ -9,18 +9,18 @@ import numpy
 import pytest
 
 from mpidist.input import ArraySpec, Dataset, DistributedDataset, sharding
+from mpidist.input.from_function import InputContext
+from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from mpidist.testing import run_ranks
 from tests.oracle.deviations import DEVIATIONS
 
 ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
 CASES = {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"] if case["topic"] == "batch_split"}
 SPLITS = [name for name in CASES if name.startswith("split_n") and name[7].isdigit()]
 #: Cases of things that do not exist yet.
-LATER = {name for name in CASES if name.startswith("from_function")} | {
-    "input_context_not_divisible",
-    "input_options_defaults",
-    "distribute_values_from_function",
-    "iterator_get_next_as_optional",
-}
+LATER = {"input_options_defaults", "distribute_values_from_function", "iterator_get_next_as_optional"}
+#: Cases of one worker with two replicas; here every rank is a worker.
+FROM_FUNCTION = [name for name in CASES if name.startswith("from_function")]
 
 
 def steps_of(dataset: Dataset, num_replicas: int) -> list[list]:
@@ -89,7 +89,36 @@ def test_element_spec():
         assert [str(spec.shape) for spec in specs] == CASES["element_spec_shapes"]["expected"][key]
 
 
+def test_a_global_batch_that_cannot_be_cut_for_a_function():
+    case = CASES["input_context_not_divisible"]
+    with pytest.raises(ValueError) as raised:
+        InputContext(2, 0, case["input"]["replicas"]).get_per_replica_batch_size(case["input"]["global_batch"])
+    assert str(raised.value) == case["expected"]["message"].strip()
+
+
+@pytest.mark.parametrize("name", FROM_FUNCTION)
+def test_every_rank_is_a_worker_with_a_data_set_of_its_own(name):
+    assert name in DEVIATIONS
+    case = CASES[name]["input"]
+    contexts = []
+
+    def rank():
+        def dataset_fn(context):
+            contexts.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
+            rows = numpy.arange(int(case["dataset"][len("range(") : -1]))
+            size = context.get_per_replica_batch_size(case["global_batch"])
+            return Dataset.from_arrays(rows).batch(size, drop_remainder=case["drop_remainder"])
+
+        return [part.tolist() for part in MultiWorkerMirroredStrategy().distribute_datasets_from_function(dataset_fn)]
+
+    # TensorFlow deals the batches of the one data set in turn; here each rank has all of them
+    dealt = [batch for step in CASES[name]["expected"]["steps"] for batch in step if batch]
+    assert run_ranks(case["replicas"], rank) == [dealt] * case["replicas"]
+    assert sorted(contexts) == [(2, 0, 2), (2, 1, 2)]
+
+
 def test_no_case_is_forgotten():
     tested = {*SPLITS, "split_nested_structure", "split_unbatched", "batch_sizes_G3_W2_R2"}
     tested |= {"iterator_exhausted_next", "dataset_reiterated", "element_spec_shapes"}
+    tested |= {"input_context_not_divisible", *FROM_FUNCTION}
     assert tested | LATER == set(CASES)

@@ -1,0 +1,71 @@
+"""How a rank ends, as far as that can be seen without ending one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mpidist.errors import RankFailedError
+from mpidist.options import Settings
+from mpidist.runtime.board import StatusBoard
+from mpidist.runtime.control import ControlChannel
+from mpidist.runtime.exit_hooks import ExitHooks
+from mpidist.runtime.stall import Messenger
+
+
+class Aborted(BaseException):
+    """Stands for the end of this process."""
+
+
+class Counting(Messenger):
+    """Counts how often it is used, and carries nothing."""
+
+    used = 0
+
+    def send(self, rank, notice):
+        self.used += 1
+
+    def arrived(self):
+        self.used += 1
+        return iter(())
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """The board of a node of ranks 0 and 1, on which rank 0 was a process that is gone."""
+    board = StatusBoard(bytearray(StatusBoard.nbytes(2)), 2)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with monkeypatch.context() as as_child:
+        as_child.setattr("os.getpid", lambda: child.pid)
+        board.sign_on(0)
+    assert board.alive(0)
+    child.kill()
+    child.wait()
+    return board
+
+
+def _end(board, error):
+    messenger = Counting()
+    channel = ControlChannel(1, 4, board, [0, 1], hosts=["a", "a", "b", "b"], messenger=messenger, chosen=Settings())
+
+    def abort(code):
+        raise Aborted(code, messenger.used)
+
+    with pytest.raises(Aborted) as aborted:
+        ExitHooks(channel, abort)._on_exception(type(error), error, None)
+    return aborted.value.args
+
+
+def test_a_rank_that_names_a_killed_one_prints_before_it_uses_mpi_again(board, capsys):
+    code, messages = _end(board, RankFailedError("rank 1 of 4: rank 0 (a) died in all_reduce", 0))
+    assert (code, messages) == (1, 0)
+    assert "RankFailedError: rank 1 of 4: rank 0 (a) died in all_reduce" in capsys.readouterr().err
+
+
+def test_a_rank_that_fails_tells_the_ranks_of_other_nodes(capsys):
+    board = StatusBoard(bytearray(StatusBoard.nbytes(2)), 2)
+    code, messages = _end(board, ValueError("boom"))
+    assert code == 1 and messages >= 2  # rank 2 and rank 3
+    assert "ValueError: boom" in capsys.readouterr().err

@@ -1,0 +1,251 @@
+"""README and the pages of docs: their examples run, their links lead somewhere, and they leave nothing out.
+
+A Python block runs as it stands, each in a process of its own: alone, and on three ranks that are threads.  A comment in
+the line above says when that is different: ``<!-- run: alone -->``, or ``<!-- run: pytest -->`` for a test module.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import mpidist
+from mpidist.commands.main import COMMANDS
+from mpidist.commands.probe import without_launcher
+from mpidist.options import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+README = (ROOT / "README.md").read_text()
+
+_BLOCK = re.compile(r"(?:^<!-- run: (?P<how>\w+) -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+_ON_RANKS = """
+import sys
+from mpidist.testing import run_ranks
+code = compile(open(sys.argv[1]).read(), sys.argv[1], "exec")
+run_ranks(3, lambda: exec(code, {"__name__": "__main__"}))
+"""
+
+#: How a block is run -> the commands that get the file it is in.
+_COMMANDS = {
+    None: ([], ["-c", _ON_RANKS]),
+    "alone": ([],),
+    "pytest": (["-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"],),
+}
+
+
+class Block(NamedTuple):
+    """A Python example: the page and line where it is, how it is run, and its text."""
+
+    place: str
+    how: str | None
+    code: str
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text()
+        for match in _BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start("code")) + 1
+            yield Block(f"{page.relative_to(ROOT)}:{line}", match["how"], match["code"])
+
+
+# -- examples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.place)
+def test_every_example_runs(block, tmp_path):
+    path = tmp_path / "test_example.py"
+    path.write_text(block.code)
+    environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for command in _COMMANDS[block.how]:
+        line = [sys.executable, *command, str(path)]
+        child = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+        assert child.returncode == 0, f"{block.place}\n{child.stdout}\n{child.stderr}"
+
+
+def test_examples_were_found_in_every_page_that_has_some():
+    found = {block.place.partition(":")[0] for block in blocks()}
+    assert found == {str(page.relative_to(ROOT)) for page in PAGES if "```python" in page.read_text()}
+    assert {"README.md", "docs/quickstart.md", "docs/extending.md"} <= found
+
+
+def test_the_mismatch_that_readme_shows_is_what_is_raised():
+    import numpy
+
+    def on_rank():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        rows = 4 if strategy.extended.replica_id == 2 else 3
+        strategy.reduce("sum", numpy.ones((rows, 10), "float32"), axis=None)
+
+    with pytest.raises(mpidist.errors.CollectiveMismatchError) as caught:
+        mpidist.testing.run_ranks(4, on_rank)
+    assert _words(str(caught.value)).partition(": ")[2] in _words(README)
+
+
+# -- commands and targets ---------------------------------------------------------------------------------------------
+
+
+def test_every_subcommand_that_readme_names_exists_and_is_named():
+    named = set(re.findall(r"\bmpidist ([a-z]+)(?= -|`|\n| +#|$)", _code_of(README)))
+    assert named == set(COMMANDS)
+
+
+def test_every_make_target_that_the_pages_name_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    rules = re.findall(r"^([a-z%-]+):", makefile, re.MULTILINE)
+    named = {target for page in PAGES for target in re.findall(r"\bmake ([a-z][a-z0-9-]*)", _code_of(page.read_text()))}
+    assert {"train", "test"} <= named
+    assert [name for name in sorted(named) if not any(_fits(name, rule) for rule in rules)] == []
+
+
+def _fits(name: str, rule: str) -> bool:
+    return re.fullmatch(re.escape(rule).replace("%", "[0-9N]+"), name) is not None
+
+
+def _code_of(text: str) -> str:
+    """Return what a page shows as code, in blocks and in lines."""
+    spans = re.findall(r"`[^`\n]+`", _FENCED.sub("", text))
+    return "\n".join([*_FENCED.findall(text), *spans])
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files_and_headings(page):
+    text = _FENCED.sub("", page.read_text())
+    local = [target for target in _LINK.findall(text) if not re.match(r"https?://|mailto:", target)]
+    assert [target for target in local if not _leads_somewhere(page, target)] == []
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    path = page.parent / name if name else page
+    return path.exists() and (not anchor or anchor in _anchors(path))
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", _FENCED.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+# -- environment variables --------------------------------------------------------------------------------------------
+
+
+def test_every_variable_is_documented_with_its_default():
+    text = (ROOT / "docs" / "environment.md").read_text()
+    rows = dict(re.findall(r"^\| `(MPIDIST_\w+)` \| `([^`]*)` \|", text, re.MULTILINE))
+    defaults = {f"MPIDIST_{name.upper()}": value for name, value in vars(Settings()).items()}
+    assert rows == {name: str(int(value) if isinstance(value, bool) else value) for name, value in defaults.items()}
+
+
+def test_no_page_names_a_variable_that_does_not_exist():
+    known = {f"MPIDIST_{name.upper()}" for name in vars(Settings())}
+    named = {name for page in PAGES for name in re.findall(r"\bMPIDIST_[A-Z_]+[A-Z]\b", page.read_text())}
+    assert named <= known
+
+
+# -- public names -----------------------------------------------------------------------------------------------------
+
+
+def public_names() -> dict[str, object]:
+    """Return every public name below mpidist, namespaces opened, with its value."""
+    found = {}
+    for name in mpidist._NAMES:
+        value = mpidist
+        for part in name.split("."):
+            value = getattr(value, part)
+        listed = getattr(value, "__all__", None) or _classes_of(value)
+        inside = {f"{name}.{each}": getattr(value, each) for each in listed if each != "RESOLVERS"}
+        found.update(inside if inspect.ismodule(value) else {name: value})
+    return found
+
+
+def _classes_of(module: object) -> list[str]:
+    if not inspect.ismodule(module):
+        return []
+    return [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+
+
+NAMES = public_names()
+
+
+def test_public_names_were_found():
+    assert {"Variable", "data.Dataset", "optimizers.SGD", "errors.LaunchError", "testing.run_ranks"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_public_name_is_in_the_reference(name):
+    text = (ROOT / "docs" / "reference.md").read_text()
+    is_member = name.startswith("errors.") and ".. automodule:: mpidist.errors" in text
+    assert is_member or re.search(rf"\bmpidist\.{re.escape(name)}(?!\w)", text)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_public_name_has_a_docstring(name):
+    assert inspect.getdoc(NAMES[name])
+
+
+def communicating() -> Iterator[tuple[str, object]]:
+    """Yield the public functions and methods of which a user must know whether they are collective."""
+    for name, value in NAMES.items():
+        if inspect.isfunction(value):
+            yield name, value
+        elif inspect.isclass(value) and not issubclass(value, BaseException):
+            for attribute, method in inspect.getmembers(value, inspect.isfunction):
+                if not attribute.startswith("_") and not _always_local(value):
+                    yield f"{name}.{attribute}", (value, method)
+
+
+#: Classes whose docstrings, or nature (values), say for all methods that nothing is sent.
+_VALUES = ("ClusterSpec", "CommunicationOptions", "InputContext", "Faults")
+
+
+def _always_local(cls: type) -> bool:
+    return cls.__name__ in _VALUES or any("All methods are Local" in (base.__doc__ or "") for base in cls.__mro__)
+
+
+@pytest.mark.parametrize("name, subject", sorted(communicating(), key=lambda pair: pair[0]), ids=lambda it: str(it)[:60])
+def test_docstrings_say_what_is_collective(name, subject):
+    assert name
+    owner, function = subject if isinstance(subject, tuple) else (None, subject)
+    text = inspect.getdoc(getattr(owner, function.__name__) if owner else function) or ""
+    if owner is not None and "implementation" in name:
+        return  # what subclasses write; the public method says it
+    assert re.search(r"\b(Collective|Local|collective)\b", text), f"{name}: {text}"
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_error_that_the_pages_name_exists():
+    named = {name for page in PAGES for name in re.findall(r"\b[A-Z]\w+Error\b", page.read_text())}
+    known = set(dir(mpidist.errors)) | set(dir(importlib.import_module("builtins"))) | {"ScheduleError"}
+    assert named <= known
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# -- the tests themselves ---------------------------------------------------------------------------------------------
+
+
+def test_examples_are_valid_python_with_lines_of_at_most_120_characters():
+    for block in blocks():
+        ast.parse(block.code)
+        assert max(map(len, block.code.splitlines())) <= 120, block.place
