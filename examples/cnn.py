@@ -1,7 +1,7 @@
 """A small convolutional network; HIPS autograd differentiates it.
 
-Its activation is smooth, as is that of `mlp`: at the kink of a ReLU, the rounding of a sum decides about a gradient, and
-runs on different numbers of ranks would drift apart by more than rounding.
+Its activation is smooth, as is that of `mlp`: at the kink of a ReLU the rounding of a sum decides about a gradient,
+and runs on different numbers of ranks would drift apart by more than rounding.
 """
 
 from __future__ import annotations

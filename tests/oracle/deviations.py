@@ -26,4 +26,9 @@ DEVIATIONS: dict[str, str] = {
     "value, everywhere",
     "merge_call_uneven": "a merge_call runs on every rank by itself; it is the collectives inside that must match, "
     "and they are checked",
+    "from_function_n2_t8_b4": "every rank is a worker: the function is called on each, which has its own data set; "
+    "TensorFlow's case is one worker that deals batches to two devices",
+    "from_function_n2_t6_b4": "as from_function_n2_t8_b4",
+    "from_function_n2_t5_b4": "as from_function_n2_t8_b4",
+    "from_function_n2_t10_b4_drop": "as from_function_n2_t8_b4",
 }
