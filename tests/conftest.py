@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import platform
+import os
 
-import hypothesis
-import numpy
-import pytest
+# before NumPy is loaded: threads of its own would fight with ranks that are threads, and with other ranks, for the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import platform  # noqa: E402
+
+import hypothesis  # noqa: E402
+import numpy  # noqa: E402
+import pytest  # noqa: E402
 
 # derandomized, so that every rank of a parallel test draws the same examples, and a failure comes again;
 # no deadline, because no test may depend on how busy the machine is
