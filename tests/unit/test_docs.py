@@ -1,7 +1,7 @@
 """README and the pages of docs: their examples run, their links lead somewhere, and they leave nothing out.
 
-A Python block runs as it stands, each in a process of its own: alone, and on three ranks that are threads.  A comment in
-the line above says when that is different: ``<!-- run: alone -->``, or ``<!-- run: pytest -->`` for a test module.
+A Python block runs as it stands, each in a process of its own: alone, and on three ranks that are threads.  A comment
+in the line above says when that is different: ``<!-- run: alone -->``, or ``<!-- run: pytest -->`` for a test module.
 """
 
 from __future__ import annotations
@@ -201,33 +201,36 @@ def test_every_public_name_has_a_docstring(name):
     assert inspect.getdoc(NAMES[name])
 
 
-def communicating() -> Iterator[tuple[str, object]]:
+class Documented(NamedTuple):
+    """A public function or method, and what its help shows."""
+
+    name: str
+    text: str
+
+
+#: Classes of which no method sends anything: they are values.
+_VALUES = ("ClusterSpec", "CommunicationOptions", "InputContext", "Faults")
+
+
+def communicating() -> Iterator[Documented]:
     """Yield the public functions and methods of which a user must know whether they are collective."""
     for name, value in NAMES.items():
         if inspect.isfunction(value) and not name.startswith("testing."):  # those start ranks of their own
-            yield name, value
-        elif inspect.isclass(value) and not issubclass(value, BaseException):
-            for attribute, method in inspect.getmembers(value, inspect.isfunction):
-                if not attribute.startswith("_") and not _always_local(value):
-                    yield f"{name}.{attribute}", (value, method)
-
-
-#: Classes whose docstrings, or nature (values), say for all methods that nothing is sent.
-_VALUES = ("ClusterSpec", "CommunicationOptions", "InputContext", "Faults")
+            yield Documented(name, inspect.getdoc(value) or "")
+        elif inspect.isclass(value) and not issubclass(value, BaseException) and not _always_local(value):
+            for attribute, _ in inspect.getmembers(value, inspect.isroutine):
+                # What subclasses write ("..._implementation") does what the public method says.
+                if not attribute.startswith("_") and not attribute.endswith("_implementation"):
+                    yield Documented(f"{name}.{attribute}", inspect.getdoc(getattr(value, attribute)) or "")
 
 
 def _always_local(cls: type) -> bool:
     return cls.__name__ in _VALUES or any("All methods are Local" in (base.__doc__ or "") for base in cls.__mro__)
 
 
-@pytest.mark.parametrize("name, subject", sorted(communicating(), key=lambda pair: pair[0]), ids=lambda it: str(it)[:60])
-def test_docstrings_say_what_is_collective(name, subject):
-    assert name
-    owner, function = subject if isinstance(subject, tuple) else (None, subject)
-    text = inspect.getdoc(getattr(owner, function.__name__) if owner else function) or ""
-    if owner is not None and "implementation" in name:
-        return  # what subclasses write; the public method says it
-    assert re.search(r"\b(Collective|Local|collective)\b", text), f"{name}: {text}"
+@pytest.mark.parametrize("subject", sorted(communicating()), ids=lambda subject: subject.name)
+def test_docstrings_say_what_is_collective(subject):
+    assert re.search(r"\b(Collective|Local|collective)\b", subject.text), subject.text
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -237,6 +240,27 @@ def test_every_error_that_the_pages_name_exists():
     named = {name for page in PAGES for name in re.findall(r"\b[A-Z]\w+Error\b", page.read_text())}
     known = set(dir(mpidist.errors)) | set(dir(importlib.import_module("builtins"))) | {"ScheduleError"}
     assert named <= known
+
+
+def test_every_message_that_troubleshooting_starts_from_is_in_the_source():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = re.findall(r"^\*\*`(.*)`\*\*$", text, re.MULTILINE)
+    assert len(messages) > 15
+    sources = [path.read_text() for path in (ROOT / "mpidist").rglob("*.py")]
+    constants = [_words(value).replace("`", "") for source in sources for value in _strings(source)]
+    assert [message for message in messages if not any(_shares_words(message, value) for value in constants)] == []
+
+
+def _strings(source: str) -> Iterator[str]:
+    """Yield the string constants of a module, and the constant parts of its f-strings."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _shares_words(message: str, value: str, count: int = 3) -> bool:
+    words = message.split()
+    return any(" ".join(words[at : at + count]) in value for at in range(len(words) - count + 1))
 
 
 def _words(text: str) -> str:
