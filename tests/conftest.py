@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# before NumPy is loaded: threads of its own would fight with ranks that are threads, and with other ranks, for the cores
+# before NumPy is loaded: its threads would fight for the cores with ranks that are threads, and with other ranks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import platform  # noqa: E402
