@@ -15,6 +15,9 @@ from mpidist.collectives.algorithms import names
 #: From this size in bytes on, moving every byte once counts more than the number of messages.
 _LARGE_BYTES = 1 << 16
 
+#: Through shared segments every rank reads the values of all ranks; beyond so many bytes a ring reads less.
+_MOST_BYTES_READ = 1 << 21
+
 #: From so many nodes on the 2 (nodes - 1) messages of a ring between them cost more than they save.
 _MANY_NODES = 8
 
@@ -39,9 +42,9 @@ class Facts:
 
 def choose(nbytes: int, facts: Facts) -> str:
     """Return the name of the algorithm for an all-reduce of `nbytes`; the same on all ranks."""
-    if nbytes <= facts.segment_bytes:
-        return "shared_memory"
     topology = facts.topology
+    if nbytes <= facts.segment_bytes and nbytes * topology.size <= _MOST_BYTES_READ:
+        return "shared_memory"
     if nbytes < _LARGE_BYTES:
         return "native" if "all_reduce" in facts.native else "recursive_doubling"
     if topology.node_count > 1 and max(topology.local_size_of) > 1:

@@ -29,7 +29,7 @@ from mpidist.transports.shared import SharedSegments, map_together
 _CHUNK_BYTES = 1 << 30
 
 #: Size in bytes of the shared segment that each rank of a node has for small collectives.
-_SEGMENT_BYTES = 1 << 15
+_SEGMENT_BYTES = 1 << 18
 
 
 class MpiTransport(Transport):
