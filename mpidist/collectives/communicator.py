@@ -26,6 +26,9 @@ from mpidist.transports import World
 #: Runs the data movement of one call, bound to its buffer.
 Replay = Callable[[Watch], None]
 
+#: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
+_KEPT_CALLS = 256
+
 _communicators: WeakKeyDictionary[World, Communicator] = WeakKeyDictionary()
 
 
@@ -142,6 +145,8 @@ class Communicator:
         if not buffer.flags.c_contiguous:
             raise _not_contiguous("all_reduce", buffer)
         if call is None:
+            if len(self._calls) >= _KEPT_CALLS:
+                del self._calls[next(iter(self._calls))]
             call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm)
         if call.segment is not None:
             self.reduce_small(call, buffer.reshape(-1), buffer.reshape(-1), timeout_seconds)

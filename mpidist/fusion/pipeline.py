@@ -24,6 +24,9 @@ BYTES_PER_PACK = 4 << 20
 #: How many sets of buffers a plan keeps for another turn; who holds on to more results gets new memory for each.
 _KEPT_SETS = 3
 
+#: How many lists of shapes are planned for at a time: shapes that are new every step must not fill the memory.
+_KEPT_PLANS = 64
+
 _signature = attrgetter("dtype", "shape")
 
 
@@ -78,6 +81,8 @@ class FusedAllReduce:
         key = (op, tuple(names) if names is not None else None, *map(_signature, tensors))
         planned = self._planned.get(key)
         if planned is None:
+            if len(self._planned) >= _KEPT_PLANS:
+                del self._planned[next(iter(self._planned))]
             planned = self._planned[key] = self._plan(tensors, op, names)
         return planned(tensors, timeout_seconds)
 

@@ -228,6 +228,17 @@ def test_the_communicator_works_on_after_a_mismatch_that_was_caught():
     assert run_ranks(2, steps) == [[2.0, 2.0], [2.0, 2.0]]
 
 
+def test_shapes_that_are_new_every_step_do_not_fill_the_memory():
+    def steps():
+        fused = FusedAllReduce(Communicator.world())
+        for step in range(300):
+            length = 1 + step % 150
+            assert fused([numpy.ones(length)])[0].tolist() == [2.0] * length
+        return len(fused._planned)
+
+    assert max(run_ranks(2, steps)) < 100
+
+
 def test_names_must_be_as_many_as_tensors():
     with pytest.raises(ValueError, match="2 tensors and 1 names"):
         FusedAllReduce(Communicator.world())([numpy.ones(1), numpy.ones(1)], names=["a"])
