@@ -163,9 +163,9 @@ class ExitHooks:
             self._linger(self._all_left())
 
     def _linger(self, all_left: Callable[[], bool]) -> None:
-        """Answer the questions of other nodes until every rank has left."""
+        """Answer the questions of other nodes until every rank has left, and has been heard."""
         control = self._control
-        while not all_left():
+        while not (all_left() and (control.arbiter is None or control.arbiter.heard_all_leave)):
             if control.arbiter is not None:
                 control.arbiter.poll()
             dead = control.dead()

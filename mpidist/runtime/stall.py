@@ -59,8 +59,12 @@ class Arbiter:
 
     def tell_left(self) -> None:
         """Tell rank 0 that this rank leaves; rank 0 tells every rank of another node."""
-        away = self._away if self._control.rank == 0 else [0] if 0 in self._calls else []
-        self._tell(away, kind="left", call=self._control.call)
+        self._tell(self._told_of_leaving, kind="left", call=self._control.call)
+
+    @property
+    def _told_of_leaving(self) -> list[int]:
+        """The ranks that learn from this one that it leaves; they tell this one too."""
+        return self._away if self._control.rank == 0 else [0] if 0 in self._calls else []
 
     def _tell(self, ranks: list[int], **notice: Any) -> None:
         raw = json.dumps(notice).encode()
@@ -114,6 +118,11 @@ class Arbiter:
     def has_verdict(self) -> bool:
         """Whether rank 0 has settled who is missing."""
         return self._verdict is not None
+
+    @property
+    def heard_all_leave(self) -> bool:
+        """Whether every notice of leaving that is to come here has come; some MPIs complain of what nobody receives."""
+        return all(rank in self._left for rank in self._told_of_leaving)
 
     def failure(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of a rank of another node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -69,3 +70,26 @@ def test_a_rank_that_fails_tells_the_ranks_of_other_nodes(capsys):
     code, messages = _end(board, ValueError("boom"))
     assert code == 1 and messages >= 2  # rank 2 and rank 3
     assert "ValueError: boom" in capsys.readouterr().err
+
+
+class Slow(Messenger):
+    """Brings what ranks 2 and 3 say when they leave, one at every tenth look."""
+
+    def __init__(self):
+        self.looks, self.coming = 0, [2, 3]
+
+    def send(self, rank, notice):
+        pass
+
+    def arrived(self):
+        self.looks += 1
+        if self.coming and self.looks % 10 == 0:
+            yield self.coming.pop(0), json.dumps({"kind": "left", "call": 0}).encode()
+
+
+def test_a_rank_that_leaves_takes_in_what_the_others_say_when_they_leave():
+    board = StatusBoard(bytearray(StatusBoard.nbytes(2)), 2)
+    messenger = Slow()
+    channel = ControlChannel(0, 4, board, [0, 1], messenger=messenger, chosen=Settings())
+    ExitHooks(channel, pytest.fail, all_left=lambda: lambda: True)._on_exit()
+    assert messenger.coming == []

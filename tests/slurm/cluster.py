@@ -1,0 +1,134 @@
+"""A Slurm of two virtual nodes on this machine, and how to start jobs on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess, run
+
+from mpidist.cluster.launchers import family
+from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
+from tests.launch import ROOT, JobResult, JobTimeout, run_process
+
+FOLDER = Path(__file__).resolve().parent
+
+#: Seconds within which any job here must have ended, whatever went wrong in it.
+LIMIT_SECONDS = 60
+
+#: For each MPI, the way of `srun --mpi` to make one world of its ranks; and all others.
+PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
+WRONG_PLUGINS = {"Open MPI": ("pmi2", "none"), "MPICH": ("pmix", "none")}
+
+
+@functools.cache
+def mpi() -> MpiFound:
+    """Return the MPI of the interpreter that runs the tests."""
+    return probe_mpi()
+
+
+def plugin() -> str:
+    """Return what `srun --mpi=` is right for it."""
+    return PLUGINS[family(mpi().vendor)]
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running cluster of the nodes ``node1`` and ``node2``.
+
+    Attributes
+    ----------
+    folder : Path
+        Where its configuration, logs and sockets are.
+    """
+
+    folder: Path
+
+    @classmethod
+    def start(cls, folder: Path) -> Slurm:
+        """Start a cluster below `folder`; OSError says what this machine lacks."""
+        done = _call("up", "-n", "2", "-c", "4", str(folder))
+        if done.returncode != 0:
+            stop(folder)
+            lines = done.stderr.strip().splitlines() or [f"tests/slurm/up ended with status {done.returncode}"]
+            raise OSError("; ".join(lines[-3:]))
+        return cls(folder)
+
+    def srun(
+        self,
+        *command: str,
+        options: Sequence[str] = ("--nodes=2", "--ntasks-per-node=2"),
+        mpi: str = "",
+        env: dict[str, str] | None = None,
+    ) -> JobResult:
+        """Run a command as a job step of four ranks on two nodes, wired up by `mpi` (the right one by default)."""
+        line = ["srun", "--quit-on-interrupt", f"--mpi={mpi or plugin()}", *options, *command]
+        return run_process(line, {**self.environ(), **(env or {})}, LIMIT_SECONDS)
+
+    def run_script(self, text: str, *options: str, env: dict[str, str] | None = None) -> JobResult:
+        """Run the text of a Python script on four ranks, two a node."""
+        with tempfile.TemporaryDirectory(prefix="mpidist-job-") as folder:
+            path = Path(folder, "script.py")
+            path.write_text(text)
+            options = ("--nodes=2", "--ntasks-per-node=2", *options)
+            return self.srun(sys.executable, str(path), options=options, env=env)
+
+    def sbatch(self, text: str) -> JobResult:
+        """Run a batch script to its end; the result's stdout is what the job printed."""
+        with tempfile.TemporaryDirectory(prefix="mpidist-job-") as folder:
+            script, output = Path(folder, "job.sh"), Path(folder, "output")
+            script.write_text(text)
+            submit = ["sbatch", "--parsable", f"--output={output}", str(script)]
+            # not `sbatch --wait`, which looks only every ten seconds
+            job = run(submit, env=self.environ(), capture_output=True, text=True, check=True).stdout.strip()
+            began = time.monotonic()
+            try:
+                while (code := self._exit_code(job)) is None:
+                    if time.monotonic() - began > LIMIT_SECONDS:
+                        raise JobTimeout(f"batch job {job} did not end; it printed:\n{output.read_text()}")
+                    time.sleep(0.1)
+            finally:
+                self._client("scancel", job)
+            return JobResult(code, output.read_text(), "", time.monotonic() - began)
+
+    def _exit_code(self, job: str) -> int | None:
+        """Return the exit status of a batch job, None while it runs; that of a signal is above 128."""
+        shown = self._client("scontrol", "--oneliner", "show", "job", job).stdout
+        if re.search(r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING)\b", shown):
+            return None
+        match = re.search(r"\bExitCode=(\d+):(\d+)", shown)
+        assert match, shown
+        status, signal = map(int, match.groups())
+        return status or (128 + signal if signal else 0)
+
+    def _client(self, *command: str) -> CompletedProcess[str]:
+        return run(command, env=self.environ(), capture_output=True, text=True, timeout=LIMIT_SECONDS)
+
+    def shared_memory(self) -> set[str]:
+        """Return the names in /dev/shm of both nodes, each with its node."""
+        listing = 'for name in $(ls -A /dev/shm); do echo "$SLURMD_NODENAME $name"; done'
+        result = self.srun("sh", "-c", listing, options=("--nodes=2", "--ntasks-per-node=1"), mpi="none")
+        assert result.returncode == 0, result.stderr
+        return set(result.stdout.splitlines())
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment of this cluster's clients, free of an enclosing job's variables."""
+        mine = {name: value for name, value in without_launcher(os.environ).items() if not name.startswith("SLURM_")}
+        path = os.pathsep.join(filter(None, [str(ROOT), mine.get("PYTHONPATH")]))
+        return {**mine, "PYTHONPATH": path, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+
+def stop(folder: Path) -> None:
+    """Stop what was started below `folder`, and remove it."""
+    done = _call("down", "-r", str(folder))
+    assert done.returncode == 0, done.stderr
+
+
+def _call(script: str, *arguments: str) -> CompletedProcess[str]:
+    return run([str(FOLDER / script), *arguments], capture_output=True, text=True, timeout=300)
