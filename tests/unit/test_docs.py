@@ -144,6 +144,21 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+# -- names of the code ------------------------------------------------------------------------------------------------
+
+
+def test_files_and_constants_that_the_architecture_names_are_there():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([A-Z_]+)` in\s+`([a-z_/]+\.py)`", text)
+    assert len(named) > 2
+    assert [pair for pair in named if pair[0] not in (ROOT / "mpidist" / pair[1]).read_text()] == []
+    assert [path for path in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|json))`", text) if not _is_file(path)] == []
+
+
+def _is_file(path: str) -> bool:
+    return (ROOT / path).exists() or (ROOT / "mpidist" / path).exists()
+
+
 # -- environment variables --------------------------------------------------------------------------------------------
 
 
