@@ -175,8 +175,8 @@ class ControlChannel:
     def failure(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of another rank, if any.
 
-        A deadline comes first, since all ranks raise it alike; the rank that was late may have left by now.  A rank that
-        left or was killed comes before those that failed, since they may have failed because of it.
+        A deadline comes first: all ranks raise it alike, and the late rank may have left by now.  A rank that left or
+        was killed comes before those that failed, since they may have failed because of it.
         """
         seen = [(line, rank, self.board.state(line)) for line, rank in enumerate(self.board_ranks) if rank != self.rank]
         for line, _, state in seen:
