@@ -18,13 +18,21 @@ from mpidist.collectives.algorithms import hierarchical
 from mpidist.collectives.executor import Executor
 from mpidist.collectives.mismatch import Description, explain
 from mpidist.collectives.rounds import Schedule
+from mpidist.collectives.segment_pipeline import Fill, SegmentPipeline
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.errors import CollectiveMismatchError
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
+from mpidist.transports.shared import SharedSegments
 
 #: Runs the data movement of one call, bound to its buffer.
 Replay = Callable[[Watch], None]
+
+#: In one step through shared memory every rank reads the values of all ranks; from so many bytes on each reads a share.
+_MOST_BYTES_READ = 1 << 21
+
+#: Size of a segment in bytes: places of two ranks and what they are copied from and to share a core's cache.
+_SEGMENT_BYTES = 1 << 19
 
 #: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
 _KEPT_CALLS = 256
@@ -149,9 +157,12 @@ class Communicator:
                 del self._calls[next(iter(self._calls))]
             call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm)
         if call.segment is not None:
-            self.reduce_small(call, buffer.reshape(-1), buffer.reshape(-1), timeout_seconds)
+            self._reduce_small(call, buffer.reshape(-1), timeout_seconds)
             return
         watch = self.begin(call, timeout_seconds)
+        if call.pipeline is not None:
+            call.pipeline.run(watch, _filler(buffer.reshape(-1), call.pipeline.bounds), buffer.reshape(-1))
+            return
         wire = wire_dtype(buffer.dtype)
         work = buffer if wire == buffer.dtype else buffer.astype(wire)
         self.bind(work.reshape(-1), op, algorithm)(watch)
@@ -161,25 +172,38 @@ class Communicator:
     def _all_reduce_call(self, buffer: Any, op: str, algorithm: str | None) -> _Call:
         check_reducible(buffer.dtype, op)
         call = self.call(f"all_reduce({op}{', ' + algorithm if algorithm else ''})", [("", buffer.dtype, buffer.shape)])
-        same_dtype = wire_dtype(buffer.dtype) == buffer.dtype
-        call.segment = self.small(buffer.size, buffer.dtype, op, algorithm) if same_dtype else None
-        if call.segment is not None and is_device(buffer):
-            call.segment = None
+        if not is_device(buffer):
+            wire = wire_dtype(buffer.dtype)
+            call.segment = self.small(buffer.size, wire, op, algorithm) if wire == buffer.dtype else None
+            if call.segment is None:
+                call.pipeline = self.pipeline(buffer.size, wire, op, algorithm)
         return call
 
     def small(self, elements: int, dtype: Any, op: str, algorithm: str | None) -> SegmentAllReduce | None:
-        """Return the segment all-reduce for so many elements, if that is the algorithm to use; Local."""
-        if self._chosen(elements * dtype.itemsize, algorithm) != "shared_memory":
+        """Return the all-reduce in one step through shared memory, if that is the one for so many elements; Local."""
+        nbytes = elements * dtype.itemsize
+        segments = self._shared_segments(algorithm)
+        if segments is None or nbytes > segments.segment_bytes or nbytes * self.size > _MOST_BYTES_READ:
             return None
-        assert self._segments is not None
-        return SegmentAllReduce(self._segments, self.control.line, elements, dtype, op)
+        return SegmentAllReduce(segments, self.control.line, elements, dtype, op)
 
-    def reduce_small(self, call: _Call, values: Any, out: Any, timeout_seconds: float | None = None) -> None:
-        """Begin `call`, which has a segment, and reduce the flat `values` into the flat `out`."""
+    def pipeline(
+        self, elements: int, dtype: Any, op: str, algorithm: str | None, scale: float | None = None
+    ) -> SegmentPipeline | None:
+        """Return the all-reduce by segments through shared memory, if that is the one for host memory here; Local."""
+        segments = self._shared_segments(algorithm)
+        if segments is None or elements == 0:
+            return None
+        return SegmentPipeline(segments, self.control.line, elements, dtype, op, scale, _SEGMENT_BYTES)
+
+    def _shared_segments(self, algorithm: str | None) -> SharedSegments | None:
+        return self._segments if self._chosen(0, algorithm) == "shared_memory" else None
+
+    def _reduce_small(self, call: _Call, flat: Any, timeout_seconds: float | None) -> None:
         segment = call.segment
         assert segment is not None
-        numpy.copyto(segment.slot(self.control.call + 1), values)
-        segment.combine(self.begin(call, timeout_seconds).call, out)
+        numpy.copyto(segment.slot(self.control.call + 1), flat)
+        segment.combine(self.begin(call, timeout_seconds).call, flat)
 
     def bind(self, buffer: Any, op: str, algorithm: str | None = None) -> Replay:
         """Return what reduces `buffer` in place every time it is called with the watch of a begun call; Local.
@@ -188,7 +212,7 @@ class Communicator:
         ----------
         buffer : array, shape (n,), contiguous, in a dtype that is added as such
         """
-        chosen = self._chosen(buffer.nbytes, algorithm, has_segment=False)
+        chosen = self._chosen(buffer.nbytes, algorithm, has_segments=False)
         if chosen == "none" or buffer.size == 0:
             return _nothing
         if chosen == "native":
@@ -196,13 +220,14 @@ class Communicator:
             return lambda watch: wait([native(buffer, op)], watch)
         return Executor(self._schedule(chosen), self.transport, buffer, op).run
 
-    def _chosen(self, nbytes: int, algorithm: str | None, has_segment: bool = True) -> str:
+    def _chosen(self, nbytes: int, algorithm: str | None, has_segments: bool = True) -> str:
         asked = algorithm or self._forced
         if self.size == 1:
             return "none"
-        segment_bytes = self._segments.segment_bytes if has_segment and self._segments is not None else -1
-        facts = selection.Facts(self.topology, tuple(self.transport.native), segment_bytes)
-        return selection.choose(nbytes, facts) if asked == "auto" else selection.check(asked, nbytes, facts)
+        facts = selection.Facts(
+            self.topology, tuple(self.transport.native), has_segments and self._segments is not None
+        )
+        return selection.choose(nbytes, facts) if asked == "auto" else selection.check(asked, facts)
 
     def _schedule(self, name: str) -> Schedule:
         if name not in self._schedules:
@@ -305,13 +330,14 @@ class Communicator:
 class _Call:
     """A collective call as all ranks must make it: its description, its digest, and what it is bound to."""
 
-    __slots__ = ("description", "digest", "what", "segment")
+    __slots__ = ("description", "digest", "what", "segment", "pipeline")
 
     def __init__(self, description: Description) -> None:
         self.description = description
         self.digest = digest_of(description)
         self.what = _summary(description)
         self.segment: SegmentAllReduce | None = None
+        self.pipeline: SegmentPipeline | None = None
 
 
 def _summary(description: Description) -> str:
@@ -329,6 +355,16 @@ def _not_contiguous(name: str, array: Any) -> ValueError:
         f"{name} works in place on C-contiguous arrays, got shape {array.shape} with strides {array.strides}; "
         "pass numpy.ascontiguousarray(array) and copy the result back"
     )
+
+
+def _filler(flat: Any, bounds: Sequence[tuple[int, int]]) -> Fill:
+    """Return what fills segments from a flat array."""
+
+    def fill(index: int, place: Any) -> None:
+        start, stop = bounds[index]
+        place[...] = flat[start:stop]
+
+    return fill
 
 
 def _nothing(watch: Watch) -> None:

@@ -15,9 +15,6 @@ from mpidist.collectives.algorithms import names
 #: From this size in bytes on, moving every byte once counts more than the number of messages.
 _LARGE_BYTES = 1 << 16
 
-#: Through shared segments every rank reads the values of all ranks; beyond so many bytes a ring reads less.
-_MOST_BYTES_READ = 1 << 21
-
 #: From so many nodes on the 2 (nodes - 1) messages of a ring between them cost more than they save.
 _MANY_NODES = 8
 
@@ -31,20 +28,20 @@ class Facts:
     topology : Topology
     native : tuple of str
         Collectives that the transport has of its own.
-    segment_bytes : int
-        Room in the node's shared segments, -1 where they cannot be used.
+    has_segments : bool
+        Whether all ranks share memory, and the buffer is the host's.
     """
 
     topology: Topology
     native: tuple[str, ...]
-    segment_bytes: int
+    has_segments: bool
 
 
 def choose(nbytes: int, facts: Facts) -> str:
     """Return the name of the algorithm for an all-reduce of `nbytes`; the same on all ranks."""
-    topology = facts.topology
-    if nbytes <= facts.segment_bytes and nbytes * topology.size <= _MOST_BYTES_READ:
+    if facts.has_segments:
         return "shared_memory"
+    topology = facts.topology
     if nbytes < _LARGE_BYTES:
         return "native" if "all_reduce" in facts.native else "recursive_doubling"
     if topology.node_count > 1 and max(topology.local_size_of) > 1:
@@ -57,19 +54,17 @@ def between_nodes(topology: Topology) -> str:
     return "ring" if topology.node_count <= _MANY_NODES else "rabenseifner"
 
 
-def check(name: str, nbytes: int, facts: Facts) -> str:
+def check(name: str, facts: Facts) -> str:
     """Return the name of the algorithm that was asked for, if it can be used here.
-
-    ``"shared_memory"`` falls back to the automatic choice where the segments are too small; others are as asked.
 
     Raises
     ------
     ValueError
-        There is no such algorithm; the message lists those there are.
+        There is no such algorithm, or not for these ranks and this kind of memory; the message lists those there are.
     """
-    known = (*names("all_reduce"), "hierarchical", "shared_memory", *(["native"] if facts.native else []))
+    known = [*names("all_reduce"), "hierarchical"]
+    known += ["shared_memory"] if facts.has_segments else []
+    known += ["native"] if "all_reduce" in facts.native else []
     if name not in known:
         raise ValueError(f"no all_reduce algorithm is called {name!r} here; known ones: auto, {', '.join(known)}")
-    if name == "shared_memory" and nbytes > facts.segment_bytes:
-        return choose(nbytes, facts)
     return name

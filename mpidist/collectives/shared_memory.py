@@ -31,7 +31,7 @@ class SegmentAllReduce:
     def __init__(self, segments: SharedSegments, rank: int, elements: int, dtype: Any, op: str) -> None:
         nbytes = elements * dtype.itemsize
         self._values = tuple(
-            tuple(segment[:nbytes].view(dtype) for segment in segments.bytes_of[parity]) for parity in (0, 1)
+            tuple(segment[:nbytes].view(dtype) for segment in segments.segments[parity]) for parity in (0, 1)
         )
         self._mine = tuple(self._values[parity][rank] for parity in (0, 1))
         self._combine = reduction(op, numpy)

@@ -8,6 +8,7 @@ more, so that a training loop, which drops its gradients every step, allocates n
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -16,7 +17,10 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator, Replay
+from mpidist.collectives.segment_pipeline import SegmentPipeline
+from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.fusion.plan import Bucket, Plan, build
+from mpidist.runtime.control import Watch
 
 #: Size in bytes at which a bucket is closed when the user leaves it to us; see benchmarks/all_reduce.py.
 BYTES_PER_PACK = 4 << 20
@@ -96,7 +100,7 @@ class FusedAllReduce:
 
 
 class _PlannedReduction:
-    """A plan with what it needs to run: the call it stands for, and sets of buffers."""
+    """A plan with what it needs to run: the call it stands for, how its buckets are reduced, and sets of buffers."""
 
     def __init__(self, plan: Plan, communicator: Communicator, algorithm: str | None, tensors: Sequence[Any]) -> None:
         self._plan = plan
@@ -108,51 +112,113 @@ class _PlannedReduction:
         self._scale = 1.0 / communicator.size if plan.op == "mean" and communicator.size > 1 else None
         self._call = communicator.call(f"all_reduce({plan.op})", plan.signatures)
         self._sets: list[_ResultSet] = []
+        self._in_segments: list[_InSegments | None] = [None] * len(plan.buckets)
         if len(plan.buckets) == 1 and on_host:
             only = plan.buckets[0]
             self._call.segment = communicator.small(only.elements, only.dtype, plan.reduction, algorithm)
+        if on_host and self._call.segment is None:
+            self._in_segments = [self._segmented(bucket) for bucket in plan.buckets]
+
+    def _segmented(self, bucket: Bucket) -> _InSegments | None:
+        plan, pipeline_of = self._plan, self._communicator.pipeline
+        pipeline = pipeline_of(bucket.elements, bucket.dtype, plan.reduction, self._algorithm, self._scale)
+        return None if pipeline is None else _InSegments(pipeline, bucket)
 
     def __call__(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
-        communicator, call = self._communicator, self._call
         results = self._free_set()
-        if call.segment is not None:
-            bucket, buffer = self._plan.buckets[0], results.buffers[0]
-            _pack([tensors[position] for position in bucket.tensors], call.segment.slot(communicator.control.call + 1))
-            call.segment.combine(communicator.begin(call, timeout_seconds).call, buffer)
-            results.finish(0, self._scale)
-        else:
-            watch = communicator.begin(call, timeout_seconds)
-            for index, bucket in enumerate(self._plan.buckets):
-                _pack([tensors[position] for position in bucket.tensors], results.buffers[index])
-                results.replays[index](watch)
+        if self._call.segment is not None:
+            self._run_small(self._call.segment, tensors, results, timeout_seconds)
+            return list(results.views)
+        watch = self._communicator.begin(self._call, timeout_seconds)
+        for index, bucket in enumerate(self._plan.buckets):
+            members = [tensors[position] for position in bucket.tensors]
+            in_segments = self._in_segments[index]
+            if in_segments is not None:
+                in_segments.run(members, results.results[index], watch)
+            else:
+                _pack(members, results.buffers[index])
+                results.replay(index, self._communicator, self._plan.reduction, self._algorithm)(watch)
                 results.finish(index, self._scale)
         return list(results.views)
+
+    def _run_small(
+        self, segment: SegmentAllReduce, tensors: Sequence[Any], results: _ResultSet, timeout_seconds: float | None
+    ) -> None:
+        """Reduce the only bucket in one step; its values lie in shared memory before the call is begun."""
+        members = [tensors[position] for position in self._plan.buckets[0].tensors]
+        _pack(members, segment.slot(self._communicator.control.call + 1))
+        segment.combine(self._communicator.begin(self._call, timeout_seconds).call, results.buffers[0])
+        results.finish(0, self._scale)
 
     def _free_set(self) -> _ResultSet:
         for results in self._sets:
             if results.is_free():
                 return results
-        results = _ResultSet(self._plan, self._communicator, self._algorithm, self._kind)
+        results = _ResultSet(self._plan, self._kind)
         results.settle()
         if len(self._sets) < _KEPT_SETS:
             self._sets.append(results)
         return results
 
 
-class _ResultSet:
-    """One buffer a bucket, what reduces it, and the views that callers get."""
+class _InSegments:
+    """A bucket that goes through shared segments, and which parts of its tensors lie in which segment."""
 
-    def __init__(self, plan: Plan, communicator: Communicator, algorithm: str | None, kind: Any) -> None:
+    def __init__(self, pipeline: SegmentPipeline, bucket: Bucket) -> None:
+        self._pipeline = pipeline
+        self._parts = [_parts(start, stop, bucket.offsets) for start, stop in pipeline.bounds]
+
+    def run(self, tensors: Sequence[Any], out: Any, watch: Watch) -> None:
+        """Reduce the bucket's tensors into the flat `out`."""
+        flat, parts = [tensor.reshape(-1) for tensor in tensors], self._parts
+
+        def fill(index: int, place: Any) -> None:
+            pieces = [flat[member][start:stop] for member, start, stop in parts[index]]
+            if len(pieces) == 1:
+                place[...] = pieces[0]
+            else:
+                numpy.concatenate(pieces, out=place)
+
+        self._pipeline.run(watch, fill, out)
+
+
+def _parts(start: int, stop: int, offsets: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return (member, first, end) of the parts of a bucket's tensors that lie in its elements `start` to `stop`."""
+    found = []
+    for member in range(bisect_right(offsets, start) - 1, len(offsets) - 1):
+        first, end = max(start, offsets[member]), min(stop, offsets[member + 1])
+        if offsets[member] >= stop:
+            break
+        if first < end:
+            found.append((member, first - offsets[member], end - offsets[member]))
+    return found
+
+
+class _ResultSet:
+    """The buffers in which buckets are reduced, the results made of them, and the views that callers get.
+
+    A buffer is the result itself where both have one dtype.
+    """
+
+    def __init__(self, plan: Plan, kind: Any) -> None:
         self.buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
-        self._results = [
+        self.results = [
             buffer if bucket.result == bucket.dtype else arrays.empty(bucket.elements, bucket.result, kind)
             for bucket, buffer in zip(plan.buckets, self.buffers, strict=True)
         ]
-        self.replays: list[Replay] = [communicator.bind(buffer, plan.reduction, algorithm) for buffer in self.buffers]
+        self._replays: list[Replay | None] = [None] * len(plan.buckets)
         self.views: list[Any] = [None] * len(plan.signatures)
-        for bucket, result in zip(plan.buckets, self._results, strict=True):
+        for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan)
         self._idle: list[int] = []
+
+    def replay(self, index: int, communicator: Communicator, op: str, algorithm: str | None) -> Replay:
+        """Return what reduces buffer `index` over messages; it is bound to the buffer once."""
+        bound = self._replays[index]
+        if bound is None:
+            bound = self._replays[index] = communicator.bind(self.buffers[index], op, algorithm)
+            self.settle()  # what is bound refers to the buffer
+        return bound
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan) -> None:
         for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
@@ -160,7 +226,7 @@ class _ResultSet:
 
     def finish(self, index: int, scale: float | None) -> None:
         """Multiply bucket `index` by `scale` if it is a mean, and round it to the caller's dtype."""
-        buffer, result = self.buffers[index], self._results[index]
+        buffer, result = self.buffers[index], self.results[index]
         if scale is not None:
             arrays.namespace(buffer).multiply(buffer, scale, out=buffer)
         if result is not buffer:
@@ -175,7 +241,7 @@ class _ResultSet:
         return self._references() == self._idle
 
     def _references(self) -> list[int]:
-        return [*map(sys.getrefcount, self.views), *map(sys.getrefcount, self._results)]
+        return [*map(sys.getrefcount, self.views), *map(sys.getrefcount, self.results)]
 
 
 def _pack(tensors: Sequence[Any], out: Any) -> None:

@@ -18,8 +18,8 @@ from mpidist.transports import World, installed
 from mpidist.transports.loopback import Faults, LoopbackWorld
 from mpidist.transports.shared import SharedSegments
 
-#: Size in bytes of the segment that each rank has for small collectives.
-_SEGMENT_BYTES = 4096
+#: Shared memory that each rank has for small and for long collectives, in bytes: little, so that tests fill it.
+_SEGMENT_BYTES, _PLACE_BYTES = 4096, 1024
 
 #: What ranks that wait get beyond their own deadline, to raise an error that names who is missing.
 _GRACE_SECONDS = 5.0
@@ -85,10 +85,12 @@ def run_ranks(
     controls = ControlChannel.for_threads(size, hosts, chosen)
     loopback = LoopbackWorld(size, controls=controls, faults=faults, eager_bytes=eager_bytes, memory=memory)
     topology = Topology(hosts)
-    segments = None
+    shared: list[SharedSegments | None] = [None] * size
     if topology.node_count == 1:
-        segments = SharedSegments(bytearray(SharedSegments.nbytes(size, _SEGMENT_BYTES)), size, _SEGMENT_BYTES)
-    worlds = [World(transport, topology, transport.control, "run_ranks", segments) for transport in loopback.transports]
+        buffer = bytearray(SharedSegments.nbytes(size, _SEGMENT_BYTES, _PLACE_BYTES))
+        shared = [SharedSegments(buffer, size, _SEGMENT_BYTES, _PLACE_BYTES) for _ in range(size)]
+    pairs = zip(loopback.transports, shared, strict=True)
+    worlds = [World(transport, topology, transport.control, "run_ranks", segments) for transport, segments in pairs]
     ranks = [_RankThread(world, fn, args) for world in worlds]
     _run_all(ranks, timeout_seconds + _GRACE_SECONDS)
     errors = {rank.number: rank.error for rank in sorted(ranks, key=lambda rank: rank.ended) if rank.error is not None}

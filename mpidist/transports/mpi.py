@@ -28,8 +28,8 @@ from mpidist.transports.shared import SharedSegments, map_together
 #: No message is longer: older libraries count in 32 bits, and shorter pieces are moved no slower.
 _CHUNK_BYTES = 1 << 30
 
-#: Size in bytes of the shared segment that each rank of a node has for small collectives.
-_SEGMENT_BYTES = 1 << 18
+#: Shared memory that each rank of a node has: two segments for small collectives, three places for long ones, in bytes.
+_SEGMENT_BYTES, _PLACE_BYTES = 1 << 18, 1 << 20
 
 
 class MpiTransport(Transport):
@@ -181,13 +181,13 @@ def _shared(node: Any, chosen: Settings) -> tuple[StatusBoard | None, SharedSegm
     if not chosen.shared_memory:
         return None, None, ""
     board_bytes = -(-StatusBoard.nbytes(size) // 4096) * 4096
-    nbytes = board_bytes + SharedSegments.nbytes(size, _SEGMENT_BYTES)
+    nbytes = board_bytes + SharedSegments.nbytes(size, _SEGMENT_BYTES, _PLACE_BYTES)
     try:
         memory = memoryview(map_together(nbytes, rank, node.allgather))
     except TransportError as error:
         return None, None, str(error)
     board = StatusBoard(memory[: StatusBoard.nbytes(size)], size)
-    return board, SharedSegments(memory[board_bytes:], size, _SEGMENT_BYTES), ""
+    return board, SharedSegments(memory[board_bytes:], size, _SEGMENT_BYTES, _PLACE_BYTES), ""
 
 
 def _crowded(node: Any) -> bool:

@@ -23,7 +23,8 @@ from mpidist.transports.base import Transport, exchange_among
 #: ``exchange(payload)`` gives every rank of a group what each of them gave; collective.
 Exchange = Callable[[bytes], list[bytes]]
 
-_LINE_WORDS = 8  # words of a cache line: flags of different writers never share one
+#: A cache line, in words and bytes: flags of different writers never share one.
+_LINE_WORDS, _LINE_BYTES = 8, 64
 
 
 def map_together(nbytes: int, rank: int, exchange: Exchange) -> Any:
@@ -67,33 +68,63 @@ def map_together(nbytes: int, rank: int, exchange: Exchange) -> Any:
 
 
 class SharedSegments:
-    """Two segments a rank, used in turn by even and odd calls, in memory that all ranks of a node see.
+    """Memory of the ranks of a node that all of them see: flags, two segments a rank for small calls, and places.
 
-    A rank that writes into its segment of call k + 2 knows that all others are done reading it for call k, since they
-    have posted call k + 1 on the status board before that.
+    The two segments are used in turn by even and odd calls.  A rank that writes into its segment of call k + 2 knows
+    that all others are done reading it for call k, since they have posted call k + 1 on the status board before that.
+    Places and flags are for `SegmentPipeline`, which says how they are used.
 
     Parameters
     ----------
-    memory : writable buffer of `nbytes` (size, segment_bytes) bytes
+    memory : writable buffer of `nbytes` (size, segment_bytes, place_bytes) bytes, zeroed
     size : int
-    segment_bytes : int
+    segment_bytes, place_bytes : int
+        Multiples of 64.
 
     Attributes
     ----------
-    bytes_of : tuple of two tuples of arrays
-        ``bytes_of[call & 1][rank]``: the rank's segment, shape (segment_bytes,), uint8.
+    segments : tuple of two tuples of arrays
+        ``segments[call & 1][rank]``: shape (segment_bytes,), uint8.
+    places : tuple of `PLACES` tuples of arrays
+        ``places[turn % PLACES][rank]``: shape (place_bytes,), uint8.
+    flags : memoryview of 64-bit words
+    filled_words, reduced_words : tuple of int
+        By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
+    turn : int
+        The number of turns made so far; the same on all ranks between calls.
     """
 
-    def __init__(self, memory: Any, size: int, segment_bytes: int) -> None:
-        whole = numpy.frombuffer(memory, dtype=numpy.uint8, count=self.nbytes(size, segment_bytes))
-        cut = whole.reshape(2, size, segment_bytes)
-        self.segment_bytes = segment_bytes
-        self.bytes_of = tuple(tuple(cut[parity, rank] for rank in range(size)) for parity in (0, 1))
+    PLACES = 3
 
-    @staticmethod
-    def nbytes(size: int, segment_bytes: int) -> int:
-        """Return how much memory the segments of `size` ranks take."""
-        return 2 * size * segment_bytes
+    def __init__(self, memory: Any, size: int, segment_bytes: int, place_bytes: int) -> None:
+        self.segment_bytes, self.place_bytes, self.turn = segment_bytes, place_bytes, 0
+        flag_bytes, segments_bytes = 2 * size * _LINE_BYTES, 2 * size * segment_bytes
+        self.flags = memoryview(memory)[:flag_bytes].cast("Q")
+        self.filled_words = tuple(2 * rank * _LINE_WORDS for rank in range(size))
+        self.reduced_words = tuple((2 * rank + 1) * _LINE_WORDS for rank in range(size))
+        values = numpy.frombuffer(memory, dtype=numpy.uint8)[: self.nbytes(size, segment_bytes, place_bytes)]
+        self.segments = _cut(values[flag_bytes : flag_bytes + segments_bytes], 2, size)
+        self.places = _cut(values[flag_bytes + segments_bytes :], self.PLACES, size)
+
+    @classmethod
+    def nbytes(cls, size: int, segment_bytes: int, place_bytes: int) -> int:
+        """Return how much memory all this takes."""
+        return size * (2 * _LINE_BYTES + 2 * segment_bytes + cls.PLACES * place_bytes)
+
+    def say_filled(self, rank: int, turn: int) -> None:
+        """Say that `rank` has filled its place of the turn before `turn`."""
+        fence()
+        self.flags[self.filled_words[rank]] = turn
+
+    def say_reduced(self, rank: int, turn: int) -> None:
+        """Say that `rank` has reduced its share of the turn before `turn`."""
+        fence()
+        self.flags[self.reduced_words[rank]] = turn
+
+
+def _cut(values: Any, count: int, size: int) -> tuple[tuple[Any, ...], ...]:
+    cut = values.reshape(count, size, -1)
+    return tuple(tuple(cut[index, rank] for rank in range(size)) for index in range(count))
 
 
 class SharedTransport(Transport):

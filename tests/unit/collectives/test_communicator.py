@@ -11,7 +11,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 
-ALGORITHMS = ("auto", *names("all_reduce"), "hierarchical", "shared_memory")
+ALGORITHMS = ("auto", *names("all_reduce"), "hierarchical")
 PLACEMENTS = {
     "one node": ["a"] * 6,
     "block": list("aabbcc"),
