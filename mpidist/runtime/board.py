@@ -95,7 +95,8 @@ class StatusBoard:
 
     def set_state(self, line: int, state: int, text: str = "") -> None:
         """Set the line's state and text, and raise the alarm that every waiting rank of the board sees."""
-        raw = text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+        # the end of a long traceback is kept: its last line is the error
+        raw = text.encode(errors="replace")[-_TEXT_BYTES:].ljust(_TEXT_BYTES, b"\0")
         self._text[line * _TEXT_BYTES : (line + 1) * _TEXT_BYTES] = raw
         fence()
         self.words[(1 + line) * _LINE_WORDS + _STATE] = state

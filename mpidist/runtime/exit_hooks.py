@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 from mpidist.errors import RankFailedError, TransportTimeoutError
@@ -72,7 +73,7 @@ class ExitHooks:
             self._previous(kind, error, trace)
             return
         text = "".join(traceback.format_exception(kind, error, trace))
-        sys.stdout.flush()
+        _flush_output()
         told_elsewhere = self._told_elsewhere(error)
         told = told_elsewhere or getattr(error, "on_all_ranks", False)
         # After a death this rank keeps out of MPI until it has printed: MPICH may crash in it, and take the name along.
@@ -141,9 +142,11 @@ class ExitHooks:
         control = self._control
         name = f"rank {control.rank} of {control.size}"
         host = f" on {control.hosts[control.rank]}" if control.hosts else ""
-        sys.stderr.write(f"mpidist: {name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
-        sys.stderr.flush()
-        self._abort(code)
+        try:
+            sys.stderr.write(f"mpidist: {name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
+            sys.stderr.flush()
+        finally:  # also where nothing can be printed
+            self._abort(code)
 
     # -- the end of the program ---------------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class ExitHooks:
             return
         control = self._control
         if control.broken is not None:
-            sys.stdout.flush()
+            _flush_output()
             control.fail(str(control.broken))
             control.end()
             self._wait_until(self._others_quiet, _GRACE_SECONDS)
@@ -184,6 +187,12 @@ class ExitHooks:
             self._control.end()  # or the others, ended likewise, would take this rank for the one that died first
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+def _flush_output() -> None:
+    """Flush standard output, which the program may have closed, or taken away."""
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
 
 
 _ENDED = (states.FAILED, states.EXPIRED)

@@ -50,6 +50,11 @@ def test_a_text_that_is_too_long_is_cut_not_spilled(board):
     assert board.text(1) == ""
 
 
+def test_of_a_text_that_is_too_long_the_end_is_kept_which_names_the_error(board):
+    board.set_state(1, states.FAILED, 'File "model.py", line 1\n' * 1000 + "ValueError: the reason")
+    assert board.text(1).endswith("\nValueError: the reason")
+
+
 def test_this_process_is_alive_and_one_that_ended_is_not(board):
     board.sign_on(0)
     assert board.alive(0)

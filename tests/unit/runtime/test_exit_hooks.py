@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -93,3 +94,14 @@ def test_a_rank_that_leaves_takes_in_what_the_others_say_when_they_leave():
     channel = ControlChannel(0, 4, board, [0, 1], messenger=messenger, chosen=Settings())
     ExitHooks(channel, pytest.fail, all_left=lambda: lambda: True)._on_exit()
     assert messenger.coming == []
+
+
+@pytest.mark.parametrize("stdout", [None, "closed"])
+def test_a_program_that_closed_its_output_still_names_its_error(board, monkeypatch, capsys, stdout):
+    if stdout is not None:
+        stdout = io.StringIO()
+        stdout.close()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    _end(board, ValueError("the reason"))
+    assert "ValueError: the reason" in board.text(1)
+    assert "ValueError: the reason" in capsys.readouterr().err
