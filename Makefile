@@ -14,13 +14,14 @@ RAN := build/ran
 
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_exit_on_timeout=true
 
-.PHONY: train test test-mpich test-all lint types layering docs bench check clean help
+.PHONY: train test test-mpich test-all test-slurm lint types layering docs bench check clean help
 
 help:
 	@echo "make train      8 ranks train an image classifier on the digits data set"
 	@echo "make test       unit tests, then the parallel tests under Open MPI on $(SIZES) ranks"
 	@echo "make test-N     the parallel tests on N ranks"
 	@echo "make test-all   the same under MPICH too"
+	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make check      lint, types, layering, docs and make test"
 	@echo "make bench      all-reduce algorithms against MPI's own"
 	@echo "make clean      removes the environments and everything built"
@@ -68,6 +69,11 @@ test-mpich-%: $(MPICH_VENV)/.test-installed
 		$(MPICH_VENV)/bin/mpidist run --quiet -n $* $(PYTEST_PARALLEL) --ran-log $(RAN)/mpich
 
 test-all: test test-mpich
+
+# where no Slurm can be started it says so and fails; plain pytest skips these tests then
+test-slurm: $(VENV)/.test-installed $(MPICH_VENV)/.test-installed
+	$(VENV)/bin/python -m pytest -q tests/slurm --require-slurm
+	$(MPICH_VENV)/bin/python -m pytest -q tests/slurm --require-slurm
 
 # --- the rest of the checks ------------------------------------------------------------------------------------------
 
