@@ -25,6 +25,3 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 myst_heading_anchors = 3
-
-# The table of contents names pages by patterns too, and a pattern may have no page yet.
-suppress_warnings = ["toc.empty_glob"]
