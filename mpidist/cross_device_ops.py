@@ -33,7 +33,9 @@ _LOGGED_REDUCTIONS = 10
 
 def parse_reduce_op(reduce_op: Any) -> ReduceOp:
     """Return the `ReduceOp` given or named, in any case; TypeError for anything else.  Local."""
-    if not isinstance(reduce_op, (ReduceOp, str)):
+    if type(reduce_op) is ReduceOp:
+        return reduce_op
+    if not isinstance(reduce_op, str):
         raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {reduce_op!r}")
     return ReduceOp.parse(reduce_op)
 
@@ -363,8 +365,9 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
 
 def _names(destinations: Sequence[Any]) -> list[str] | None:
     """Return how messages call the values: by the variables that they are for; None when there are none."""
-    names = [each.name if isinstance(each, DistributedVariable) else "" for each in destinations]
-    return names if any(names) else None
+    if not any(isinstance(each, DistributedVariable) for each in destinations):
+        return None
+    return [each.name if isinstance(each, DistributedVariable) else "" for each in destinations]
 
 
 def _contiguous_copy(array: Any) -> Any:
