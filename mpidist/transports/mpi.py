@@ -6,6 +6,7 @@ This is one of three files that import mpi4py, and importing ``mpi4py.MPI`` star
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ from mpidist.transports.shared import SharedSegments, map_together
 
 #: No message is longer: older libraries count in 32 bits, and shorter pieces are moved no slower.
 _CHUNK_BYTES = 1 << 30
+
+#: Seconds that a rank which has asked for the end of the job waits to be ended.
+_ABORT_SECONDS = 2.0
 
 #: Shared memory that each rank of a node has: two segments for small collectives, three places for long ones, in bytes.
 _SEGMENT_BYTES, _PLACE_BYTES = 1 << 18, 1 << 20
@@ -202,7 +206,10 @@ def _end_of(world: Any) -> Callable[[int], None]:
 
     def end(code: int) -> None:
         world.Abort(code)
-        os._exit(code)  # MPICH under Slurm's PMI2 has only asked for the end, and comes back
+        # MPICH under Slurm's PMI2 has only asked for the end, and comes back.  Slurm ends this process in a moment; it
+        # may overlook what was asked by a process that is gone already.
+        time.sleep(_ABORT_SECONDS)
+        os._exit(code)
 
     return end
 
