@@ -177,10 +177,19 @@ class ExitHooks:
                 self._abort(1)
             time.sleep(0.001)
 
+    def _failure_is_known(self) -> bool:
+        """Whether some rank has said that it failed: then the launcher ends the others, and who dies is no news."""
+        control = self._control
+        if control.arbiter is not None:
+            control.arbiter.poll()
+            if control.arbiter.failed_texts or control.arbiter.has_verdict:
+                return True
+        return any(control.board.state(line) in _ENDED for line in range(control.board.lines))
+
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """Name a killed rank before the launcher, which noticed it too, ends this one."""
         if self._armed:
-            dead = self._control.dead()
+            dead = [] if self._failure_is_known() else self._control.dead()
             alive = [rank for rank in self._control.board_ranks if rank not in dead]
             if dead and alive[0] == self._control.rank:
                 self._control.warn(f"{self._control.name(dead[0])} died: its process is gone; the job is being ended")

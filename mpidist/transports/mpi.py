@@ -133,8 +133,8 @@ def connect(launcher: Launcher | None = None) -> World:
     """
     launcher = detect_launcher() if launcher is None else launcher
     mpi = start_mpi(launcher)
-    chosen = settings()
     world = mpi.COMM_WORLD
+    chosen = world.bcast(settings(), root=0)  # one environment for all: ranks that chose differently would not meet
     node, hosts = _nodes(mpi, world, chosen)
     topology = Topology(hosts)
     node_ranks = topology.ranks_of_node[topology.node_of[world.Get_rank()]]
