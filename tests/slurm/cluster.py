@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -28,6 +29,10 @@ _BROKEN_START = "mpi/pmi2: invalid client request"
 #: For each MPI, the way of `srun --mpi` to make one world of its ranks; and all others.
 PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 WRONG_PLUGINS = {"Open MPI": ("pmi2", "none"), "MPICH": ("pmix", "none")}
+
+
+class BrokenStart(JobTimeout):
+    """A job step did not start, for a reason that is Slurm's."""
 
 
 @functools.cache
@@ -74,14 +79,21 @@ class Slurm:
         line = ["srun", f"--mpi={mpi or plugin()}", *options, *command]
         environ = {**self.environ(), **(env or {})}
         try:
+            return self._step(line, environ)
+        except BrokenStart:
+            return self._step(line, environ)
+
+    def _step(self, line: Sequence[str], environ: dict[str, str]) -> JobResult:
+        try:
             result = run_process(line, environ, LIMIT_SECONDS)
         except JobTimeout as error:
-            if _BROKEN_START not in str(error):
-                raise
-        else:
-            if _BROKEN_START not in result.stderr:
-                return result
-        return run_process(line, environ, LIMIT_SECONDS)
+            self._client("scancel", "--user=root")  # what srun would have done, had it not been killed
+            if _BROKEN_START in str(error):
+                raise BrokenStart(str(error)) from error
+            raise
+        if _BROKEN_START in result.stderr:
+            raise BrokenStart(result.stderr)
+        return result
 
     def run_script(self, text: str, *options: str, env: dict[str, str] | None = None) -> JobResult:
         """Run the text of a Python script on four ranks, two a node."""
@@ -137,7 +149,8 @@ class Slurm:
 
 def stop(folder: Path) -> None:
     """Stop what was started below `folder`, and remove it."""
-    done = _call("down", "-r", str(folder))
+    done = _call("down", str(folder))
+    shutil.rmtree(folder, ignore_errors=True)
     assert done.returncode == 0, done.stderr
 
 
