@@ -200,9 +200,14 @@ def as_host(array: Any) -> np.ndarray:
 
 
 def wire_dtype(dtype: Any) -> np.dtype:
-    """Return the dtype in which values of `dtype` are summed and sent: float32 for 16-bit floats, else its own."""
+    """Return the dtype in which values of `dtype` are summed and sent: float32 for 16-bit floats, else its own.
+
+    The bytes are in this machine's order.
+    """
     dtype = np.dtype(dtype)
-    return np.dtype(np.float32) if dtype.name in _SHORT_FLOATS else dtype
+    if dtype.name in _SHORT_FLOATS:
+        return np.dtype(np.float32)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 def check_reducible(dtype: Any, op: str) -> None:

@@ -68,10 +68,13 @@ class CrossDeviceOps:
         The ranks it works on; there once a strategy, or `bind`, has given it.
     devices : tuple of str
         The devices of those ranks, for log lines.
+    options : CommunicationOptions
+        Those of the strategy, for calls that have none of their own.
     """
 
     communicator: Communicator
     devices: tuple[str, ...] = ()
+    options = CommunicationOptions()
 
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on, and their devices; a strategy does so when it is made.  Local."""
@@ -166,7 +169,7 @@ class CrossDeviceOps:
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """Broadcast one array from rank 0; subclasses may do it in another way.  Collective."""
         copy = _contiguous_copy(tensor)
-        self.communicator.broadcast(copy)
+        self.communicator.broadcast(copy, timeout_seconds=self.options.timeout_seconds)
         return copy
 
     def _gather_implementation(
@@ -229,6 +232,8 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Return the fused all-reduce for these options; it keeps its plans from call to call."""
         key = (options.bytes_per_pack, self.algorithm or _ALGORITHMS[options.implementation])
         if key not in self._fused:
+            if key[1] == "nccl":
+                require_nccl(self.communicator, "CommunicationImplementation.NCCL")
             self._fused[key] = FusedAllReduce(self.communicator, bytes_per_pack=key[0], algorithm=key[1])
         return self._fused[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -84,8 +85,8 @@ class CommunicationOptions:
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 (automatic) or more, got {self.bytes_per_pack}")
-        if self.timeout_seconds is not None and self.timeout_seconds < 0:
-            raise ValueError(f"timeout_seconds must be 0 (never) or more, got {self.timeout_seconds}")
+        if self.timeout_seconds is not None and not 0 <= self.timeout_seconds < math.inf:
+            raise ValueError(f"timeout_seconds must be 0 (never) or more, and finite, got {self.timeout_seconds}")
         object.__setattr__(self, "implementation", CommunicationImplementation.parse(self.implementation))
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
@@ -116,7 +117,13 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
         name = f"MPIDIST_{field.name.upper()}"
         if name in environ:
             found[field.name] = _convert(name, environ[name], type(field.default))
-    return Settings(**found)
+    chosen = Settings(**found)
+    least = {"timeout_seconds": 0, "warn_seconds": 0, "virtual_nodes": 1}
+    for setting, limit in least.items():
+        value = getattr(chosen, setting)
+        if not limit <= value < math.inf:
+            raise ValueError(f"environment variable MPIDIST_{setting.upper()}={value:g}: expected {limit} or more")
+    return chosen
 
 
 def _convert(name: str, text: str, kind: type) -> Any:

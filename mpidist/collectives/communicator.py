@@ -88,10 +88,18 @@ class Communicator:
 
     # -- what every call begins with ----------------------------------------------------------------------------------
 
+    def check(self, call: _Call, timeout_seconds: float | None = None) -> None:
+        """Make sure that all ranks are at the same place and describe it alike.
+
+        Collective: every rank calls it in the same order.  Errors as for `begin`.
+        """
+        with self.control.turnstile:
+            self.begin(call, timeout_seconds)
+
     def begin(self, call: _Call, timeout_seconds: float | None = None) -> Watch:
         """Number a call, and make sure that all ranks make the same one.
 
-        Collective: every rank calls it in the same order.
+        Collective: every rank calls it in the same order, inside the turnstile of the control channel.
 
         Raises
         ------
@@ -118,9 +126,18 @@ class Communicator:
         answers = self.transport.exchange(json.dumps(call.description).encode(), watch)
         raise CollectiveMismatchError(explain([json.loads(raw) for raw in answers], watch.call, self.rank))
 
-    def call(self, name: str, tensors: Sequence[tuple[str, Any, Sequence[int]]] = ()) -> _Call:
-        """Return what stands for a call named `name` on tensors (name, dtype, shape); Local."""
-        return _Call({"call": name, "tensors": [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]})
+    def call(
+        self,
+        name: str,
+        tensors: Sequence[tuple[str, Any, Sequence[int]]] = (),
+        packs: Sequence[tuple[str, int]] = (),
+    ) -> _Call:
+        """Return what stands for a call named `name` on tensors (name, dtype, shape); Local.
+
+        `packs` are the units in which they are reduced, each with its algorithm and size in bytes.
+        """
+        described = [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]
+        return _Call({"call": name, "tensors": described, "packs": [list(pack) for pack in packs]})
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -148,7 +165,7 @@ class Communicator:
         ValueError
             The array is not C-contiguous, or there is no such reduction or algorithm.
         """
-        key = (buffer.shape, buffer.dtype, op, algorithm)
+        key = (type(buffer), buffer.shape, buffer.dtype, op, algorithm)
         call = self._calls.get(key)
         if not buffer.flags.c_contiguous:
             raise _not_contiguous("all_reduce", buffer)
@@ -156,24 +173,29 @@ class Communicator:
             if len(self._calls) >= _KEPT_CALLS:
                 del self._calls[next(iter(self._calls))]
             call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm)
-        if call.segment is not None:
-            self._reduce_small(call, buffer.reshape(-1), timeout_seconds)
-            return
-        watch = self.begin(call, timeout_seconds)
-        if call.pipeline is not None:
-            call.pipeline.run(watch, _filler(buffer.reshape(-1), call.pipeline.bounds), buffer.reshape(-1))
-            return
-        wire = wire_dtype(buffer.dtype)
-        work = buffer if wire == buffer.dtype else buffer.astype(wire)
-        self.bind(work.reshape(-1), op, algorithm)(watch)
-        if work is not buffer:
-            buffer[...] = work
+        flat = buffer.reshape(-1)
+        with self.control.turnstile:
+            if call.segment is not None:
+                numpy.copyto(call.segment.slot(self.control.call + 1), flat)
+                call.segment.combine(self.begin(call, timeout_seconds).call, flat)
+                return
+            watch = self.begin(call, timeout_seconds)
+            if call.pipeline is not None:
+                call.pipeline.run(watch, _filler(flat, call.pipeline.bounds), flat)
+                return
+            wire = wire_dtype(buffer.dtype)
+            work = flat if wire == buffer.dtype else flat.astype(wire)
+            self.bind(work, op, algorithm)(watch)
+            if work is not flat:
+                flat[...] = work
 
     def _all_reduce_call(self, buffer: Any, op: str, algorithm: str | None) -> _Call:
         check_reducible(buffer.dtype, op)
-        call = self.call(f"all_reduce({op}{', ' + algorithm if algorithm else ''})", [("", buffer.dtype, buffer.shape)])
-        if not is_device(buffer):
-            wire = wire_dtype(buffer.dtype)
+        wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
+        pack = self.pack(buffer.size * wire.itemsize, algorithm, on_host)
+        self._check_memory(buffer)
+        call = self.call(f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], [pack])
+        if on_host:
             call.segment = self.small(buffer.size, wire, op, algorithm) if wire == buffer.dtype else None
             if call.segment is None:
                 call.pipeline = self.pipeline(buffer.size, wire, op, algorithm)
@@ -199,11 +221,20 @@ class Communicator:
     def _shared_segments(self, algorithm: str | None) -> SharedSegments | None:
         return self._segments if self._chosen(0, algorithm) == "shared_memory" else None
 
-    def _reduce_small(self, call: _Call, flat: Any, timeout_seconds: float | None) -> None:
-        segment = call.segment
-        assert segment is not None
-        numpy.copyto(segment.slot(self.control.call + 1), flat)
-        segment.combine(self.begin(call, timeout_seconds).call, flat)
+    def pack(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> tuple[str, int]:
+        """Return (algorithm, size) of a unit of so many bytes, as it goes into a call's description; Local.
+
+        Raises
+        ------
+        ValueError
+            There is no such algorithm here.
+        """
+        return self._chosen(nbytes, algorithm, on_host), nbytes
+
+    def _check_memory(self, array: Any) -> None:
+        """Raise UnsupportedDtypeError, before any communication, if the transport cannot move this array."""
+        if self.size > 1:
+            arrays.check_memory(array, self.transport.memory, self.transport.name)
 
     def bind(self, buffer: Any, op: str, algorithm: str | None = None) -> Replay:
         """Return what reduces `buffer` in place every time it is called with the watch of a begun call; Local.
@@ -217,12 +248,15 @@ class Communicator:
             return _nothing
         if chosen == "native":
             native, wait = self.transport.native["all_reduce"], self.transport.wait
-            return lambda watch: wait([native(buffer, op)], watch)
+            # MPI has no least and greatest of truth values; of the bytes that hold them it does.
+            operand = buffer.view(numpy.uint8) if buffer.dtype.kind == "b" else buffer
+            return lambda watch: wait([native(operand, op)], watch)
         return Executor(self._schedule(chosen), self.transport, buffer, op).run
 
     def _chosen(self, nbytes: int, algorithm: str | None, has_segments: bool = True) -> str:
         asked = algorithm or self._forced
         if self.size == 1:
+            selection.check_name(asked)
             return "none"
         facts = selection.Facts(
             self.topology, tuple(self.transport.native), has_segments and self._segments is not None
@@ -249,10 +283,13 @@ class Communicator:
         op : str
         """
         check_reducible(buffer.dtype, op)
-        watch = self.begin(self.call(f"reduce_scatter({op})", [("", buffer.dtype, buffer.shape)]), timeout_seconds)
+        self._check_memory(buffer)
+        call = self.call(f"reduce_scatter({op})", [("", buffer.dtype, buffer.shape)])
         work = buffer.reshape(-1).astype(wire_dtype(buffer.dtype))
-        if self.size > 1:
-            Executor(schedule_of("reduce_scatter", "ring"), self.transport, work, op).run(watch)
+        with self.control.turnstile:
+            watch = self.begin(call, timeout_seconds)
+            if self.size > 1:
+                Executor(schedule_of("reduce_scatter", "ring"), self.transport, work, op).run(watch)
         first, last = (share * work.size // self.size for share in (self.rank, self.rank + 1))
         return work[first:last].astype(buffer.dtype)
 
@@ -273,9 +310,14 @@ class Communicator:
             raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
         axis %= array.ndim
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
-        watch = self.begin(self.call(f"all_gather(axis={axis})", [("", array.dtype, others)]), timeout_seconds)
-        if self.size == 1:
-            return array.copy()
+        self._check_memory(array)
+        call = self.call(f"all_gather(axis={axis})", [("", array.dtype, others)])
+        with self.control.turnstile:
+            watch = self.begin(call, timeout_seconds)
+            return array.copy() if self.size == 1 else self._joined(array, axis, others, watch)
+
+    def _joined(self, array: Any, axis: int, others: list[int], watch: Watch) -> Any:
+        """Return the arrays of all ranks joined along `axis`; `others` is the shape they have in common."""
         lengths = self._lengths(array.shape[axis], watch)
         row = array.size // array.shape[axis] if array.shape[axis] else _product(others, axis)
         bounds = numpy.concatenate(([0], numpy.cumsum(lengths))) * row
@@ -306,25 +348,29 @@ class Communicator:
             raise ValueError(f"root {root} is no rank of a world of {self.size}")
         if not array.flags.c_contiguous:
             raise _not_contiguous("broadcast", array)
-        watch = self.begin(self.call(f"broadcast(root={root})", [("", array.dtype, array.shape)]), timeout_seconds)
-        if self.size > 1 and array.size:
-            schedule = schedule_of("broadcast", "binomial")
-            Executor(schedule, self.transport, array.reshape(-1), root=root).run(watch)
+        self._check_memory(array)
+        call = self.call(f"broadcast(root={root})", [("", array.dtype, array.shape)])
+        with self.control.turnstile:
+            watch = self.begin(call, timeout_seconds)
+            if self.size > 1 and array.size:
+                schedule = schedule_of("broadcast", "binomial")
+                Executor(schedule, self.transport, array.reshape(-1), root=root).run(watch)
 
     def barrier(self, what: str = "barrier", timeout_seconds: float | None = None) -> None:
         """Return when all ranks have come here.
 
         Collective: every rank calls it in the same order.
         """
-        self.begin(self.call(what), timeout_seconds)
+        self.check(self.call(what), timeout_seconds)
 
     def exchange(self, payload: bytes, what: str = "exchange", timeout_seconds: float | None = None) -> list[bytes]:
         """Return the small byte string that every rank gave, in rank order; for agreement, not for data.
 
         Collective: every rank calls it in the same order.
         """
-        watch = self.begin(self.call(what), timeout_seconds)
-        return [payload] if self.size == 1 else self.transport.exchange(payload, watch)
+        with self.control.turnstile:
+            watch = self.begin(self.call(what), timeout_seconds)
+            return [payload] if self.size == 1 else self.transport.exchange(payload, watch)
 
 
 class _Call:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-#: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...]}``.
+#: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...], "packs":
+#: [[algorithm, bytes], ...]}``; packs where something is reduced.
 Description = dict[str, Any]
 
 
@@ -48,7 +49,19 @@ def _difference(ranks: list[int], got: Description, others: list[int], expected:
         return f"{who} passed {_count(got)} to {got['call']}, {whom} passed {_count(expected)}; {first}"
     if first:
         return f"in {got['call']}, {first}"
+    if got.get("packs") != expected.get("packs"):
+        return (
+            f"{who} reduce {_packs(got)}, {whom} {_packs(expected)}; CommunicationOptions, algorithms and kinds of "
+            "arrays must be alike"
+        )
     return f"{who} and {whom} describe {got['call']} differently: {got!r} and {expected!r}"
+
+
+def _packs(description: Description) -> str:
+    packs = description.get("packs", [])
+    names = ", ".join(dict.fromkeys(name for name, _ in packs))
+    sizes = ", ".join(str(nbytes) for _, nbytes in packs[:4]) + (", ..." if len(packs) > 4 else "")
+    return f"by {names} in {len(packs)} pack{'' if len(packs) == 1 else 's'} of {sizes} bytes"
 
 
 def _call(description: Description) -> str:

@@ -66,5 +66,16 @@ def check(name: str, facts: Facts) -> str:
     known += ["shared_memory"] if facts.has_segments else []
     known += ["native"] if "all_reduce" in facts.native else []
     if name not in known:
-        raise ValueError(f"no all_reduce algorithm is called {name!r} here; known ones: auto, {', '.join(known)}")
+        raise _unknown(name, known)
     return name
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless there is an algorithm of this name somewhere, be it that one rank needs none."""
+    known = ["auto", *names("all_reduce"), "hierarchical", "shared_memory", "native"]
+    if name not in known:
+        raise _unknown(name, known[1:])
+
+
+def _unknown(name: str, known: list[str]) -> ValueError:
+    return ValueError(f"no all_reduce algorithm is called {name!r} here; known ones: auto, {', '.join(known)}")

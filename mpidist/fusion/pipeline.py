@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +20,7 @@ from mpidist import arrays
 from mpidist.collectives.communicator import Communicator, Replay
 from mpidist.collectives.segment_pipeline import SegmentPipeline
 from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Bucket, Plan, build
 from mpidist.runtime.control import Watch
 
@@ -82,17 +84,20 @@ class FusedAllReduce:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
         """
-        key = (op, tuple(names) if names is not None else None, *map(_signature, tensors))
+        kinds = frozenset(map(type, tensors))
+        key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
         planned = self._planned.get(key)
         if planned is None:
             if len(self._planned) >= _KEPT_PLANS:
                 del self._planned[next(iter(self._planned))]
             planned = self._planned[key] = self._plan(tensors, op, names)
-        return planned(tensors, timeout_seconds)
+        with self._communicator.control.turnstile:
+            return planned(tensors, timeout_seconds)
 
     def _plan(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> _PlannedReduction:
         if names is not None and len(names) != len(tensors):
             raise ValueError(f"got {len(tensors)} tensors and {len(names)} names; give each tensor a name, or none")
+        _check_kinds(tensors, self._communicator)
         labels = names if names is not None else [""] * len(tensors)
         signatures = [(name, array.dtype, tuple(array.shape)) for name, array in zip(labels, tensors, strict=True)]
         plan = build(signatures, op, self._bytes_per_pack)
@@ -110,7 +115,8 @@ class _PlannedReduction:
         # An empty array of the tensors' kind: no reference to a user's array is kept.
         self._kind = numpy.empty(0) if on_host else arrays.empty(0, tensors[0].dtype, tensors[0])
         self._scale = 1.0 / communicator.size if plan.op == "mean" and communicator.size > 1 else None
-        self._call = communicator.call(f"all_reduce({plan.op})", plan.signatures)
+        packs = [communicator.pack(bucket.nbytes, algorithm, on_host) for bucket in plan.buckets]
+        self._call = communicator.call(f"all_reduce({plan.op})", plan.signatures, packs)
         self._sets: list[_ResultSet] = []
         self._in_segments: list[_InSegments | None] = [None] * len(plan.buckets)
         if len(plan.buckets) == 1 and on_host:
@@ -241,7 +247,19 @@ class _ResultSet:
         return self._references() == self._idle
 
     def _references(self) -> list[int]:
-        return [*map(sys.getrefcount, self.views), *map(sys.getrefcount, self.results)]
+        return [sys.getrefcount(array) for array in chain(self.views, self.results, self.buffers)]
+
+
+def _check_kinds(tensors: Sequence[Any], communicator: Communicator) -> None:
+    """Raise, before any communication, unless all tensors are of one kind that the transport can move."""
+    kinds = {arrays.kind_of(tensor).name for tensor in tensors}
+    if len(kinds) > 1:
+        raise UnsupportedDtypeError(
+            f"a list to be reduced together must be of one kind of arrays, got {', '.join(sorted(kinds))}; "
+            "reduce each kind in a call of its own"
+        )
+    if communicator.size > 1 and tensors:
+        arrays.check_memory(tensors[0], communicator.transport.memory, communicator.transport.name)
 
 
 def _pack(tensors: Sequence[Any], out: Any) -> None:

@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mpidist.errors import MpidistError, RankFailedError, TransportTimeoutError
+from mpidist.errors import MpidistError, RankFailedError, TransportError, TransportTimeoutError
 from mpidist.options import Settings, settings
 from mpidist.runtime import board as states
 from mpidist.runtime.board import StatusBoard, fence
 from mpidist.runtime.stall import Arbiter, Messenger
+from mpidist.runtime.turnstile import Turnstile
 
 #: Turns of a waiting loop between two looks at the alarm word, and seconds between two looks at clock and processes.
 _LOOK_TURNS = 64
@@ -49,6 +50,8 @@ class ControlChannel:
     ----------
     call : int
         Number of the last collective call begun by this rank.
+    turnstile : Turnstile
+        To be entered around every collective call.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class ControlChannel:
         self.pause = pause
         self.settings = settings() if chosen is None else chosen
         self.call = 0
+        self.turnstile = Turnstile(self)
+        self._what = ""
         self.line = self.board_ranks.index(rank)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None
         self._broken: MpidistError | None = None
@@ -95,13 +100,9 @@ class ControlChannel:
     def begin(self, what: str, digest: int, timeout_seconds: float | None = None) -> Watch:
         """Number a collective call, post it with its `digest` on the board, and return the watch over its waits.
 
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
-            When an earlier call has failed so that the ranks no longer agree on where they are.
+        Local; inside the `turnstile`.
         """
-        if self._broken is not None:
-            raise self._again()
+        self._what = what
         self.call += 1
         self.board.post(self.line, self.call, digest)
         return Watch(self, what, timeout_seconds, self.call)
@@ -146,6 +147,14 @@ class ControlChannel:
     def end(self) -> None:
         """Say that this rank prints nothing more: who waits to print last may go on."""
         self.board.set_quiet(self.line)
+
+    def deadline_text(self, what: str, call: int, waited: float) -> str:
+        """Return what is said when the deadline of a call has passed: who is missing, and what to do."""
+        return (
+            f"{what} (call {call}) waited {waited:.1f} s for {_listed(self.missing(call), self.name)}. "
+            "Every rank must make the same calls in the same order; look at what those ranks do instead "
+            "(py-spy dump), or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS"
+        )
 
     def expire(self, text: str) -> MpidistError:
         """Tell the ranks of the board that a deadline has passed, and return the error that all of them raise."""
@@ -219,7 +228,16 @@ class ControlChannel:
         """Print a warning of this rank, now."""
         print(f"mpidist: rank {self.rank} of {self.size}: {text}", file=sys.stderr, flush=True)
 
-    def _again(self) -> MpidistError:
+    def break_off(self, error: BaseException) -> None:
+        """End the channel because `error` was raised in the middle of a call; the others are told.  Local."""
+        if self._broken is None and self.size > 1:
+            cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            text = f"{self._what} (call {self.call}) was broken off by {cause}"
+            self.fail(text)
+            self.breaks(self.error(TransportError, f"{text}; the ranks no longer agree on where they are: end the job"))
+
+    def again(self) -> MpidistError:
+        """Return the error that ended the channel, once more."""
         error = self._broken
         assert error is not None
         arguments = (error.rank,) if isinstance(error, RankFailedError) else ()
@@ -315,7 +333,9 @@ class Watch:
         """Warn about a long wait: the lowest rank of the board that waits in this call speaks."""
         control = self.control
         control.board.set_waiting(control.line, self.call)
-        if any(control.board.waiting(line) == self.call and line < control.line for line in range(control.board.lines)):
+        if self.call and any(
+            control.board.waiting(line) == self.call and line < control.line for line in range(control.board.lines)
+        ):
             return
         if control.arbiter is not None and control.rank == 0:
             control.arbiter.ask()
@@ -331,12 +351,7 @@ class Watch:
         if control.arbiter is not None and self.call:
             control.arbiter.decide(self)
             self._raise(control.failure(self))
-        names = _listed(control.missing(self.call), control.name)
-        raise control.expire(
-            f"{self.what} (call {self.call}) waited {waited:.1f} s for {names}. "
-            "Every rank must make the same calls in the same order; look at what those ranks do instead "
-            "(py-spy dump), or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS"
-        )
+        raise control.expire(control.deadline_text(self.what, self.call, waited))
 
     def _raise(self, error: MpidistError | None) -> None:
         if error is not None:

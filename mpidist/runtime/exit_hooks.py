@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from mpidist.errors import RankFailedError, TransportTimeoutError
+from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel, last_line
 
@@ -26,6 +26,8 @@ from mpidist.runtime.control import ControlChannel, last_line
 _GRACE_SECONDS = 1.0
 #: How long a rank that leaves the printing to another waits to be ended, before it speaks and aborts itself.
 _PATIENCE_SECONDS = 3.0
+#: How often a rank that waits for the end of the job looks whether the processes of the others are alive.
+_LOOK_SECONDS = 0.05
 
 
 class ExitHooks:
@@ -57,10 +59,17 @@ class ExitHooks:
         """Put the hooks in place; children forked later are not ranks, and the hooks do nothing in them."""
         self._previous = sys.excepthook
         sys.excepthook = self._on_exception
+        os.register_at_fork(after_in_child=self._in_child)
         atexit.register(self._on_exit)
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _in_child(self) -> None:
+        """Be no rank in a forked child: it would speak with its parent's voice."""
+        control = self._control
+        text = f"this process is a forked child of rank {control.rank}, not a rank itself, and cannot call collectives"
+        control.breaks(control.error(TransportError, f"{text}; call them in the parent"))
 
     @property
     def _armed(self) -> bool:
@@ -167,11 +176,13 @@ class ExitHooks:
 
     def _linger(self, all_left: Callable[[], bool]) -> None:
         """Answer the questions of other nodes until every rank has left, and has been heard."""
-        control = self._control
+        control, looked = self._control, time.monotonic()
         while not (all_left() and (control.arbiter is None or control.arbiter.heard_all_leave)):
             if control.arbiter is not None:
                 control.arbiter.poll()
-            dead = control.dead()
+            dead = []
+            if time.monotonic() - looked > _LOOK_SECONDS:
+                dead, looked = control.dead(), time.monotonic()
             if dead:
                 control.warn(f"{control.name(dead[0])} died while this rank waited for the end of the job")
                 self._abort(1)

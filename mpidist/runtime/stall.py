@@ -174,7 +174,5 @@ class Arbiter:
         self._judged = True
         self.ask()
         control = self._control
-        missing = control.missing(call)
-        names = ", ".join(control.name(rank) for rank in missing) or "a message (all ranks have come)"
-        self._verdict = f"{what} (call {call}) waited {waited:g} s for {names}"
+        self._verdict = control.deadline_text(what, call, waited)
         self._tell(self._away, kind="verdict", text=self._verdict)

@@ -247,6 +247,7 @@ class MirroredExtended(StrategyExtended):
         self.cross_device_ops = cross_device_ops
         self._worker_devices = worker_devices
         self._options = CommunicationOptions() if options is None else options
+        cross_device_ops.options = self._options
 
     def reduce_arrays(
         self,
@@ -282,8 +283,9 @@ class MirroredExtended(StrategyExtended):
         Collective.  The check goes first: it names the variable, which a broadcast would not.
         """
         communicator = self.communicator
-        communicator.begin(communicator.call("Variable", [(variable.name, variable.dtype, variable.shape)]))
-        communicator.broadcast(variable.storage)
+        call = communicator.call("Variable", [(variable.name, variable.dtype, variable.shape)])
+        communicator.check(call, self._options.timeout_seconds)
+        communicator.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy
 
+from mpidist.arrays import byte_view, check_memory
+from mpidist.errors import TransportError
 from mpidist.runtime.control import ControlChannel, Watch
 
 #: What `send` and `receive` return: only the transport that made it knows what is inside.
@@ -37,6 +39,8 @@ class Transport(abc.ABC):
         Kinds of memory the transport moves without a copy: ``"host"``, ``"device"``.
     native : mapping of str to callable
         Collectives that the library below has of its own; empty for most.  See `mpi.MpiTransport`.
+    closed : bool
+        Whether `close` has been called: then `send` and `receive` raise TransportError.
     """
 
     name: str
@@ -46,14 +50,28 @@ class Transport(abc.ABC):
     world_ranks: tuple[int, ...]
     memory: frozenset[str] = frozenset({"host"})
     native: dict[str, Callable[..., Pending]] = {}
+    closed: bool = False
 
     @abc.abstractmethod
     def send(self, array: Any, destination: int) -> Pending:
-        """Enqueue `array` (C-contiguous, any dtype, length 0 allowed) for rank `destination`; Local."""
+        """Enqueue `array` (C-contiguous, any dtype, length 0 allowed) for rank `destination`; Local.
+
+        Raises
+        ------
+        ValueError
+            The group has no such rank, or the array is not C-contiguous.
+        UnsupportedDtypeError
+            The array holds Python objects, or is in memory of another kind.
+        TransportError
+            The transport has been closed.
+        """
 
     @abc.abstractmethod
     def receive(self, array: Any, source: int) -> Pending:
-        """Enqueue the next message of rank `source` into `array` (C-contiguous, of the sent size in bytes); Local."""
+        """Enqueue the next message of rank `source` into `array` (C-contiguous, of the sent size in bytes); Local.
+
+        Raises what `send` raises.
+        """
 
     @abc.abstractmethod
     def wait(self, pendings: Sequence[Pending], watch: Watch) -> None:
@@ -63,6 +81,9 @@ class Transport(abc.ABC):
         ------
         TransportTimeoutError, RankFailedError
             What `watch.tick` raises: the deadline passed, or a rank failed, was killed or left.
+        TransportError
+            A message is longer than the array that is to receive it.  Most transports refuse a shorter one too; MPI
+            does not tell.
         """
 
     def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
@@ -82,6 +103,22 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give back what the transport holds; a second call does nothing.  Collective."""
+
+    def content(self, array: Any, peer: int) -> Any:
+        """Return the bytes of `array` after a look at the arguments of `send` or `receive`, for both to begin with."""
+        if self.closed:
+            raise TransportError(f"{self!r} has been closed; make another one")
+        if not 0 <= peer < self.size:
+            raise ValueError(f"rank {self.rank} of {self.size}: there is no rank {peer}")
+        check_memory(array, self.memory, self.name)
+        return byte_view(array)
+
+    def wrong_size(self, got: int, source: int, expected: int) -> TransportError:
+        """Return the error for a message of `got` bytes for an array of `expected` bytes."""
+        return TransportError(
+            f"rank {self.rank} of {self.size}: a message of {got} bytes from rank {source} does not fit the "
+            f"{expected} bytes that are to receive it; sender and receiver must agree"
+        )
 
     def __enter__(self) -> Transport:
         return self

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpidist.arrays import byte_view, check_memory
 from mpidist.errors import TransportError
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.transports.base import Pending, Transport
@@ -142,10 +141,9 @@ class LoopbackTransport(Transport):
         self._context = context
         self._splits = 0
         self._posted: dict[int, deque[_Posted]] = {}
-        self._closed = False
 
     def send(self, array: Any, destination: int) -> Pending:
-        content = self._content(array, destination)
+        content = self.content(array, destination)
         world, source, target = self._world, self.control.rank, self.world_ranks[destination]
         number = world.sent[source][target]
         if world.faults.fail_at == (source, sum(world.sent[source])):
@@ -162,7 +160,7 @@ class LoopbackTransport(Transport):
         return _Sent(message.bytes, self.rank, due, done=True) if eager else message
 
     def receive(self, array: Any, source: int) -> Pending:
-        posted = _Posted(self._content(array, source))
+        posted = _Posted(self.content(array, source))
         self._posted.setdefault(source, deque()).append(posted)
         return posted
 
@@ -180,16 +178,7 @@ class LoopbackTransport(Transport):
         return LoopbackTransport(self._world, self.control, members, (*self._context, number, color))
 
     def close(self) -> None:
-        self._closed = True
-
-    def _content(self, array: Any, peer: int) -> Any:
-        """Return the bytes of `array` after a look at the arguments of a send or receive."""
-        if self._closed:
-            raise TransportError(f"{self!r} has been closed; make another one")
-        if not 0 <= peer < self.size:
-            raise ValueError(f"rank {self.rank} of {self.size}: there is no rank {peer}")
-        check_memory(array, self.memory, self.name)
-        return byte_view(array)
+        self.closed = True
 
     def _until(self, ready: Callable[[], bool], watch: Watch) -> None:
         """Take in messages until `ready()`; sleeps between looks, until a message comes or a moment has passed."""
@@ -210,10 +199,7 @@ class LoopbackTransport(Transport):
 
     def _hand_over(self, message: _Sent, posted: _Posted) -> None:
         if message.bytes.size != posted.bytes.size:
-            raise TransportError(
-                f"rank {self.rank} of {self.size}: a message of {message.bytes.size} bytes from rank {message.source} "
-                f"does not fit the {posted.bytes.size} bytes that are to receive it; sender and receiver must agree"
-            )
+            raise self.wrong_size(message.bytes.size, message.source, posted.bytes.size)
         posted.bytes[...] = message.bytes
         posted.done = message.done = True
         self._world.arrivals[self.world_ranks[message.source]].set()

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy
 
-from mpidist.arrays import byte_view, check_memory
 from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.cluster.resolvers.mpi import start_mpi
 from mpidist.cluster.topology import Topology
@@ -66,24 +65,28 @@ class MpiTransport(Transport):
         self.native = {"all_reduce": self._all_reduce}
         self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
         self._abandoned: list[Any] = []
+        #: What MPI said of the requests of the last wait; kept, so that not every wait makes its own.
+        self._statuses: list[Any] = []
 
     def send(self, array: Any, destination: int) -> list[Any]:
         isend, byte = self._comm.Isend, self._mpi.BYTE
-        return [isend([piece, byte], destination) for piece in self._pieces(array)]
+        return [isend([piece, byte], destination) for piece in self._pieces(array, destination)]
 
     def receive(self, array: Any, source: int) -> list[Any]:
         irecv, byte = self._comm.Irecv, self._mpi.BYTE
-        return [irecv([piece, byte], source) for piece in self._pieces(array)]
+        return [irecv([piece, byte], source) for piece in self._pieces(array, source)]
 
     def wait(self, pendings: Sequence[list[Any]], watch: Watch) -> None:
         requests = pendings[0] if len(pendings) == 1 else [request for pending in pendings for request in pending]
         done = self._mpi.Request.Testall
         try:
-            while not done(requests):
+            while not done(requests, self._statuses):
                 watch.tick()
-        except BaseException:
+        except BaseException as error:
             # MPI still writes into these buffers: they must outlive the error.
             self._abandoned.extend(requests)
+            if isinstance(error, self._mpi.Exception):
+                raise self._refused(error, self._statuses[: len(requests)]) from error
             raise
 
     def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
@@ -103,6 +106,7 @@ class MpiTransport(Transport):
         return MpiTransport(self._comm.Split(color, self.rank), self.control, ranks, self._chunk_bytes)
 
     def close(self) -> None:
+        self.closed = True
         if self._comm != self._mpi.COMM_NULL:
             self._comm.Free()
 
@@ -112,10 +116,19 @@ class MpiTransport(Transport):
         pieces = [flat[start : start + step] for start in range(0, flat.size, step)]
         return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._operations[op]) for piece in pieces]
 
-    def _pieces(self, array: Any) -> list[Any]:
-        """Return views on the bytes of a C-contiguous host array, none longer than a chunk."""
-        check_memory(array, self.memory, self.name)
-        raw = byte_view(array)
+    def _refused(self, error: Any, statuses: Sequence[Any]) -> TransportError:
+        """Return what to raise for an error of MPI's: it names the senders of messages that are too long."""
+        mpi, what = self._mpi, f"MPI failed: {error}"
+        if error.Get_error_class() == mpi.ERR_IN_STATUS:
+            errors = {status.Get_source(): mpi.Get_error_class(status.Get_error()) for status in statuses}
+            sources = [str(source) for source, code in errors.items() if code == mpi.ERR_TRUNCATE]
+            if sources:
+                what = f"a message from rank {', '.join(sources)} is longer than the array that is to receive it"
+        return TransportError(f"rank {self.rank} of {self.size}: {what}; sender and receiver must agree")
+
+    def _pieces(self, array: Any, peer: int) -> list[Any]:
+        """Return views on the bytes of a C-contiguous host array for or from `peer`, none longer than a chunk."""
+        raw = self.content(array, peer)
         if raw.size <= self._chunk_bytes:
             return [raw]
         return [raw[start : start + self._chunk_bytes] for start in range(0, raw.size, self._chunk_bytes)]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy
 
-from mpidist.arrays import byte_view, check_memory
 from mpidist.errors import TransportError
 from mpidist.runtime.board import fence
 from mpidist.runtime.control import ControlChannel, Watch
@@ -186,13 +185,13 @@ class SharedTransport(Transport):
         return cls(memory, rank, size, control, world_ranks, slot_bytes)
 
     def send(self, array: Any, destination: int) -> _Message:
-        message = self._message(array)
+        message = _Message(self.content(array, destination))
         self._sending[destination].append(message)
         self._fill(destination)
         return message
 
     def receive(self, array: Any, source: int) -> _Message:
-        message = self._message(array)
+        message = _Message(self.content(array, source))
         self._receiving[source].append(message)
         return message
 
@@ -217,11 +216,7 @@ class SharedTransport(Transport):
         return SharedTransport.over(exchange, members.index(self.rank), len(members), self.control, ranks)
 
     def close(self) -> None:
-        self._out, self._in = [], []
-
-    def _message(self, array: Any) -> _Message:
-        check_memory(array, self.memory, self.name)
-        return _Message(byte_view(array))
+        self.closed, self._out, self._in = True, [], []
 
     def _fill(self, peer: int) -> bool:
         """Move what fits of the messages to `peer` into its slots; return whether anything moved."""
@@ -229,7 +224,7 @@ class SharedTransport(Transport):
         while queue and lane.filled - lane.emptied < self.SLOTS:
             piece = queue[0].next_piece(self._slot_bytes)
             numpy.copyto(lane.slots[lane.filled % self.SLOTS][: piece.size], piece)
-            lane.fill()
+            lane.fill(queue[0].nbytes)
             moved = True
             if queue[0].done:
                 queue.popleft()
@@ -239,6 +234,8 @@ class SharedTransport(Transport):
         """Move what has come from `peer` into the arrays that wait for it; return whether anything moved."""
         queue, lane, moved = self._receiving[peer], self._in[peer], False
         while queue and lane.emptied < lane.filled:
+            if lane.nbytes != queue[0].nbytes:
+                raise self.wrong_size(lane.nbytes, peer, queue[0].nbytes)
             piece = queue[0].next_piece(self._slot_bytes)
             numpy.copyto(piece, lane.slots[lane.emptied % self.SLOTS][: piece.size])
             lane.empty()
@@ -249,7 +246,11 @@ class SharedTransport(Transport):
 
 
 class _Lane:
-    """The slots from one rank to another, and two counters: slots filled (the sender's), slots emptied."""
+    """The slots from one rank to another, and two counters: slots filled (the sender's), slots emptied.
+
+    On the cache line of the sender's counter there is a word for each slot: the length in bytes of the whole message
+    that the slot has a piece of.
+    """
 
     def __init__(self, words: memoryview, slots: Any, pair: int) -> None:
         self.slots = [slots[index] for index in range(len(slots))]
@@ -265,7 +266,13 @@ class _Lane:
     def emptied(self) -> int:
         return self._words[self._emptied]
 
-    def fill(self) -> None:
+    @property
+    def nbytes(self) -> int:
+        """The length of the message in the slot that is to be emptied next."""
+        return self._words[self._filled + 1 + self.emptied % len(self.slots)]
+
+    def fill(self, nbytes: int) -> None:
+        self._words[self._filled + 1 + self.filled % len(self.slots)] = nbytes
         fence()
         self._words[self._filled] += 1
 
@@ -277,9 +284,10 @@ class _Lane:
 class _Message:
     """The bytes of one array, on their way; an empty one still takes a slot, so that it arrives in its turn."""
 
-    __slots__ = ("_raw", "_offset", "done")
+    __slots__ = ("nbytes", "_raw", "_offset", "done")
 
     def __init__(self, raw: Any) -> None:
+        self.nbytes = raw.size
         self._raw = raw
         self._offset = 0
         self.done = False
@@ -287,5 +295,5 @@ class _Message:
     def next_piece(self, most: int) -> Any:
         piece = self._raw[self._offset : self._offset + most]
         self._offset += piece.size
-        self.done = self._offset >= self._raw.size
+        self.done = self._offset >= self.nbytes
         return piece

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpidist.arrays import byte_view
-from mpidist.errors import TransportError
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.transports.base import Transport
 
@@ -38,16 +36,15 @@ class SingleTransport(Transport):
         self.world_ranks = (self.control.rank,)
         self._sent: deque[_End] = deque()
         self._posted: deque[_End] = deque()
-        self._closed = False
 
     def send(self, array: Any, destination: int) -> _End:
-        end = self._end(array, destination)
+        end = _End(self.content(array, destination))
         self._sent.append(end)
         self._match()
         return end
 
     def receive(self, array: Any, source: int) -> _End:
-        end = self._end(array, source)
+        end = _End(self.content(array, source))
         self._posted.append(end)
         self._match()
         return end
@@ -61,23 +58,13 @@ class SingleTransport(Transport):
         return SingleTransport(self.control)
 
     def close(self) -> None:
-        self._closed = True
-
-    def _end(self, array: Any, peer: int) -> _End:
-        if self._closed:
-            raise TransportError("rank 0 of 1: this transport has been closed; make another one")
-        if peer != 0:
-            raise ValueError(f"rank 0 of 1: there is no rank {peer}")
-        return _End(byte_view(array))
+        self.closed = True
 
     def _match(self) -> None:
         if not (self._sent and self._posted):
             return
         sent, posted = self._sent.popleft(), self._posted.popleft()
         if sent.bytes.size != posted.bytes.size:
-            raise TransportError(
-                f"rank 0 of 1: a message of {sent.bytes.size} bytes does not fit the {posted.bytes.size} bytes "
-                "that are to receive it; sender and receiver must agree"
-            )
+            raise self.wrong_size(sent.bytes.size, 0, posted.bytes.size)
         posted.bytes[...] = sent.bytes
         sent.done = posted.done = True

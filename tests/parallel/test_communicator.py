@@ -55,6 +55,14 @@ def test_other_reductions(communicator, op, closed_form):
         _check_on_all_ranks(communicator, (buffer == closed_form(communicator.size)).all())
 
 
+@pytest.mark.parametrize("dtype", ["?", ">f8", ">i4", "u1"])
+def test_truth_values_and_foreign_byte_orders(communicator, dtype):
+    for algorithm in _algorithms(communicator):
+        buffer = numpy.full(10, communicator.rank == 0, dtype)
+        communicator.all_reduce(buffer, "max", algorithm=algorithm)
+        _check_on_all_ranks(communicator, buffer.dtype == numpy.dtype(dtype) and (buffer == 1).all())
+
+
 @pytest.mark.parametrize("count", [3, 1000, 60_000])
 def test_all_ranks_get_the_same_bits_by_every_algorithm(communicator, count):
     for algorithm in _algorithms(communicator):

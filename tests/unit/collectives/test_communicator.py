@@ -60,15 +60,16 @@ def test_all_ranks_get_the_same_bits_on_every_placement(hosts, op):
         assert len(set(run_ranks(4, step, algorithm, hosts=hosts))) == 1, algorithm
 
 
-@pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16, "f4", "f8", "i1", "u2", "i4", "i8", "c8"])
-def test_all_reduce_of_every_dtype(dtype):
+@pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16, "f4", "f8", "i1", "u2", "i4", "i8", "c8", ">f8", ">i4"])
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_all_reduce_of_every_dtype(dtype, hosts):
     def step():
         communicator = Communicator.world()
         buffer = _values(communicator.rank, 12, dtype).reshape(3, 4)
         communicator.all_reduce(buffer)
         return buffer
 
-    for result in run_ranks(3, step):
+    for result in run_ranks(3, step, hosts=list(hosts)):
         assert result.dtype == numpy.dtype(dtype)
         numpy.testing.assert_array_equal(result, _sum(3, 12, dtype).reshape(3, 4))
 

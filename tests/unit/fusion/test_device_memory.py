@@ -57,6 +57,25 @@ def test_every_collective_of_the_communicator():
     ]
 
 
+def test_host_and_device_arrays_of_one_shape_do_not_share_a_plan():
+    def step():
+        fused = FusedAllReduce(Communicator.world())
+        host, device = numpy.ones(3), on_device(numpy.ones(3))
+        return [type(fused([array])[0]) for array in (host, device, host, device)]
+
+    assert _on_ranks(2, step) == [[numpy.ndarray, DeviceArray] * 2] * 2
+
+
+def test_a_list_of_both_kinds_is_refused_before_any_communication():
+    def step():
+        communicator = Communicator.world()
+        with pytest.raises(UnsupportedDtypeError, match="one kind of arrays, got numpy, pretended"):
+            FusedAllReduce(communicator)([numpy.ones(3), on_device(numpy.ones(3))])
+        return communicator.control.call
+
+    assert _on_ranks(2, step) == [0, 0]
+
+
 def test_a_transport_for_host_memory_refuses_them_and_says_what_to_do():
     def step():
         FusedAllReduce(Communicator.world())([on_device(numpy.ones(3))])

@@ -195,6 +195,23 @@ def test_different_names_dtypes_counts_and_reductions_do_not_match():
         assert sorted(caught.value.rank_errors) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_pack", "algorithm", "said"),
+    [
+        (100, None, r"rank 1 reduce by shared_memory in 1 pack of 1600 bytes, rank 0 by shared_memory in 2 packs"),
+        (0, "ring", r"rank 1 reduce by shared_memory in 1 pack of 1600 bytes, rank 0 by ring in 1 pack"),
+    ],
+)
+def test_packs_and_algorithms_that_differ_do_not_match(bytes_per_pack, algorithm, said):
+    def step():
+        communicator = Communicator.world()
+        options = (bytes_per_pack, algorithm) if communicator.rank == 0 else ()
+        FusedAllReduce(communicator, *options)([numpy.ones(100), numpy.ones(100)])
+
+    with pytest.raises(CollectiveMismatchError, match=said):
+        run_ranks(2, step)
+
+
 def test_one_rank_that_skips_one_call_is_found_in_the_next():
     def steps():
         communicator = Communicator.world()

@@ -1,0 +1,57 @@
+"""One collective call at a time, and each one whole: what else may happen to a rank must not put it out of step.
+
+Ranks know where they are by counting calls.  A second thread in the middle of a call, or an exception that breaks one
+off (Ctrl-C in a notebook, an alarm, no memory left), would leave this rank in another place than the others, and the
+next call would mix values of two.  So threads are turned away, and a call that was broken off ends the channel.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from mpidist.errors import CollectiveMismatchError
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel
+
+
+class Turnstile:
+    """A context manager around every collective call of one rank.
+
+    Raises
+    ------
+    RuntimeError
+        On entering, when another thread of this rank, or a signal handler, is in the middle of a call.
+    TransportTimeoutError, RankFailedError, TransportError
+        On entering, when an earlier call has failed so that the ranks no longer agree on where they are.
+    """
+
+    __slots__ = ("_control", "_lock", "_call")
+
+    def __init__(self, control: ControlChannel) -> None:
+        self._control = control
+        self._lock = threading.Lock()
+        self._call = 0
+
+    def __enter__(self) -> None:
+        control = self._control
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"rank {control.rank} of {control.size}: a collective was called while another one is under way, from "
+                "another thread or a signal handler. Ranks count their calls: make all of them from one thread"
+            )
+        if control.broken is not None:
+            self._lock.release()
+            raise control.again()
+        self._call = control.call
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        begun = self._control.call != self._call
+        self._lock.release()
+        # A mismatch is raised on all ranks together, with nothing under way: they go on in step.
+        if error is not None and begun and not isinstance(error, CollectiveMismatchError):
+            self._control.break_off(error)
