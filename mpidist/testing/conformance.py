@@ -22,7 +22,7 @@ import pytest
 from mpidist.collectives.algorithms import ALGORITHMS
 from mpidist.collectives.executor import Executor, even_bounds
 from mpidist.collectives.rounds import Schedule
-from mpidist.errors import TransportTimeoutError, UnsupportedDtypeError
+from mpidist.errors import TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.testing.ranks import run_ranks
 from mpidist.transports import world
@@ -125,6 +125,12 @@ class TransportTests(Ranks):
 
     def test_python_objects_and_device_memory_are_refused(self, size: int) -> None:
         self.run(size, _refuses)
+
+    def test_there_is_nobody_outside_the_group(self, size: int) -> None:
+        self.run(size, _nobody_outside)
+
+    def test_a_message_longer_than_its_array_is_refused(self, size: int) -> None:
+        self.run(size, _too_long)
 
     def test_closing_twice(self, size: int) -> None:
         self.run(size, _closes_twice)
@@ -248,11 +254,30 @@ def _refuses(transport: Transport) -> None:
             transport.send(on_device(np.zeros(3)), transport.rank)
 
 
+def _nobody_outside(transport: Transport) -> None:
+    for peer in (-1, transport.size):
+        for enqueue in (transport.send, transport.receive):
+            with pytest.raises(ValueError, match=f"rank {transport.rank} of {transport.size}: .* no rank {peer}"):
+                enqueue(np.zeros(1), peer)
+
+
+def _too_long(transport: Transport) -> None:
+    """In a group of its own, which nobody uses afterwards: who waits for the message reads who sent it."""
+    right, left = _neighbours(transport)
+    group = transport.split(0)
+    with pytest.raises(TransportError, match=f"^rank {group.rank} of {group.size}: a message .*from rank {left} "):
+        group.wait([group.receive(np.zeros(1), left), group.send(np.zeros(2), right)], watch_of(transport))
+    group.close()
+
+
 def _closes_twice(transport: Transport) -> None:
     group = transport.split(0)
     group.exchange(b"used", watch_of(transport))
     group.close()
     group.close()
+    for enqueue in (group.send, group.receive):
+        with pytest.raises(TransportError, match="closed"):
+            enqueue(np.zeros(1), group.rank)
     transport.exchange(b"the others live on", watch_of(transport))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.cluster.join_notes import joining, note_joined
 from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.cluster.resolvers.mpi import start_mpi
 from mpidist.cluster.topology import Topology
@@ -146,6 +147,14 @@ def connect(launcher: Launcher | None = None) -> World:
     """
     launcher = detect_launcher() if launcher is None else launcher
     mpi = start_mpi(launcher)
+    with joining(launcher):
+        world = _meet(mpi, launcher)
+        note_joined(launcher)
+    return world
+
+
+def _meet(mpi: Any, launcher: Launcher | None) -> World:
+    """Return the world of this process once every rank of MPI's has come here."""
     world = mpi.COMM_WORLD
     chosen = world.bcast(settings(), root=0)  # one environment for all: ranks that chose differently would not meet
     node, hosts = _nodes(mpi, world, chosen)

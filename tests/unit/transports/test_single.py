@@ -30,17 +30,5 @@ class TestSingleCollectives(SingleRank, CollectiveTests):
 def test_messages_must_be_as_long_as_the_array_that_receives_them():
     transport = SingleTransport()
     transport.send(np.zeros(2), 0)
-    with pytest.raises(TransportError, match="16 bytes does not fit the 8 bytes"):
+    with pytest.raises(TransportError, match="16 bytes from rank 0 does not fit the 8 bytes"):
         transport.receive(np.zeros(1), 0)
-
-
-def test_there_is_no_other_rank():
-    with pytest.raises(ValueError, match="no rank 1"):
-        SingleTransport().send(np.zeros(2), 1)
-
-
-def test_a_closed_transport_says_so():
-    with SingleTransport() as transport:
-        pass
-    with pytest.raises(TransportError, match="closed"):
-        transport.send(np.zeros(2), 0)
