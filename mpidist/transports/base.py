@@ -82,8 +82,8 @@ class Transport(abc.ABC):
         TransportTimeoutError, RankFailedError
             What `watch.tick` raises: the deadline passed, or a rank failed, was killed or left.
         TransportError
-            A message is longer than the array that is to receive it.  Most transports refuse a shorter one too; MPI
-            does not tell.
+            Another rank's message is longer than the array that is to receive it.  Most transports refuse a shorter
+            one too, and a wrong one of the rank's own; MPI does not tell.
         """
 
     def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
