@@ -107,6 +107,11 @@ class Settings:
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
     virtual_nodes: int = 1  # MPIDIST_VIRTUAL_NODES=2 treats each host as two nodes, to try the path between nodes
     no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say
+    run_folder: str = ""  # MPIDIST_RUN_FOLDER: set by `mpidist run`, where ranks note how far MPI's start-up has come
+
+
+#: The variable of `Settings.run_folder`.
+RUN_FOLDER = "MPIDIST_RUN_FOLDER"
 
 
 def settings(environ: Mapping[str, str] | None = None) -> Settings:

@@ -204,8 +204,9 @@ def settings_rows() -> list[Row]:
 
 
 def changed_rows(chosen: Settings) -> list[Row]:
-    """Return a row for every setting that differs from its default."""
-    different = [field for field in fields(Settings) if getattr(chosen, field.name) != field.default]
+    """Return a row for every setting that differs from its default; where `mpidist run` has its notes is no choice."""
+    own = [field for field in fields(Settings) if field.name != "run_folder"]
+    different = [field for field in own if getattr(chosen, field.name) != field.default]
     return [
         (f"MPIDIST_{field.name.upper()}", f"{getattr(chosen, field.name)} (default {field.default})")
         for field in different

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from mpidist.cluster.join_notes import JOINED
 from mpidist.commands.rank_processes import processes_of
@@ -25,6 +26,13 @@ _NAMES = re.compile(
 
 #: Looks are this far apart at first; later ones 5 % of the job's time so far.
 _LOOK_SECONDS, _LOOK_PART = 0.25, 0.05
+
+
+class Use(NamedTuple):
+    """A file that a process has mapped or open."""
+
+    path: str
+    inode: int
 
 
 class Leftovers:
@@ -63,7 +71,8 @@ class Leftovers:
 
     def remove(self) -> list[str]:
         """Remove what is left and in use by nobody, once the job's processes have ended; return the paths."""
-        left = {path for path, identity in self._seen.items() if _identity(path) == identity}
+        same = {path for path, identity in self._seen.items() if _identity(path) == identity}
+        left = {path for path in same if not _launcher_lives(path)}
         if left:
             left -= {_what(use.path) for name in os.listdir("/proc") if name.isdigit() for use in _in_use(int(name))}
         return [path for path in sorted(left) if _removed(path)]
@@ -79,11 +88,15 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _what(path: str) -> str:
-    """Return what is to be removed when this path was in use, empty if nothing; pure but for a launcher that lives."""
+    """Return what is left behind of this path, the file or the folder it is in; empty if it is not MPI's."""
     match = _NAMES.fullmatch(path)
-    if match is None or (match["launcher"] and os.path.exists(f"/proc/{match['launcher']}")):
-        return ""
-    return match["what"]
+    return match["what"] if match else ""
+
+
+def _launcher_lives(path: str) -> bool:
+    """Return whether this is the folder of an Open MPI launcher that still runs: it serves more than one job."""
+    name, _, process = os.path.basename(path).partition(".")
+    return name == "ompi" and os.path.exists(f"/proc/{process}")
 
 
 def _in_use(process: int) -> Iterator[Use]:

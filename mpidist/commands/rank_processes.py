@@ -2,25 +2,17 @@
 
 Launchers put ranks into process groups or sessions of their own, so that ending the launcher's group is not enough;
 what every rank and every child of it keeps is the environment it was started with.
-
-As a program (``python -m mpidist.commands.rank_processes TOKEN FOLDER``) this is the watchdog of a job: it waits until
-its standard input ends, and ends what is left of the job unless it has been told that the job is over.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 
 #: The variable that holds the token of a job.
 TOKEN = "MPIDIST_RUN_TOKEN"
-
-#: What a job that has ended by itself writes to its watchdog.
-OVER = b"over"
 
 #: Variables that only ranks have, not the launcher.
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=")
@@ -79,16 +71,3 @@ def _parent(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
-
-
-def watch(token: str, folder: str) -> None:
-    """Wait until standard input ends; unless it said `OVER`, end the job and remove its folder."""
-    # a Ctrl-C at the terminal is for the job; its watchdog stays until the job has ended
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.stdin.buffer.read() != OVER:
-        end_processes(token)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    watch(*sys.argv[1:])

@@ -16,6 +16,7 @@ from mpidist.commands.launcher import Launcher, find_launcher
 from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.supervisor import Ended, supervise
 from mpidist.errors import LaunchError
+from mpidist.options import settings
 
 _EPILOG = """examples:
   mpidist run -n 8 train.py --epochs 3     a Python file, with this interpreter
@@ -58,10 +59,11 @@ def main(argv: Sequence[str]) -> int:
         parser().error("there is no program to run")
     try:
         _check_program(program[0] if program else sys.executable)
+        settings()  # a variable that cannot be read is better told once than by every rank
         command = program_command(program, arguments.module)
         mpi = probe_mpi()
         launcher = find_launcher(mpi)
-    except LaunchError as error:
+    except (LaunchError, ValueError) as error:
         print(f"mpidist run: {error}", file=sys.stderr)
         return 1
     # Open MPI's launcher gives its ranks a terminal, wanted or not; for others there is none to be had
@@ -103,6 +105,10 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     if ended.timed_out:
         print(f"mpidist run: the job was ended after --timeout {arguments.timeout:g} s", file=sys.stderr)
+    if ended.removed and not arguments.quiet:
+        print(f"mpidist run: removed what MPI had left behind: {', '.join(ended.removed)}", file=sys.stderr)
+    if ended.stuck:
+        print(f"mpidist run: {ended.stuck}", file=sys.stderr)
     if ended.killed is not None and not ended.interrupted:
         print(f"mpidist run: {ended.killed.describe()}", file=sys.stderr)
     failure = ended.failures.first()

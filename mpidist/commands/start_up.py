@@ -89,22 +89,19 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
     late = [rank for rank, state in enumerate(ranks) if state.late]
     if waiting and 0 < timeout_seconds <= waited:
         return Verdict(
-            f"{_sentence(waiting, late, waited, ranks)}  The job was ended (MPIDIST_TIMEOUT_SECONDS is "
-            f"{timeout_seconds:g})",
+            f"{_sentence(waiting, late, waited)}.  The job was ended (MPIDIST_TIMEOUT_SECONDS is {timeout_seconds:g})",
             fatal=True,
         )
     if waiting and 0 < warn_seconds <= waited:
-        return Verdict(_sentence(waiting, late, waited, ranks))
+        where = "; ".join(f"py-spy dump --pid {ranks[rank].process}" for rank in late)
+        return Verdict(_sentence(waiting, late, waited) + (f".  See where: {where}" if late else ""))
     return None
 
 
-def _sentence(waiting: Sequence[int], late: Sequence[int], waited: float, ranks: Sequence[RankState]) -> str:
-    """Return who waits for whom, and how to see where those are."""
+def _sentence(waiting: Sequence[int], late: Sequence[int], waited: float) -> str:
+    """Return who waits for whom."""
     begin = f"{_named(waiting)} {_verb(waiting, 'wait')} in MPI's start-up, for {waited:.0f} s by now"
-    if not late:
-        return f"{begin}."
-    where = "; ".join(f"py-spy dump --pid {ranks[rank].process}" for rank in late)
-    return f"{begin}; {_named(late)} {'has' if len(late) == 1 else 'have'} not come to it.  See where: {where}."
+    return f"{begin}; {_named(late)} {'has' if len(late) == 1 else 'have'} not come to it" if late else begin
 
 
 def _named(ranks: Sequence[int]) -> str:

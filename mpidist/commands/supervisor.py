@@ -15,8 +15,12 @@ from types import FrameType
 
 from mpidist.commands.failures import FailureLog
 from mpidist.commands.killed_ranks import KilledRank, KilledRanks
+from mpidist.commands.leftovers import Leftovers
 from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
-from mpidist.commands.rank_processes import OVER, TOKEN, end_processes, ranks_of, send
+from mpidist.commands.rank_processes import TOKEN, end_processes, ranks_of, send
+from mpidist.commands.start_up import StartUp
+from mpidist.commands.watchdog import OVER
+from mpidist.options import RUN_FOLDER, settings
 
 #: Exit status of a job that was ended because its time was up, as of timeout(1).
 TIMED_OUT = 124
@@ -45,6 +49,10 @@ class Ended:
     timed_out : bool
     interrupted : bool
         True when a signal that ends programs was passed on.
+    stuck : str
+        Why the job was ended in MPI's start-up; empty if it was not.
+    removed : list of str
+        Files that MPI had left behind.
     """
 
     status: int
@@ -52,6 +60,8 @@ class Ended:
     killed: KilledRank | None = None
     timed_out: bool = False
     interrupted: bool = False
+    stuck: str = ""
+    removed: list[str] = field(default_factory=list)
 
 
 def supervise(
@@ -76,6 +86,11 @@ def supervise(
     terminal : bool
         Leave standard output to the launcher, which gives its ranks a terminal: progress bars move.  Else the ranks'
         lines are kept whole.
+
+    Raises
+    ------
+    ValueError
+        A ``MPIDIST_*`` variable of `environ` cannot be read.
     """
     job = _Job(launcher, program, ranks, environ, (STDERR,) if terminal else (STDOUT, STDERR))
     try:
@@ -102,10 +117,14 @@ class _Job:
         self.killed = KilledRanks()
         self.rank_of_process: dict[int, int] = {}
         self.passed_on: list[int] = []
-        self.timed_out = False
+        self.timed_out, self.stuck = False, ""
+        chosen = settings(environ)
         self.streams = OutputStreams(ranks, descriptors, _show, self._take_line)
+        self.start_up = StartUp(self.streams.folder, ranks, chosen)
+        self.leftovers = Leftovers(self.token)
+        self.removed: list[str] = []
         self.watchdog = subprocess.Popen(
-            [sys.executable, "-m", "mpidist.commands.rank_processes", self.token, self.streams.folder],
+            [sys.executable, "-m", "mpidist.commands.watchdog", self.token, self.streams.folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -114,7 +133,7 @@ class _Job:
         # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
         self.process = subprocess.Popen(
             [*launcher, *self.streams.command(program)],
-            env={**environ, TOKEN: self.token},
+            env={**environ, TOKEN: self.token, RUN_FOLDER: self.streams.folder},
             stdout=subprocess.PIPE if STDOUT in descriptors else None,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -131,11 +150,21 @@ class _Job:
     def wait(self, timeout_seconds: float | None) -> None:
         """Show the job's output until the launcher has ended, or end it when its time is up."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self.process.poll() is None:
+        while self.process.poll() is None and not self.stuck:
             self.streams.pump(_TURN_SECONDS)
-            if deadline is not None and time.monotonic() > deadline:
+            now = time.monotonic()
+            self.leftovers.look_at(now)
+            self._judge_start_up(now)
+            if deadline is not None and now > deadline:
                 self.timed_out = True
                 break
+
+    def _judge_start_up(self, now: float) -> None:
+        verdict = self.start_up.look(now)
+        if verdict is not None and verdict.fatal:
+            self.stuck = verdict.message
+        elif verdict is not None:
+            print(f"mpidist run: warning: {verdict.message}", file=sys.stderr)
 
     def pass_on(self, signum: int, frame: FrameType | None) -> None:
         """Send a signal to the ranks; a second Ctrl-C ends them."""
@@ -151,6 +180,7 @@ class _Job:
     def end(self) -> None:
         """End what is left of the job: the launcher first, which knows what to clean up."""
         deadline = time.monotonic() + _GRACE_SECONDS
+        self.leftovers.look()  # while there are processes that show what they use
         if self.process.poll() is None:
             self.process.terminate()
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -158,6 +188,8 @@ class _Job:
         left = end_processes(self.token)
         self.process.wait()
         self.rank_of_process = self.streams.rank_of_process()
+        self.leftovers.take_notes(self.streams.folder)
+        self.removed = self.leftovers.remove()
         self.streams.close()
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
@@ -169,8 +201,10 @@ class _Job:
     def ended(self) -> Ended:
         """Return how the job ended."""
         interrupted = any(signum in _FATAL for signum in self.passed_on)
-        killed = self.killed.first(self.rank_of_process)
-        return Ended(self._status(interrupted, killed), self.failures, killed, self.timed_out, interrupted)
+        # a launcher that was told to end reports the ranks that it has ended
+        killed = None if self.stuck else self.killed.first(self.rank_of_process)
+        status = self._status(interrupted, killed)
+        return Ended(status, self.failures, killed, self.timed_out, interrupted, self.stuck, self.removed)
 
     def _status(self, interrupted: bool, killed: KilledRank | None) -> int:
         status = self.process.returncode
@@ -178,6 +212,8 @@ class _Job:
             return TIMED_OUT
         if status != 0 and interrupted:
             return 128 + next(signum for signum in self.passed_on if signum in _FATAL)
+        if self.stuck:
+            return 1
         if killed is not None and killed.signum is not None:
             return 128 + killed.signum
         if status == 0 and self.failures.framed():  # Open MPI 5.0.11 can exit 0 although a rank was lost

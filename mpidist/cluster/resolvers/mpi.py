@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpidist.cluster.join_notes import joining
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.roles import number_roles, parse_roles
@@ -124,7 +125,8 @@ def start_mpi(launcher: Launcher | None) -> Any:
     MPI = _import_mpi(launcher)
     if not MPI.Is_initialized():
         check_library(launcher, MPI.Get_library_version())
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with joining(launcher):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(_finalize, MPI, os.getpid())
     name, version = MPI.get_vendor()
     check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")

@@ -9,7 +9,8 @@ import uuid
 
 import pytest
 
-from mpidist.commands.rank_processes import OVER, TOKEN, end_processes, processes_of, ranks_of
+from mpidist.commands.rank_processes import TOKEN, end_processes, processes_of, ranks_of
+from mpidist.commands.watchdog import OVER
 
 #: A process that starts a child; the child says that it is there, and both wait for their input to end.
 SCRIPT = """
@@ -56,7 +57,7 @@ def test_all_are_ended(job):
 
 
 def watchdog(token, folder):
-    command = [sys.executable, "-m", "mpidist.commands.rank_processes", token, str(folder)]
+    command = [sys.executable, "-m", "mpidist.commands.watchdog", token, str(folder)]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
