@@ -81,7 +81,7 @@ class ExitHooks:
         if not self._armed:
             self._previous(kind, error, trace)
             return
-        text = "".join(traceback.format_exception(kind, error, trace))
+        text = _text_of(kind, error, trace)
         _flush_output()
         told_elsewhere = self._told_elsewhere(error)
         told = told_elsewhere or getattr(error, "on_all_ranks", False)
@@ -207,6 +207,13 @@ class ExitHooks:
             self._control.end()  # or the others, ended likewise, would take this rank for the one that died first
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+def _text_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """Return what is printed of an error: where somebody pressed Ctrl-C is no news, where a program failed is."""
+    if issubclass(kind, KeyboardInterrupt):
+        return "KeyboardInterrupt: the job was interrupted\n"
+    return "".join(traceback.format_exception(kind, error, trace))
 
 
 def _flush_output() -> None:
