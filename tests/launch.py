@@ -31,12 +31,16 @@ _VANISH_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: the launcher's exit status, what all ranks printed, and how long it took."""
+    """How a job ended: the launcher's exit status, what all ranks printed, how long it took.
+
+    `ended_at` is when the last of its processes was seen to be gone, in seconds of ``time.time()``.
+    """
 
     returncode: int
     stdout: str
     stderr: str
     seconds: float
+    ended_at: float
 
 
 class JobTimeout(AssertionError):
@@ -119,6 +123,7 @@ def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seco
             timed_out = not _ends(process, timeout_seconds)
             seconds = time.monotonic() - began
             alive = [] if timed_out else survivors(token)
+            ended_at = time.time()
         finally:
             end_processes(token)
             process.wait()
@@ -126,7 +131,7 @@ def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seco
     if timed_out:
         raise JobTimeout(f"{command} did not end within {timeout_seconds:g} s; it printed:\n{texts[0]}\n{texts[1]}")
     assert not alive, f"ranks were alive after the launcher had ended: {alive}\n{texts[0]}\n{texts[1]}"
-    return JobResult(process.returncode, *texts, seconds)
+    return JobResult(process.returncode, *texts, seconds, ended_at)
 
 
 def _ends(process: Popen[bytes], timeout_seconds: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,16 @@ from tests.jobs import JobResult, environment, run_job, run_process
 
 #: Seconds within which a job must have ended after a failure; starting and MPI's own clean-up included.
 LIMIT_SECONDS = 30
+
+#: Seconds after an exception on one rank within which all processes of its job must have ended.
+END_SECONDS = 5
+
+#: What MPI libraries and theirs make in /dev/shm, and leave there when a job is aborted: nothing of mpidist's.
+OF_MPI = re.compile(
+    r"mpich_shm_"  # MPICH
+    r"|(sm|vader)_segment\."  # Open MPI 5 and 4
+    r"|ucx_shm_posix_"  # UCX, below either
+)
 
 STEPS = """
 import os, signal, sys, time
@@ -31,20 +42,38 @@ def steps(count, shape=(4, 3), **options):
 def say(line):
     os.write(1, f"{line}\\n".encode())  # in one piece: launchers mix what ranks write in several
 
+def fail(error):
+    say(f"failing at {time.time()}")
+    raise error
+
 steps(100)
 BAD = 1
 """
 
+#: Put before `STEPS`, takes the system's files without a name away: memory is shared through one in /dev/shm then.
+NAMED_FILES = """
+import os
+del os.memfd_create
+"""
 
-def _run(body: str, ranks: int = 3, **env: str) -> JobResult:
-    before = _shared_memory()
-    result = run_job(ranks, STEPS + body, timeout_seconds=LIMIT_SECONDS, env=env)
-    assert _shared_memory() <= before, "shared memory was left behind"
+
+def _run(body: str, ranks: int = 3, before: str = "", **env: str) -> JobResult:
+    names = _shared_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"TMPDIR": folder, **env}
+        result = run_job(ranks, before + STEPS + body, timeout_seconds=LIMIT_SECONDS, env=env)
+        assert not list(Path(folder).glob("mpidist*")), "temporary files were left behind"
+    assert _shared_memory() <= names, "shared memory was left behind"
     return result
 
 
 def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("mpidist*")}
+    return {path.name for path in Path("/dev/shm").glob("*") if not OF_MPI.match(path.name)}
+
+
+def _ended_in_time(result: JobResult) -> bool:
+    failed_at = [float(moment) for moment in re.findall(r"failing at ([0-9.]+)", result.stdout)]
+    return result.ended_at < min(failed_at) + END_SECONDS
 
 
 def _last_said(result: JobResult) -> str:
@@ -58,21 +87,21 @@ def _last_said(result: JobResult) -> str:
 
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_last(nodes):
-    result = _run('if rank == BAD: raise ValueError("boom")\nsteps(1)', ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
-    assert result.returncode != 0
+    result = _run('if rank == BAD: fail(ValueError("boom"))\nsteps(1)', ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
+    assert result.returncode != 0 and _ended_in_time(result)
     assert "mpidist: rank 1 of 4 failed" in result.stderr
     assert _last_said(result).endswith("ValueError: boom\n")
 
 
 def test_an_exception_while_the_others_compute_ends_the_job_too():
-    result = _run('if rank == BAD: raise ValueError("boom")\ntime.sleep(60)')
-    assert result.returncode != 0
+    result = _run('if rank == BAD: fail(ValueError("boom"))\ntime.sleep(60)')
+    assert result.returncode != 0 and _ended_in_time(result)
     assert _last_said(result).endswith("ValueError: boom\n")
 
 
 def test_the_same_exception_on_all_ranks_is_printed_once():
-    result = _run('raise KeyError("everywhere")')
-    assert result.returncode != 0
+    result = _run('fail(KeyError("everywhere"))')
+    assert result.returncode != 0 and _ended_in_time(result)
     assert result.stderr.count("Traceback") == 1
     assert "KeyError: 'everywhere'" in _last_said(result)
 
@@ -167,3 +196,19 @@ def test_no_shared_memory_falls_back_to_messages():
     result = _run('steps(5)\nsay(f"done {rank}")', MPIDIST_SHARED_MEMORY="0")
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["done 0", "done 1", "done 2"]
+
+
+@pytest.mark.parametrize(
+    "end", ["", 'if rank == BAD: fail(ValueError("boom"))', "if rank == BAD: os.kill(os.getpid(), signal.SIGKILL)"]
+)
+def test_a_file_for_shared_memory_is_not_left_behind_however_the_job_ends(end):
+    """`_run` compares what is in /dev/shm before and after; the ranks say that there has been such a file."""
+    body = """
+with open("/proc/self/maps") as maps:
+    mapped = any("/mpidist-" in line and "(deleted)" in line for line in maps)
+say(f"mapped {rank} {mapped}")
+steps(1)
+"""
+    result = _run(body + end + "\nsteps(1)", before=NAMED_FILES)
+    assert (result.returncode == 0) == (end == ""), result.stderr
+    assert {"mapped 0 True", "mapped 1 True", "mapped 2 True"} <= set(result.stdout.splitlines())

@@ -119,7 +119,7 @@ class Slurm:
                     time.sleep(0.1)
             finally:
                 self._client("scancel", job)
-            return JobResult(code, output.read_text(), "", time.monotonic() - began)
+            return JobResult(code, output.read_text(), "", time.monotonic() - began, time.time())
 
     def _exit_code(self, job: str) -> int | None:
         """Return the exit status of a batch job, None while it runs; that of a signal is above 128."""
