@@ -11,7 +11,7 @@ from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.variables import Variable
-from tests.unit.oracle.table import cases
+from tests.oracle.cases import cases
 
 #: TensorFlow's cases of one write by two replicas, or across them.
 WRITES = {name: case for name, case in cases("variables").items() if {"op", "context"} <= case["input"].keys()}

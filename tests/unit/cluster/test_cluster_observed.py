@@ -19,8 +19,8 @@ from mpidist.cluster.resolvers.slurm import SlurmClusterResolver
 from mpidist.cluster.resolvers.tf_config import TFConfigClusterResolver
 from mpidist.cluster.resolvers.union import UnionResolver
 from mpidist.cluster.spec import ClusterSpec
+from tests.oracle.cases import cases, exception
 from tests.oracle.deviations import DEVIATIONS
-from tests.unit.cluster.observed import cases, exception
 
 TF_CONFIG = cases("tf_config")
 SLURM = cases("slurm")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy
 import pytest
 
@@ -12,10 +9,10 @@ from mpidist.input import ArraySpec, Dataset, DistributedDataset, sharding
 from mpidist.input.from_function import InputContext
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
+from tests.oracle.cases import cases
 from tests.oracle.deviations import DEVIATIONS
 
-ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
-CASES = {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"] if case["topic"] == "batch_split"}
+CASES = cases("batch_split")
 SPLITS = [name for name in CASES if name.startswith("split_n") and name[7].isdigit()]
 #: Cases of things that do not exist yet.
 LATER = {"input_options_defaults", "distribute_values_from_function", "iterator_get_next_as_optional"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy
 import pytest
 
@@ -15,9 +12,9 @@ from mpidist.input import Dataset
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.variables import Variable
+from tests.oracle.cases import cases
 
-ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
-CASES = {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"] if case["topic"] == "optimizer"}
+CASES = cases("optimizer")
 OPTIMIZERS = {
     "SGD(0.1)": lambda: optimizers.SGD(0.1),
     "SGD(0.02)": lambda: optimizers.SGD(0.02),

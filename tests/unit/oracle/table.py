@@ -1,12 +1,10 @@
-"""TensorFlow's observed cases as tables: which there are, and how an observation of ours compares with one."""
+"""TensorFlow's observed cases as tables: how an observation of ours compares with one."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,34 +12,20 @@ import pytest
 
 from mpidist.errors import CollectiveMismatchError
 from mpidist.testing import run_ranks
-
-ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
-
-#: Our exception for TensorFlow's, by the name in a case.
-EXCEPTIONS: dict[str, type[Exception]] = {
-    "InvalidArgumentError": ValueError,
-    "NotImplementedError": NotImplementedError,
-    "RuntimeError": RuntimeError,
-    "TypeError": TypeError,
-    "ValueError": ValueError,
-}
+from tests.oracle.cases import exception
 
 #: A check of one case: how many ranks, and what each of them observes, given the case's input.
 Check = tuple[int, Callable[[dict[str, Any]], Any]]
-
-
-def cases(topic: str) -> dict[str, dict[str, Any]]:
-    """Return id -> case."""
-    return {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"] if case["topic"] == topic}
 
 
 def observe_on_ranks(case: dict[str, Any], check: Check) -> list[Any]:
     """Return what every rank observes, or fail unless the exception that the case expects is raised."""
     size, observe = check
     expected = case["expected"]
-    if not (isinstance(expected, dict) and "raises" in expected):
+    error = exception(expected)
+    if error is None:
         return run_ranks(size, observe, case["input"])
-    with pytest.raises(EXCEPTIONS[expected["raises"]]) as raised:
+    with pytest.raises(error) as raised:
         run_ranks(size, observe, case["input"])
     if "InvalidArgumentError" != expected["raises"] and "in user code" not in expected["message"]:
         # up to where TensorFlow shows one of its own objects or classes

@@ -12,8 +12,9 @@ from mpidist.cross_device_ops import CrossDeviceOps, NcclAllReduce, ReductionToO
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp, VariableAggregation
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.one_device import OneDeviceStrategy
+from tests.oracle.cases import cases
 from tests.oracle.deviations import DEVIATIONS
-from tests.unit.oracle.table import Check, assert_value, cases, observe_on_ranks
+from tests.unit.oracle.table import Check, assert_value, observe_on_ranks
 
 CASES = cases("reduce")
 

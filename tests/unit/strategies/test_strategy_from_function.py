@@ -10,7 +10,7 @@ from mpidist.input import Dataset
 from mpidist.input.from_function import InputContext
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
-from tests.unit.oracle.table import cases
+from tests.oracle.cases import cases
 
 CASES = cases("multi_worker")
 

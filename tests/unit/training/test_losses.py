@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy
 import pytest
 from hypothesis import given, settings
@@ -14,10 +11,10 @@ from mpidist.input import sharding
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.training import compute_average_loss, scale_regularization_loss
+from tests.oracle.cases import cases
 from tests.oracle.deviations import DEVIATIONS
 
-ORACLE = Path(__file__).parents[2] / "oracle" / "tf_cases.json"
-CASES = {case["id"]: case for case in json.loads(ORACLE.read_text())["cases"] if case["topic"] == "loss"}
+CASES = cases("loss")
 ALONE = [name for name in CASES if isinstance(CASES[name]["expected"], float)]
 RAISING = ["cal_scalar", "cal_neg_gbs", "cal_vector_gbs"]
 
