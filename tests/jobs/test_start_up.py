@@ -1,0 +1,109 @@
+"""``mpidist run`` when a rank does not come to the first strategy, and what is left behind of jobs that fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpidist.commands.probe import without_launcher
+from tests.launch import ROOT, launcher, run_process
+
+#: Rank 1 does something before the first strategy, which all others go to.
+SCRIPT = """
+import os, sys, threading
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
+if rank == 1:
+    {}
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+print("rank", rank, "of", strategy.num_replicas_in_sync, flush=True)
+"""
+
+WAITING = "rank 1 ended before all ranks had joined; ranks 0, 2 wait for it in MPI's start-up"
+
+
+def run(tmp_path, script, *options, ranks=3, **settings):
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **settings}
+    return run_process([sys.executable, "-m", "mpidist", "run", "-n", str(ranks), *options, str(path)], environ, 60)
+
+
+def test_a_rank_that_raises_before_the_first_strategy(tmp_path):
+    result = run(tmp_path, SCRIPT.format("raise ValueError('no data')"))
+    assert result.returncode == 1
+    assert result.stderr.endswith("ValueError: no data\n")
+    assert "mpidist run: rank 1 failed first; its traceback again:\n" in result.stderr
+    # Open MPI's launcher ends the job by itself when a rank's exit status is not 0
+    assert (WAITING in result.stderr) == (launcher().vendor != "Open MPI")
+
+
+def test_a_rank_that_exits_before_the_first_strategy(tmp_path):
+    result = run(tmp_path, SCRIPT.format("sys.exit(0)"))
+    assert result.returncode == 1
+    assert WAITING in result.stderr
+    assert "was ended by signal" not in result.stderr
+
+
+def test_a_late_rank_is_named_once_and_the_job_goes_on(tmp_path):
+    # comes when it has been missed: the warning goes to a file that it reads
+    late = f"""while "rank 1 has not come to it" not in open({str(tmp_path / "stderr")!r}).read():
+        threading.Event().wait(0.05)"""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(late))
+    environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), "MPIDIST_WARN_SECONDS": "0.5"}
+    command = f'exec "$0" -m mpidist run -n 3 {script} 2>{tmp_path / "stderr"}'
+    result = run_process(["sh", "-c", command, sys.executable], environ, 60)
+    assert result.returncode == 0
+    assert sorted(result.stdout.split("\n")) == ["", "rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]
+    assert (tmp_path / "stderr").read_text().count("mpidist run: warning: ") == 1
+
+
+def test_a_rank_that_never_comes(tmp_path):
+    result = run(tmp_path, SCRIPT.format("threading.Event().wait()"), MPIDIST_TIMEOUT_SECONDS="1")
+    assert result.returncode == 1
+    assert "rank 1 has not come to it.  The job was ended" in result.stderr
+
+
+def test_ranks_that_do_not_use_mpi_may_end_whenever_they_like(tmp_path):
+    script = SCRIPT.partition("import mpidist")[0].format("sys.exit(0)") + "threading.Event().wait(4)\nprint('done')"
+    result = run(tmp_path, script, MPIDIST_WARN_SECONDS="0.1", MPIDIST_TIMEOUT_SECONDS="1")
+    assert (result.returncode, result.stdout.split()) == (0, ["done", "done"])
+    assert "start-up" not in result.stderr
+
+
+def test_a_variable_that_cannot_be_read_is_told_once(tmp_path):
+    result = run(tmp_path, "import mpidist", MPIDIST_WARN_SECONDS="soon")
+    assert result.returncode == 1
+    assert result.stderr.count("MPIDIST_WARN_SECONDS='soon'") == 1
+
+
+# -- what is left behind ----------------------------------------------------------------------------------------------
+
+#: Every rank names the shared memory that MPI has given it; then one is killed.
+KILLED = """
+import os, signal, mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+with open("/proc/self/maps") as file:
+    names = {line.split(None, 5)[5].strip() for line in file if " /dev/shm/" in line}
+print("\\n".join(name for name in names if not name.endswith("(deleted)")), flush=True)
+strategy.reduce("sum", 1.0, axis=None)
+if strategy.extended.replica_id == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+strategy.reduce("sum", 1.0, axis=None)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not Linux")
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+def test_no_shared_memory_is_left_behind(tmp_path, options):
+    result = run(tmp_path, KILLED, *options, ranks=2)
+    assert result.returncode != 0
+    names = set(result.stdout.split())
+    assert names
+    assert [name for name in names if Path(name).exists()] == []
+    said = "removed what MPI had left behind: /dev/shm/mpich_shm_" in result.stderr
+    assert said == (launcher().vendor == "MPICH" and not options)
