@@ -31,7 +31,7 @@ class Proof:
         By rank: how many chunks it sends in all.
     same_bits : bool
         Whether all ranks that hold a sum of a chunk have added it up in the same tree, up to the order of the two
-        operands.  An algorithm without this is not eligible for automatic selection.
+        operands.  An algorithm without this is not eligible for automatic selection: see `selection.AUTOMATIC`.
     """
 
     rounds: int

@@ -23,7 +23,6 @@ from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.errors import CollectiveMismatchError
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
-from mpidist.transports.shared import SharedSegments
 
 #: Runs the data movement of one call, bound to its buffer.
 Replay = Callable[[Watch], None]
@@ -31,8 +30,12 @@ Replay = Callable[[Watch], None]
 #: In one step through shared memory every rank reads the values of all ranks; from so many bytes on each reads a share.
 _MOST_BYTES_READ = 1 << 21
 
-#: Size of a segment in bytes: places of two ranks and what they are copied from and to share a core's cache.
-_SEGMENT_BYTES = 1 << 19
+#: Size of a segment in bytes: places of two ranks and what they are copied from and to share a core's cache.  Which of
+#: the sizes is best depends on what caches the cores share, so for packs from `_TRIAL_BYTES` on they are tried.
+_SEGMENT_BYTES, _SEGMENT_SIZES, _TRIAL_BYTES = 1 << 19, (1 << 20, 1 << 19, 1 << 18), 1 << 21
+
+#: Sizes in bytes from which on a pack is closed: never where segments are the unit of work; as a message otherwise.
+_ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
 
 #: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
 _KEPT_CALLS = 256
@@ -72,7 +75,7 @@ class Communicator:
         self._segments = world.segments if self.control.arbiter is None else None
         self._forced = self.control.settings.algorithm
         self._header = numpy.zeros(2, dtype=numpy.uint64)
-        self._calls: dict[Any, _Call] = {}
+        self._calls: dict[Any, Call] = {}
         self._schedules: dict[str, Schedule] = {}
 
     @classmethod
@@ -88,7 +91,7 @@ class Communicator:
 
     # -- what every call begins with ----------------------------------------------------------------------------------
 
-    def check(self, call: _Call, timeout_seconds: float | None = None) -> None:
+    def check(self, call: Call, timeout_seconds: float | None = None) -> None:
         """Make sure that all ranks are at the same place and describe it alike.
 
         Collective: every rank calls it in the same order.  Errors as for `begin`.
@@ -96,7 +99,7 @@ class Communicator:
         with self.control.turnstile:
             self.begin(call, timeout_seconds)
 
-    def begin(self, call: _Call, timeout_seconds: float | None = None) -> Watch:
+    def begin(self, call: Call, timeout_seconds: float | None = None) -> Watch:
         """Number a call, and make sure that all ranks make the same one.
 
         Collective: every rank calls it in the same order, inside the turnstile of the control channel.
@@ -122,7 +125,7 @@ class Communicator:
         self.transport.wait([self.transport.native["all_reduce"](header, "min")], watch)
         return int(header[0]) ^ int(header[1]) == 0xFFFFFFFFFFFFFFFF
 
-    def _raise_mismatch(self, call: _Call, watch: Watch) -> None:
+    def _raise_mismatch(self, call: Call, watch: Watch) -> None:
         answers = self.transport.exchange(json.dumps(call.description).encode(), watch)
         raise CollectiveMismatchError(explain([json.loads(raw) for raw in answers], watch.call, self.rank))
 
@@ -131,13 +134,13 @@ class Communicator:
         name: str,
         tensors: Sequence[tuple[str, Any, Sequence[int]]] = (),
         packs: Sequence[tuple[str, int]] = (),
-    ) -> _Call:
+    ) -> Call:
         """Return what stands for a call named `name` on tensors (name, dtype, shape); Local.
 
         `packs` are the units in which they are reduced, each with its algorithm and size in bytes.
         """
         described = [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]
-        return _Call({"call": name, "tensors": described, "packs": [list(pack) for pack in packs]})
+        return Call({"call": name, "tensors": described, "packs": [list(pack) for pack in packs]})
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -189,37 +192,49 @@ class Communicator:
             if work is not flat:
                 flat[...] = work
 
-    def _all_reduce_call(self, buffer: Any, op: str, algorithm: str | None) -> _Call:
+    def _all_reduce_call(self, buffer: Any, op: str, algorithm: str | None) -> Call:
         check_reducible(buffer.dtype, op)
         wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
         pack = self.pack(buffer.size * wire.itemsize, algorithm, on_host)
         self._check_memory(buffer)
         call = self.call(f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], [pack])
         if on_host:
-            call.segment = self.small(buffer.size, wire, op, algorithm) if wire == buffer.dtype else None
-            if call.segment is None:
-                call.pipeline = self.pipeline(buffer.size, wire, op, algorithm)
+            if pack[0] == "shared_memory":
+                call.segment = self.small(buffer.size, wire, op) if wire == buffer.dtype else None
+                call.pipeline = self.pipeline(buffer.size, wire, op) if call.segment is None else None
         return call
 
-    def small(self, elements: int, dtype: Any, op: str, algorithm: str | None) -> SegmentAllReduce | None:
-        """Return the all-reduce in one step through shared memory, if that is the one for so many elements; Local."""
-        nbytes = elements * dtype.itemsize
-        segments = self._shared_segments(algorithm)
+    def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
+        nbytes, segments = elements * dtype.itemsize, self._segments
         if segments is None or nbytes > segments.segment_bytes or nbytes * self.size > _MOST_BYTES_READ:
             return None
         return SegmentAllReduce(segments, self.control.line, elements, dtype, op)
 
     def pipeline(
-        self, elements: int, dtype: Any, op: str, algorithm: str | None, scale: float | None = None
+        self, elements: int, dtype: Any, op: str, scale: float | None = None, segment_bytes: int = _SEGMENT_BYTES
     ) -> SegmentPipeline | None:
-        """Return the all-reduce by segments through shared memory, if that is the one for host memory here; Local."""
-        segments = self._shared_segments(algorithm)
-        if segments is None or elements == 0:
+        """Return the all-reduce by segments through shared memory, where there is some; Local."""
+        if self._segments is None or elements == 0:
             return None
-        return SegmentPipeline(segments, self.control.line, elements, dtype, op, scale, _SEGMENT_BYTES)
+        return SegmentPipeline(self._segments, self.control.line, elements, dtype, op, scale, segment_bytes)
 
-    def _shared_segments(self, algorithm: str | None) -> SharedSegments | None:
-        return self._segments if self._chosen(0, algorithm) == "shared_memory" else None
+    def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[tuple[str, int]]:
+        """Return the ways (algorithm, bytes of a segment or 0) worth trying for a pack of `nbytes`; Local.
+
+        An explicit choice is the only way.  The ways give the same bits, so which of them is taken changes no result.
+        """
+        chosen = self._chosen(nbytes, algorithm, on_host)
+        if chosen != "shared_memory":
+            return [(chosen, 0)] if chosen != "none" else [(algorithm or self._forced, 0)]
+        if nbytes < _TRIAL_BYTES or (algorithm or self._forced) != "auto":
+            return [(chosen, _SEGMENT_BYTES)]
+        # Of two ranks the ring adds the same two numbers; of more it adds them in another order.
+        return [(chosen, size) for size in _SEGMENT_SIZES] + ([("ring", 0)] if self.size == 2 else [])
+
+    def bytes_per_pack(self, algorithm: str | None) -> int:
+        """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
+        return _ONE_PACK if self._chosen(0, algorithm) == "shared_memory" else _MESSAGE_PACK
 
     def pack(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> tuple[str, int]:
         """Return (algorithm, size) of a unit of so many bytes, as it goes into a call's description; Local.
@@ -243,9 +258,9 @@ class Communicator:
         ----------
         buffer : array, shape (n,), contiguous, in a dtype that is added as such
         """
-        chosen = self._chosen(buffer.nbytes, algorithm, has_segments=False)
-        if chosen == "none" or buffer.size == 0:
+        if self.size == 1 or buffer.size == 0:
             return _nothing
+        chosen = self._chosen(buffer.nbytes, algorithm, has_segments=False)
         if chosen == "native":
             native, wait = self.transport.native["all_reduce"], self.transport.wait
             # MPI has no least and greatest of truth values; of the bytes that hold them it does.
@@ -373,7 +388,7 @@ class Communicator:
             return [payload] if self.size == 1 else self.transport.exchange(payload, watch)
 
 
-class _Call:
+class Call:
     """A collective call as all ranks must make it: its description, its digest, and what it is bound to."""
 
     __slots__ = ("description", "digest", "what", "segment", "pipeline")

@@ -2,7 +2,7 @@
 
 The thresholds are what `benchmarks/all_reduce.py` showed on one node; `MPIDIST_ALGORITHM` or the caller's explicit
 choice always wins.  Every algorithm that may be chosen here gives the same bits on all ranks: for schedules the checker
-proves it, for MPI's own all-reduce a parallel test does.
+proves it, for shared memory and MPI's own all-reduce a parallel test does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.algorithms import names
+
+#: The all-reduces that `choose` may return, and those that it may use between nodes: all ranks get the same bits.
+AUTOMATIC = ("shared_memory", "native", "recursive_doubling", "hierarchical", "ring")
+BETWEEN_NODES = ("ring", "rabenseifner")
 
 #: From this size in bytes on, moving every byte once counts more than the number of messages.
 _LARGE_BYTES = 1 << 16

@@ -8,6 +8,7 @@ more, so that a training loop, which drops its gradients every step, allocates n
 from __future__ import annotations
 
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
@@ -17,15 +18,13 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.communicator import Communicator, Replay
+from mpidist.collectives.communicator import Call, Communicator, Replay
 from mpidist.collectives.segment_pipeline import SegmentPipeline
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Bucket, Plan, build
+from mpidist.fusion.trial import Trial
 from mpidist.runtime.control import Watch
-
-#: Size in bytes at which a bucket is closed when the user leaves it to us; see benchmarks/all_reduce.py.
-BYTES_PER_PACK = 4 << 20
 
 #: How many sets of buffers a plan keeps for another turn; who holds on to more results gets new memory for each.
 _KEPT_SETS = 3
@@ -50,7 +49,7 @@ class FusedAllReduce:
 
     def __init__(self, communicator: Communicator, bytes_per_pack: int = 0, algorithm: str | None = None) -> None:
         self._communicator = communicator
-        self._bytes_per_pack = bytes_per_pack or BYTES_PER_PACK
+        self._bytes_per_pack = bytes_per_pack or communicator.bytes_per_pack(algorithm)
         self._algorithm = algorithm
         self._planned: dict[Any, _PlannedReduction] = {}
 
@@ -87,7 +86,9 @@ class FusedAllReduce:
         kinds = frozenset(map(type, tensors))
         key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
         planned = self._planned.get(key)
-        if planned is None:
+        if planned is not None:
+            planned.settle()
+        else:
             if len(self._planned) >= _KEPT_PLANS:
                 del self._planned[next(iter(self._planned))]
             planned = self._planned[key] = self._plan(tensors, op, names)
@@ -105,55 +106,66 @@ class FusedAllReduce:
 
 
 class _PlannedReduction:
-    """A plan with what it needs to run: the call it stands for, how its buckets are reduced, and sets of buffers."""
+    """A plan with what it needs to run: the ways to reduce its buckets, and sets of buffers."""
 
     def __init__(self, plan: Plan, communicator: Communicator, algorithm: str | None, tensors: Sequence[Any]) -> None:
         self._plan = plan
         self._communicator = communicator
-        self._algorithm = algorithm
         on_host = not (tensors and arrays.is_device(tensors[0]))
         # An empty array of the tensors' kind: no reference to a user's array is kept.
         self._kind = numpy.empty(0) if on_host else arrays.empty(0, tensors[0].dtype, tensors[0])
         self._scale = 1.0 / communicator.size if plan.op == "mean" and communicator.size > 1 else None
-        packs = [communicator.pack(bucket.nbytes, algorithm, on_host) for bucket in plan.buckets]
-        self._call = communicator.call(f"all_reduce({plan.op})", plan.signatures, packs)
         self._sets: list[_ResultSet] = []
-        self._in_segments: list[_InSegments | None] = [None] * len(plan.buckets)
-        if len(plan.buckets) == 1 and on_host:
-            only = plan.buckets[0]
-            self._call.segment = communicator.small(only.elements, only.dtype, plan.reduction, algorithm)
-        if on_host and self._call.segment is None:
-            self._in_segments = [self._segmented(bucket) for bucket in plan.buckets]
+        largest = max((bucket.nbytes for bucket in plan.buckets), default=0)
+        ways = communicator.ways(largest, algorithm, on_host)
+        self._ways = [_Way(plan, communicator, way, self._scale, on_host) for way in ways]
+        self._trial = Trial(len(ways)) if len(ways) > 1 else None
 
-    def _segmented(self, bucket: Bucket) -> _InSegments | None:
-        plan, pipeline_of = self._plan, self._communicator.pipeline
-        pipeline = pipeline_of(bucket.elements, bucket.dtype, plan.reduction, self._algorithm, self._scale)
-        return None if pipeline is None else _InSegments(pipeline, bucket)
+    def settle(self) -> None:
+        """Choose among the ways once all were tried.
+
+        Collective, and numbered like any call: all ranks come to it at the same step.
+        """
+        if self._trial is not None and self._trial.is_over:
+            times = self._trial.best_seconds
+            self._communicator.all_reduce(times, "max")
+            self._ways, self._trial = [self._ways[int(times.argmin())]], None
+            for results in self._sets:
+                results.forget_replays()
 
     def __call__(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+        way = self._ways[0] if self._trial is None else self._ways[self._trial.way]
         results = self._free_set()
-        if self._call.segment is not None:
-            self._run_small(self._call.segment, tensors, results, timeout_seconds)
+        if way.call.segment is not None:
+            self._run_small(way.call, way.call.segment, tensors, results, timeout_seconds)
             return list(results.views)
-        watch = self._communicator.begin(self._call, timeout_seconds)
+        watch = self._communicator.begin(way.call, timeout_seconds)
+        start = time.perf_counter()
         for index, bucket in enumerate(self._plan.buckets):
             members = [tensors[position] for position in bucket.tensors]
-            in_segments = self._in_segments[index]
+            in_segments = way.in_segments[index]
             if in_segments is not None:
                 in_segments.run(members, results.results[index], watch)
             else:
                 _pack(members, results.buffers[index])
-                results.replay(index, self._communicator, self._plan.reduction, self._algorithm)(watch)
+                results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
                 results.finish(index, self._scale)
+        if self._trial is not None:
+            self._trial.record(time.perf_counter() - start)
         return list(results.views)
 
     def _run_small(
-        self, segment: SegmentAllReduce, tensors: Sequence[Any], results: _ResultSet, timeout_seconds: float | None
+        self,
+        call: Call,
+        segment: SegmentAllReduce,
+        tensors: Sequence[Any],
+        results: _ResultSet,
+        timeout_seconds: float | None,
     ) -> None:
         """Reduce the only bucket in one step; its values lie in shared memory before the call is begun."""
         members = [tensors[position] for position in self._plan.buckets[0].tensors]
         _pack(members, segment.slot(self._communicator.control.call + 1))
-        segment.combine(self._communicator.begin(self._call, timeout_seconds).call, results.buffers[0])
+        segment.combine(self._communicator.begin(call, timeout_seconds).call, results.buffers[0])
         results.finish(0, self._scale)
 
     def _free_set(self) -> _ResultSet:
@@ -165,6 +177,30 @@ class _PlannedReduction:
         if len(self._sets) < _KEPT_SETS:
             self._sets.append(results)
         return results
+
+
+class _Way:
+    """One way to reduce a plan's buckets: the call that all ranks must make alike, and what goes through segments."""
+
+    def __init__(
+        self, plan: Plan, communicator: Communicator, way: tuple[str, int], scale: float | None, on_host: bool
+    ) -> None:
+        self.algorithm, segment_bytes = way
+        packs = [communicator.pack(bucket.nbytes, self.algorithm, on_host) for bucket in plan.buckets]
+        if segment_bytes:  # ranks that cut differently would read what is not there
+            packs = [(f"{name} in segments of {segment_bytes >> 10} KiB", nbytes) for name, nbytes in packs]
+        self.call = communicator.call(f"all_reduce({plan.op})", plan.signatures, packs)
+        self.in_segments: list[_InSegments | None] = [None] * len(plan.buckets)
+        if not segment_bytes:
+            return
+        if len(plan.buckets) == 1:
+            only = plan.buckets[0]
+            self.call.segment = communicator.small(only.elements, only.dtype, plan.reduction)
+        if self.call.segment is None:
+            for index, bucket in enumerate(plan.buckets):
+                shape = (bucket.elements, bucket.dtype, plan.reduction)
+                pipeline = communicator.pipeline(*shape, scale=scale, segment_bytes=segment_bytes)
+                self.in_segments[index] = None if pipeline is None else _InSegments(pipeline, bucket)
 
 
 class _InSegments:
@@ -217,6 +253,13 @@ class _ResultSet:
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan)
         self._idle: list[int] = []
+
+    def forget_replays(self) -> None:
+        """Drop what was bound to the buffers, and with it their references to them."""
+        was_free = self.is_free()
+        self._replays = [None] * len(self._replays)
+        if was_free:
+            self.settle()
 
     def replay(self, index: int, communicator: Communicator, op: str, algorithm: str | None) -> Replay:
         """Return what reduces buffer `index` over messages; it is bound to the buffer once."""

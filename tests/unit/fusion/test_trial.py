@@ -1,0 +1,63 @@
+"""Trying several ways in the first steps, and settling on one alike on all ranks."""
+
+import numpy
+
+from mpidist.collectives import communicator as communicators
+from mpidist.collectives.communicator import Communicator
+from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.fusion.trial import Trial
+from mpidist.testing import run_ranks
+
+
+def test_ways_take_turns_and_keep_their_best_times():
+    trial = Trial(3)
+    tried = []
+    for seconds in (5.0, 2.0, 9.0, 4.0, 3.0, 8.0, 6.0, 1.0, 7.0):
+        assert not trial.is_over
+        tried.append(trial.way)
+        trial.record(seconds)
+    assert tried == [0, 1, 2] * 3
+    assert trial.is_over
+    assert trial.best_seconds.tolist() == [4.0, 1.0, 7.0]
+
+
+def _sums(monkeypatch, size, steps):
+    monkeypatch.setattr(communicators, "_TRIAL_BYTES", 1000)
+
+    def run():
+        fused = FusedAllReduce(Communicator.world())
+        wrong = 0
+        for step in range(steps):
+            first, second = fused(
+                [numpy.full(300, step + fused._communicator.rank, "f4"), numpy.full((2, 50), 1.0, "f4")]
+            )
+            wrong += not ((first == size * step + size * (size - 1) // 2).all() and (second == size).all())
+        (planned,) = fused._planned.values()
+        return wrong, planned._trial is None, len(planned._ways), [way.algorithm for way in planned._ways]
+
+    return run_ranks(size, run)
+
+
+def test_every_step_of_a_trial_is_right_and_all_ranks_settle_on_the_same(monkeypatch):
+    for size in (2, 3):
+        results = _sums(monkeypatch, size, 20)
+        assert all(result == results[0] for result in results)
+        assert results[0][:3] == (0, True, 1)
+
+
+def test_until_it_is_over_all_ways_are_there(monkeypatch):
+    ((wrong, settled, ways, algorithms), _) = _sums(monkeypatch, 2, 5)
+    assert (wrong, settled, ways) == (0, False, 4)
+    assert algorithms == ["shared_memory"] * 3 + ["ring"]
+
+
+def test_more_than_two_ranks_try_only_what_adds_in_the_same_order(monkeypatch):
+    assert _sums(monkeypatch, 3, 2)[0][3] == ["shared_memory"] * 3
+
+
+def test_an_explicit_choice_is_not_tried_against_others():
+    def run():
+        communicator = Communicator.world()
+        return [communicator.ways(1 << 30, name) for name in ("ring", "shared_memory")]
+
+    assert run_ranks(2, run)[0] == [[("ring", 0)], [("shared_memory", 1 << 19)]]
