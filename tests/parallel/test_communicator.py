@@ -8,13 +8,15 @@ import pytest
 
 from mpidist.collectives.algorithms import names
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.selection import AUTOMATIC
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.runtime.board import StatusBoard
 from mpidist.transports.mpi import MpiTransport
 
 pytestmark = pytest.mark.mpi
 
-ALGORITHMS = ("auto", *names("all_reduce"), "hierarchical", "shared_memory", "native")
+#: All that may be chosen, and the rest of the table.
+ALGORITHMS = ("auto", *AUTOMATIC, *(name for name in names("all_reduce") if name not in AUTOMATIC))
 
 
 @pytest.fixture
