@@ -7,8 +7,17 @@ from itertools import zip_longest
 from typing import Any
 
 #: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...], "packs":
-#: [[algorithm, bytes], ...]}``; packs where something is reduced.
+#: [[algorithm, bytes], ...]}``; packs where something is reduced.  A tensor without a dtype, named ``"what: value"``,
+#: is a *fact*: something else that must be the same on all ranks.
 Description = dict[str, Any]
+
+#: Of so many groups of ranks is said what they differ in; in a large job all ranks may differ from each other.
+_MOST_GROUPS = 8
+
+
+def fact(what: str, value: Any) -> tuple[str, str, tuple[int, ...]]:
+    """Return what a description has among its tensors for something else that all ranks must have alike.  Local."""
+    return f"{what}: {value}", "", ()
 
 
 def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:
@@ -27,9 +36,12 @@ def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:
     for other, description in enumerate(descriptions):
         groups.setdefault(repr(description), []).append(other)
     expected, *rest = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
-    lines = [_difference(other, descriptions[other[0]], expected, descriptions[expected[0]]) for other in rest] or [
+    shown = rest[:_MOST_GROUPS]
+    lines = [_difference(other, descriptions[other[0]], expected, descriptions[expected[0]]) for other in shown] or [
         "all ranks describe the same call, but their digests differ: do all ranks run the same version of mpidist?"
     ]
+    if len(rest) > len(shown):
+        lines.append(f"{sum(map(len, rest[_MOST_GROUPS:]))} more ranks differ")
     return (
         f"rank {rank} of {len(descriptions)}: ranks differ in collective call {number}: {'; '.join(lines)}. "
         "Every rank must pass the same tensors, in the same order, to the same calls"
@@ -41,20 +53,38 @@ def _difference(ranks: list[int], got: Description, others: list[int], expected:
     if got["call"] != expected["call"]:
         return f"{who} called {_call(got)}, {whom} called {_call(expected)}"
     first = ""
-    for index, (mine, theirs) in enumerate(zip_longest(got["tensors"], expected["tensors"])):
+    for index, (mine, theirs) in enumerate(zip_longest(_tensors(got), _tensors(expected))):
         if mine != theirs:
             first = f"tensor {index}: {who} passed {_tensor(mine)}, {whom} passed {_tensor(theirs)}"
             break
-    if len(got["tensors"]) != len(expected["tensors"]):
+    if len(_tensors(got)) != len(_tensors(expected)):
         return f"{who} passed {_count(got)} to {got['call']}, {whom} passed {_count(expected)}; {first}"
     if first:
         return f"in {got['call']}, {first}"
+    if facts := _facts(who, got, whom, expected):
+        return f"in {got['call']}, {facts}"
     if got.get("packs") != expected.get("packs"):
         return (
             f"{who} reduce {_packs(got)}, {whom} {_packs(expected)}; CommunicationOptions, algorithms and kinds of "
             "arrays must be alike"
         )
     return f"{who} and {whom} describe {got['call']} differently: {got!r} and {expected!r}"
+
+
+def _tensors(description: Description) -> list[Any]:
+    return [tensor for tensor in description["tensors"] if tensor[1]]
+
+
+def _facts(who: str, got: Description, whom: str, expected: Description) -> str:
+    """Return the facts that differ, each with both values; empty when none does."""
+    mine, theirs = (
+        dict(label.split(": ", 1) for label, dtype, _ in description["tensors"] if not dtype)
+        for description in (got, expected)
+    )
+    names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
+    return ", ".join(
+        f"{name}: {mine.get(name, 'none')} on {who}, {theirs.get(name, 'none')} on {whom}" for name in names
+    )
 
 
 def _packs(description: Description) -> str:
@@ -65,13 +95,13 @@ def _packs(description: Description) -> str:
 
 
 def _call(description: Description) -> str:
-    tensors = description["tensors"]
+    tensors = _tensors(description)
     shown = ", ".join(_tensor(tensor) for tensor in tensors[:3])
     return f"{description['call']} on {shown}{', ...' if len(tensors) > 3 else ''}" if tensors else description["call"]
 
 
 def _count(description: Description) -> str:
-    count = len(description["tensors"])
+    count = len(_tensors(description))
     return f"{count} tensor{'' if count == 1 else 's'}"
 
 

@@ -51,11 +51,14 @@ class Dataset:
     batch_size : int or None
         Rows of a global batch; None before `batch`.
     drop_remainder : bool
+    order : tuple of str
+        What was done to the order of the rows, such as ``("shuffle(seed=1)", "repeat(2)")``.
     """
 
     arrays: Any
     batch_size: int | None = None
     drop_remainder: bool = False
+    order: tuple[str, ...] = ()
     _length: int | None = 0
     _stream_fn: _StreamFn = field(default=lambda epoch: iter(()), repr=False)
 
@@ -96,7 +99,8 @@ class Dataset:
         buffer_size : int, optional
             Accepted for TensorFlow's sake: all rows take part in the shuffle, whatever it is.
         seed : int, optional
-            Of the orders of all epochs; None is the seed 0, so that all ranks agree.
+            Of the orders of all epochs.  None is the seed 0: without a word the orders are the same on all ranks, and
+            again in the next run.
         """
         self._require_rows("shuffle")
 
@@ -104,7 +108,7 @@ class Dataset:
             for number, rows in enumerate(self._stream_fn(epoch)):
                 yield numpy.random.default_rng((seed or 0, epoch, number)).permutation(rows)
 
-        return replace(self, _stream_fn=stream_fn)
+        return replace(self, order=(*self.order, f"shuffle(seed={seed or 0})"), _stream_fn=stream_fn)
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Return the data set `count` times over; None or a negative count is forever.  Local.
@@ -123,7 +127,8 @@ class Dataset:
             for number in itertools.count(first) if forever else range(first, first + times):
                 yield from self._stream_fn(number)
 
-        return replace(self, _length=length, _stream_fn=stream_fn)
+        order = (*self.order, f"repeat({'' if forever else count})")
+        return replace(self, order=order, _length=length, _stream_fn=stream_fn)
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
         """Return the data set in global batches of `batch_size` rows.  Local.
@@ -144,7 +149,7 @@ class Dataset:
         def stream_fn(epoch: int) -> Stream:
             return _cut(self._stream_fn(epoch), batch_size, drop_remainder)
 
-        return Dataset(self.arrays, batch_size, drop_remainder, length, stream_fn)
+        return Dataset(self.arrays, batch_size, drop_remainder, self.order, length, stream_fn)
 
     @property
     def element_spec(self) -> Any:

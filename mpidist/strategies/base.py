@@ -185,7 +185,9 @@ class Strategy:
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Return an iterable of this replica's parts of the global batches of `dataset`.
 
-        Local: nothing is sent; every rank calls it with an equal data set.
+        Collective: every rank calls it in the same order, with the same data set: all rows, on every rank.  The ranks
+        compare the arrays' shapes and dtypes, a checksum of some of their rows, batches and order; later, nothing is
+        sent.
 
         Parameters
         ----------
@@ -195,8 +197,11 @@ class Strategy:
 
         Raises
         ------
-        ValueError
-            `dataset` has no batches.  (Strategies of one replica that distribute nothing take it as it is.)
+        TypeError, ValueError
+            It is no `Dataset`, or has no batches.  (Strategies that distribute nothing take it as it is.)
+        CollectiveMismatchError
+            On all ranks: their data sets differ; says in what.  Data that are meant to differ by rank are for
+            `distribute_datasets_from_function`.
         """
         context.require_cross_replica(self)
         return self.extended.distribute_dataset(dataset)

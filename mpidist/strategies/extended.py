@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
+from mpidist.errors import CollectiveMismatchError
+from mpidist.input import agreement
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset
 from mpidist.options import CommunicationOptions, ReduceOp
@@ -274,8 +276,35 @@ class MirroredExtended(StrategyExtended):
         return self.cross_device_ops.broadcast(tensor, destinations)
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """Return this replica's parts of the global batches; ValueError when there are no batches.  Local."""
+        """Return this replica's parts of the global batches.
+
+        Collective: every rank calls it in the same order, with the same data set, which is compared.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no `Dataset`, or has no batches.
+        CollectiveMismatchError
+            On all ranks: their data sets differ; says in what.
+        """
+        self._compare(dataset)
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                f"a data set to be distributed must be a mpidist.data.Dataset, got {type(dataset).__name__}: make one "
+                "with `mpidist.data.Dataset.from_arrays(arrays).batch(global_batch_size)`, or give each rank its own "
+                "batches with `distribute_datasets_from_function`"
+            )
         return DistributedDataset(dataset, replica_id=self.replica_id, num_replicas=self.num_replicas)
+
+    def _compare(self, dataset: Any) -> None:
+        """Raise CollectiveMismatchError on all ranks unless they have the same data set.  Collective."""
+        if self.num_replicas == 1:
+            return
+        call = self.communicator.call("experimental_distribute_dataset", agreement.described(dataset))
+        try:
+            self.communicator.check(call, self._options.timeout_seconds)
+        except CollectiveMismatchError as error:
+            raise CollectiveMismatchError(f"{error}. {agreement.ADVICE}") from None
 
     def share_initial_value(self, variable: DistributedVariable) -> None:
         """Give every copy of a new variable the chief's value.

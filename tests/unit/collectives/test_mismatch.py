@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpidist.collectives.mismatch import explain
+from mpidist.collectives.mismatch import explain, fact
 
 
 def _call(name, *tensors):
@@ -45,3 +45,19 @@ def test_what_is_said(calls, expected):
 def test_long_lists_of_ranks_are_cut():
     text = explain([_call("a", W)] * 20 + [_call("b", W)], 1, 0)
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more" in text
+
+
+def test_facts_are_said_with_both_values():
+    calls = [_call("a", W, fact("seed", seed), fact("rows", 3)) for seed in (0, 1, 0)]
+    assert ": in a, seed: 1 on rank 1, 0 on ranks 0, 2. Every rank" in explain(calls, 1, 2)
+
+
+def test_facts_are_not_counted_as_tensors():
+    calls = [_call("a", W, fact("seed", 0)), _call("a", WIDER, fact("seed", 1), fact("rows", 1))]
+    assert "in a, tensor 0: rank 1 passed 'w' float32 (4, 5)" in explain(calls, 1, 0)
+    assert "rank 1 called b, rank 0 called a on" in explain([calls[0], _call("b", fact("seed", 0))], 1, 0)
+
+
+def test_many_ranks_that_all_differ_do_not_fill_the_screen():
+    text = explain([_call("a", fact("seed", seed)) for seed in range(1000)], 1, 0)
+    assert "seed: 8 on rank 8, 0 on rank 0; 991 more ranks differ" in text and "seed: 9 on" not in text
