@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
@@ -41,7 +41,6 @@ def test_all_that_may_be_chosen_is_chosen_somewhere():
     assert {chosen for _, _, chosen in CHOICES} == set(selection.AUTOMATIC)
 
 
-@settings(deadline=None)
 @given(
     hosts=st.lists(st.sampled_from("abcdefghijkl"), min_size=1, max_size=40),
     nbytes=st.integers(0, 1 << 40),
