@@ -114,6 +114,11 @@ def entered(mode: Mode) -> Iterator[None]:
         _state.stack.pop()
 
 
+def is_default(strategy: Any) -> bool:
+    """Return whether `strategy` is the default one, which has the variables made outside of all scopes.  Local."""
+    return strategy is _default_mode().strategy
+
+
 def require_cross_replica(strategy: Any) -> None:
     """Raise RuntimeError unless `strategy` is current and cross-replica, or no strategy is.  Local."""
     mode = current_mode()

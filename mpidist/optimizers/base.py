@@ -104,7 +104,7 @@ class Optimizer(abc.ABC):
         ValueError
             If there is no gradient at all, or a gradient's shape is not its variable's.
         RuntimeError
-            Outside `strategy.run`, on variables of a strategy with more than one replica.
+            With more than one replica: outside `strategy.run`, or a variable was not created in the strategy's scope.
         """
         pairs = _with_gradients(list(gradients_and_variables))
         _require_replica_context([variable for _, variable in pairs])
@@ -213,14 +213,27 @@ def _with_gradients(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 def _require_replica_context(variables: list[Any]) -> None:
     """Raise RuntimeError where gradients of several replicas would have to be summed, outside `run`."""
     strategy = context.get_strategy()
-    owners = {id(variable.strategy): variable.strategy for variable in variables}.values()
-    outside = context.in_cross_replica_context() or any(owner is not strategy for owner in owners)
-    replicas = max(each.num_replicas_in_sync for each in (strategy, *owners))
-    if outside and replicas > 1:
+    foreign = [variable for variable in variables if variable.strategy is not strategy]
+    replicas = max(each.num_replicas_in_sync for each in (strategy, *(variable.strategy for variable in foreign)))
+    if replicas == 1 or not (foreign or context.in_cross_replica_context()):
+        return
+    if context.in_cross_replica_context() or context.is_default(strategy):
         raise RuntimeError(
             f"`apply_gradients` sums over {replicas} replicas and was called outside of a replica. Call it in the "
             "function that you give to `strategy.run`."
         )
+    raise RuntimeError(_foreign_text(foreign[0], strategy))
+
+
+def _foreign_text(variable: Any, strategy: Any) -> str:
+    """Return the message about a variable that is updated in a replica of a strategy which is not its own."""
+    cure = "create it inside `with strategy.scope():` of the strategy whose `run` you call"
+    if context.is_default(variable.strategy):
+        return f"variable {variable.name!r} was not created in the scope of {strategy}; {cure}"
+    return (
+        f"Mixing different tf.distribute.Strategy objects: variable {variable.name!r} was created in the scope of "
+        f"{variable.strategy}, and `apply_gradients` was called in `run` of {strategy}; make one strategy, or {cure}"
+    )
 
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:
