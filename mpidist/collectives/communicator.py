@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from mpidist.collectives.mismatch import Description, explain
 from mpidist.collectives.rounds import Schedule
 from mpidist.collectives.segment_pipeline import Fill, SegmentPipeline
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, RankFailedError
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
 
@@ -127,6 +128,8 @@ class Communicator:
 
     def _raise_mismatch(self, call: Call, watch: Watch) -> None:
         answers = self.transport.exchange(json.dumps(call.description).encode(), watch)
+        with suppress(RankFailedError):  # who has raised already has also come here
+            self.transport.exchange(b"", watch)  # nobody raises, and so fails, while others wait for the answers
         raise CollectiveMismatchError(explain([json.loads(raw) for raw in answers], watch.call, self.rank))
 
     def call(

@@ -157,7 +157,8 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
     """Return the world of this process once every rank of MPI's has come here."""
     world = mpi.COMM_WORLD
     chosen = world.bcast(settings(), root=0)  # one environment for all: ranks that chose differently would not meet
-    node, hosts = _nodes(mpi, world, chosen)
+    machine = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
+    node, hosts = _nodes(mpi, world, machine, chosen)
     topology = Topology(hosts)
     node_ranks = topology.ranks_of_node[topology.node_of[world.Get_rank()]]
     board, segments, problem = _shared(node, chosen)
@@ -171,7 +172,7 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
         node_ranks,
         hosts=hosts,
         messenger=None if alone else MpiMessenger(world.Dup()),
-        pause=yield_processor() if _crowded(node) else None,
+        pause=yield_processor() if _crowded(machine) else None,
         chosen=chosen,
     )
     if problem and node.Get_rank() == 0:
@@ -183,15 +184,16 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
     return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments)
 
 
-def _nodes(mpi: Any, world: Any, chosen: Settings) -> tuple[Any, list[str]]:
+def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, list[str]]:
     """Return the communicator of this rank's node, and the host of every rank, one name a node.
 
-    A node is a set of ranks that can share memory: two containers of one host name are two nodes.
+    A node is a set of ranks that can share memory, those of `machine`, or a part of them where virtual nodes were asked
+    for: two containers of one host name are two nodes.
     """
-    node = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
+    node = machine
     if chosen.virtual_nodes > 1:
-        part = node.Get_rank() * chosen.virtual_nodes // node.Get_size()
-        node = node.Split(part, node.Get_rank())
+        part = machine.Get_rank() * chosen.virtual_nodes // machine.Get_size()
+        node = machine.Split(part, machine.Get_rank())
     leader = node.bcast(world.Get_rank(), root=0)
     places = world.allgather((mpi.Get_processor_name(), leader))
     leaders: dict[str, list[int]] = {}
@@ -216,11 +218,11 @@ def _shared(node: Any, chosen: Settings) -> tuple[StatusBoard | None, SharedSegm
     return board, SharedSegments(memory[board_bytes:], size, _SEGMENT_BYTES, _PLACE_BYTES), ""
 
 
-def _crowded(node: Any) -> bool:
-    """Return whether this node's ranks outnumber the cores they may use."""
+def _crowded(machine: Any) -> bool:
+    """Return whether this machine's ranks outnumber the cores they may use."""
     mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = set().union(*node.allgather(sorted(mine)))
-    return node.Get_size() > len(cores)
+    cores = set().union(*machine.allgather(sorted(mine)))
+    return machine.Get_size() > len(cores)
 
 
 def _end_of(world: Any) -> Callable[[int], None]:

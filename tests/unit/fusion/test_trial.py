@@ -29,7 +29,7 @@ def _sums(monkeypatch, size, steps):
         wrong = 0
         for step in range(steps):
             first, second = fused(
-                [numpy.full(300, step + fused._communicator.rank, "f4"), numpy.full((2, 50), 1.0, "f4")]
+                [numpy.full(3000, step + fused._communicator.rank, "f4"), numpy.full((2, 50), 1.0, "f4")]
             )
             wrong += not ((first == size * step + size * (size - 1) // 2).all() and (second == size).all())
         (planned,) = fused._planned.values()
