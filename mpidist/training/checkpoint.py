@@ -11,7 +11,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
-from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
 from mpidist.options import VariableSynchronization
 from mpidist.training import hdf5_file
 from mpidist.variables import DistributedVariable
@@ -146,18 +146,26 @@ def _restore_part(name: str, part: Any, values: Mapping[str, Any]) -> None:
 def _together(chief_fn: Any, what: str) -> Any:
     """Call `chief_fn` on the chief and return its result there, None on the others; its failure is raised on all."""
     communicator = Communicator.world()
-    result, error = None, None
+    result: Any = None
+    error: BaseException | None = None
     if communicator.rank == CHIEF:
         try:
             result = chief_fn()
         except Exception as found:  # whatever it is, the other ranks are waiting for word of it
-            error = found
+            error = _first_cause(found)
     text = "" if error is None else json.dumps([type(error).__name__, str(error)])
     answer = communicator.exchange(text.encode(), what="checkpoint")[CHIEF].decode()
     if answer:
         kind, reason = json.loads(answer)
         raise _error(kind, f"{what}: rank {CHIEF}: {reason}") from error
     return result
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return what the file system said first; closing a file on a full disk says it again and again."""
+    while not isinstance(error, MpidistError) and isinstance(error.__context__, OSError):
+        error = error.__context__
+    return error
 
 
 def _error(kind: str, message: str) -> CheckpointError:

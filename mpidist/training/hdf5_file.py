@@ -47,7 +47,7 @@ def write(path: Path, arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str,
     OSError
         What the file system says; nothing is left behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(path.parent, exist_ok=True)  # unlike Path.mkdir, it raises errors that have no others behind them
     temporary = path.with_name(f".{path.name}.partial")
     try:
         with open(temporary, "w+b") as file:

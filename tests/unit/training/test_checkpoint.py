@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy
 import pytest
 
@@ -194,3 +196,18 @@ def test_an_empty_or_missing_directory_restores_nothing(tmp_path):
     assert run_ranks(1, restore_newest, tmp_path / "none") == [(None, 0)]
     with pytest.raises(ValueError, match="max_to_keep"):
         CheckpointManager(Checkpoint(), tmp_path, 0)
+
+
+def test_a_full_disk_is_said_once(tmp_path):
+    """A limit on the size of files does here what a full disk does: writing fails, and closing fails again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoint = Checkpoint(large=Variable(numpy.ones(100_000)), more=Variable(numpy.ones(100_000)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="c.h5 was not saved: rank 0: .*File too large") as raised:
+            checkpoint.save(tmp_path / "c.h5")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    shown = raised.value.__cause__
+    assert isinstance(shown, OSError) and (shown.__cause__, shown.__context__) == (None, None)
+    assert list(tmp_path.iterdir()) == []
