@@ -68,7 +68,7 @@ class Checkpoint:
         """
         path = Path(path)
         found = self._collect()
-        _together(lambda: hdf5_file.write(path, *found), f"checkpoint {path} was not saved")
+        together(lambda: hdf5_file.write(path, *found), f"checkpoint {path} was not saved")
         return path
 
     def restore(self, path: str | Path) -> None:
@@ -84,7 +84,7 @@ class Checkpoint:
             On all ranks: it is truncated or damaged, or does not fit these objects. The variables are unchanged then.
         """
         path = Path(path)
-        values = _share(*_together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
+        values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
         problems = [problem for name, part in self._parts.items() for problem in _misfits(name, part, values)]
         _agree("; ".join(problems), f"checkpoint {path} does not fit")
         # What may still raise comes before the variables.
@@ -143,7 +143,7 @@ def _restore_part(name: str, part: Any, values: Mapping[str, Any]) -> None:
 # -- all ranks together ------------------------------------------------------------------------------------------------
 
 
-def _together(chief_fn: Any, what: str) -> Any:
+def together(chief_fn: Any, what: str) -> Any:
     """Call `chief_fn` on the chief and return its result there, None on the others; its failure is raised on all."""
     communicator = Communicator.world()
     result: Any = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from pathlib import Path
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError
-from mpidist.training.checkpoint import CHIEF, Checkpoint
+from mpidist.training import hdf5_file
+from mpidist.training.checkpoint import CHIEF, Checkpoint, together
 
 _NAME = re.compile(r"checkpoint-(\d+)\.h5")
 _log = logging.getLogger("mpidist")
@@ -18,11 +20,14 @@ _log = logging.getLogger("mpidist")
 class CheckpointManager:
     """Numbered checkpoints ``checkpoint-<number>.h5`` in a directory.
 
+    Collective: every rank makes it in the same order.  The chief tries at once whether it can write to the directory,
+    and leaves nothing behind.  To read only, use `Checkpoint.restore`.
+
     Parameters
     ----------
     checkpoint : Checkpoint
     directory : str or Path
-        Made at the first save.
+        The chief's counts.  Made at the first save.
     max_to_keep : int or None
         How many to keep; older ones are removed after a save.  None keeps all.
 
@@ -30,6 +35,8 @@ class CheckpointManager:
     ------
     ValueError
         If `max_to_keep` is less than 1.
+    CheckpointError
+        On all ranks: the chief cannot write to the directory; the message has the reason.
     """
 
     def __init__(self, checkpoint: Checkpoint, directory: str | Path, max_to_keep: int | None = 3) -> None:
@@ -38,6 +45,10 @@ class CheckpointManager:
         self.checkpoint = checkpoint
         self.directory = Path(directory)
         self.max_to_keep = max_to_keep
+        together(
+            lambda: _try(self.directory),
+            f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
+        )
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -97,3 +108,16 @@ class CheckpointManager:
         if reasons:
             raise CheckpointError(f"no checkpoint in {self.directory} can be restored: " + "; ".join(reasons))
         return None
+
+
+def _try(directory: Path) -> None:
+    """Write an empty checkpoint and remove it, and the directories that were made for it.  Local."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    trial = directory / f".trial-{os.getpid()}.h5"
+    try:
+        hdf5_file.write(trial, {}, {})
+        trial.unlink()
+    finally:
+        for path in missing:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()

@@ -13,7 +13,7 @@ from mpidist.input import Dataset
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.training import Checkpoint, CheckpointManager
-from mpidist.training.checkpoint import _together
+from mpidist.training.checkpoint import together
 from mpidist.variables import Variable
 
 
@@ -126,7 +126,7 @@ def test_a_failed_save_is_known_to_all_with_its_reason(tmp_path):
 
 def test_any_failure_of_the_chief_ends_the_wait_of_the_others():
     def fail():
-        _together(lambda: 1 / 0, "nothing was done")
+        together(lambda: 1 / 0, "nothing was done")
 
     assert [str(error) for error in errors_of(2, fail)] == ["nothing was done: rank 0: division by zero"] * 2
 
@@ -210,4 +210,37 @@ def test_a_full_disk_is_said_once(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     shown = raised.value.__cause__
     assert isinstance(shown, OSError) and (shown.__cause__, shown.__context__) == (None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def make_manager(directory):
+    return CheckpointManager(Run().checkpoint, directory).checkpoints
+
+
+@pytest.mark.parametrize("place", ["there", "new", "new/deep/er"])
+def test_a_manager_leaves_nothing_behind_where_it_can_write(tmp_path, place):
+    (tmp_path / "there").mkdir()
+    assert run_ranks(2, make_manager, tmp_path / place) == [[], []]
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "file/below/it"])
+def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    for rank, error in enumerate(errors_of(2, make_manager, tmp_path / place)):
+        assert isinstance(error, CheckpointError) and error.on_all_ranks, rank
+        assert f"no checkpoint can be written to {tmp_path / place}; choose a directory" in str(error)
+        assert "rank 0: [Errno" in str(error)
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
+
+
+def test_what_was_made_for_a_try_that_fails_is_removed(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoint = Checkpoint()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(CheckpointError, match="File too large"):
+            CheckpointManager(checkpoint, tmp_path / "new" / "deep")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
