@@ -11,7 +11,7 @@ All ranks yield the same number of rounds, of the same kind: a rank with nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 #: A rank or chunk number: an int, or an integer array over all ranks.
@@ -114,8 +114,15 @@ def _repetition(round_: Round, repetition: int, chunks: int) -> Round:
     def moved(chunk: Index) -> Index:
         return chunk - chunk % cycle + (chunk + repetition * round_.shift) % cycle
 
-    return replace(
-        round_, send_chunk=moved(round_.send_chunk), receive_chunk=moved(round_.receive_chunk), repeat=1, shift=0
+    return Round(  # not `replace`, which takes as long as all that is done with the round
+        round_.send_to,
+        moved(round_.send_chunk),
+        round_.send_count,
+        round_.receive_from,
+        moved(round_.receive_chunk),
+        round_.receive_count,
+        round_.reduce,
+        cycle=round_.cycle,
     )
 
 

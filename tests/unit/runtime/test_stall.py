@@ -7,6 +7,7 @@ import pytest
 
 from mpidist.errors import RankFailedError, TransportTimeoutError
 from mpidist.options import Settings
+from mpidist.runtime import stall
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.stall import Messenger
@@ -74,7 +75,8 @@ def test_all_waiting_ranks_of_all_nodes_name_the_missing_one(missing):
         assert not any(f"for rank {rank}" in str(error) for rank in waiting)
 
 
-def test_when_rank_0_is_missing_the_others_say_so_without_its_verdict():
+def test_when_rank_0_is_missing_the_others_say_so_without_its_verdict(monkeypatch):
+    monkeypatch.setattr(stall, "_VERDICT_SECONDS", 0.2)  # it never comes
     errors = _errors_of_waiting(_two_nodes(), [1, 2, 3])
     assert sorted(errors) == [1, 2, 3]
     assert all("rank 0 (host0)" in str(error) for error in errors.values())
