@@ -6,10 +6,11 @@ checkpoints work on the array behind it, `storage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays, context
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
@@ -67,8 +68,11 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     return variable
 
 
-class DistributedVariable:
+class DistributedVariable(NDArrayOperatorsMixin):
     """One array with a copy on every replica of a strategy.  Made by `Variable`.
+
+    It can stand where an array is read: arithmetic, comparisons, NumPy's functions and ``variable[key]`` read its
+    `value` and give arrays of their own.  Only `assign*` change it: ``variable += x`` is a TypeError.
 
     Attributes
     ----------
@@ -161,6 +165,61 @@ class DistributedVariable:
         if copy is False and dtype is not None and numpy.dtype(dtype) != self.dtype:
             raise ValueError(f"variable {self.name!r} is {self.dtype}; it cannot be {dtype} without a copy")
         return numpy.array(value, dtype=dtype) if copy else numpy.asarray(value, dtype=dtype)
+
+    # -- reading as an array ------------------------------------------------------------------------------------------
+
+    #: Above CuPy's arrays, whose operators then leave it to ours.
+    __array_priority__ = 1000
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: tuple[Any, ...] = (), **kwargs: Any) -> Any:
+        if written := [each for each in out if isinstance(each, DistributedVariable)]:
+            raise TypeError(
+                f"variable {written[0].name!r} cannot be changed by operators such as += (here {ufunc.__name__}); use "
+                "`assign_add`, `assign_sub` or `assign`, or write `variable + x` for a new array"
+            )
+        values = [each.value if isinstance(each, DistributedVariable) else each for each in inputs]
+        return getattr(ufunc, method)(*values, **({"out": out} if out else {}), **kwargs)
+
+    def __eq__(self, other: Any) -> Any:
+        return False if other is None else super().__eq__(other)
+
+    def __ne__(self, other: Any) -> Any:
+        return True if other is None else super().__ne__(other)
+
+    # Comparing looks at values; as a key of a dict a variable is itself.
+    __hash__ = object.__hash__
+
+    def numpy(self) -> numpy.ndarray:
+        """Return the value as a new NumPy array, copied from the device if it is there.  Local, or as `value`."""
+        return arrays.as_host(self.value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.value[key].copy()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"variable {self.name!r} is a scalar and has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.value.copy())
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return self.value.__index__()
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __complex__(self) -> complex:
+        return complex(self.value)
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"<DistributedVariable {self.name!r} shape={self.shape} dtype={self.dtype} copy={self._view!r}>"
