@@ -14,6 +14,7 @@ from typing import Any
 from mpidist import arrays, context
 from mpidist.optimizers import slices
 from mpidist.options import ReduceOp
+from mpidist.variables import DistributedVariable
 
 LearningRate = float | Callable[[int], float]
 
@@ -101,12 +102,16 @@ class Optimizer(abc.ABC):
 
         Raises
         ------
+        TypeError
+            A pair is not (gradient, variable), or a variable is not of a floating dtype.
         ValueError
             If there is no gradient at all, or a gradient's shape is not its variable's.
         RuntimeError
             With more than one replica: outside `strategy.run`, or a variable was not created in the strategy's scope.
         """
-        pairs = _with_gradients(list(gradients_and_variables))
+        pairs = list(gradients_and_variables)
+        _require_pairs(pairs)
+        pairs = _with_gradients(pairs)
         _require_replica_context([variable for _, variable in pairs])
         gradients = [_as_gradient(gradient, variable) for gradient, variable in pairs]
         if not context.in_cross_replica_context():
@@ -197,6 +202,29 @@ class Optimizer(abc.ABC):
                     f"{variable.shape}: the variables were first updated in another order, or the model has changed"
                 )
             slot[...] = arrays.namespace(slot).asarray(value).reshape(-1)
+
+
+def _require_pairs(pairs: list[Any]) -> None:
+    """Raise TypeError unless all are (gradient, variable), with variables that gradients can update."""
+    for number, pair in enumerate(pairs):
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not (is_pair and isinstance(pair[1], DistributedVariable)):
+            got = f"({', '.join(type(each).__name__ for each in pair)})" if is_pair else type(pair).__name__
+            raise TypeError(
+                f"`apply_gradients` takes pairs (gradient, variable), in this order; pair {number} is {got}. Variables "
+                "are made by `mpidist.Variable`"
+            )
+        gradient, variable = pair
+        if gradient is not None and not _is_floating(variable.dtype):
+            raise TypeError(
+                f"variable {variable.name!r} is {variable.dtype} and cannot be updated by gradients; give it a "
+                "floating dtype (Variable(value, dtype='float32')), or leave it out and use `assign`"
+            )
+
+
+def _is_floating(dtype: Any) -> bool:
+    # ml_dtypes' floats, bfloat16 for one, are of kind V
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.names is None)
 
 
 def _with_gradients(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -190,3 +190,30 @@ def test_state_of_another_model_is_refused():
 def test_momentum_out_of_range_is_refused():
     with pytest.raises(ValueError, match="momentum"):
         optimizers.SGD(0.1, momentum=1.5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+def test_variables_that_are_no_floats_are_refused(family, dtype):
+    v = Variable(numpy.zeros(2, dtype), name="count")
+    with pytest.raises(TypeError, match=rf"variable 'count\w*' is {dtype} and cannot be updated .*floating dtype"):
+        FAMILIES[family]().apply_gradients([(numpy.ones(2), v)])
+    assert not v.value.any()
+    with pytest.warns(UserWarning, match="count"):
+        FAMILIES[family]().apply_gradients([(None, v), ([1.0], Variable([1.0]))])
+
+
+@pytest.mark.parametrize(
+    ("pair_fn", "got"),
+    [
+        (lambda v: (v, numpy.ones(2)), r"\(DistributedVariable, ndarray\)"),
+        (lambda v: (numpy.ones(2), numpy.ones(2)), r"\(ndarray, ndarray\)"),
+        (lambda v: v, "DistributedVariable"),
+        (lambda v: (numpy.ones(2), v, 1), "tuple"),
+    ],
+)
+def test_pairs_in_another_order_are_refused(pair_fn, got):
+    v = Variable(numpy.zeros(2))
+    with pytest.raises(TypeError, match=rf"pairs \(gradient, variable\), in this order; pair 1 is {got}\."):
+        optimizers.SGD(1.0).apply_gradients([(numpy.ones(2), v), pair_fn(v)])
+    assert not v.value.any()
