@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -113,10 +115,27 @@ class Settings:
 #: The variable of `Settings.run_folder`.
 RUN_FOLDER = "MPIDIST_RUN_FOLDER"
 
+#: The variable by which `mpidist run` knows its ranks; where it is set, `mpidist run` has warned already.
+RUN_TOKEN = "MPIDIST_RUN_TOKEN"
+
+#: What is expected of a variable, by the type of its setting.
+_EXPECTED = {bool: "0 or 1", float: "a number of seconds, 0 (never) or more", int: "a whole number, 1 or more"}
+
+_warned: set[str] = set()  # unknown variables of which has been warned
+
 
 def settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the `Settings` of this environment (Local); ValueError names a variable that cannot be read."""
+    """Return the `Settings` of this environment (Local).
+
+    Warns once of a variable ``MPIDIST_*`` that there is not, with the names that are like it.
+
+    Raises
+    ------
+    ValueError
+        Names a variable that cannot be read, and what is expected of it.
+    """
     environ = os.environ if environ is None else environ
+    _warn_of_unknown(environ)
     found = {}
     for field in fields(Settings):
         name = f"MPIDIST_{field.name.upper()}"
@@ -127,8 +146,24 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
     for setting, limit in least.items():
         value = getattr(chosen, setting)
         if not limit <= value < math.inf:
-            raise ValueError(f"environment variable MPIDIST_{setting.upper()}={value:g}: expected {limit} or more")
+            expected = _EXPECTED[type(value)]
+            raise ValueError(f"environment variable MPIDIST_{setting.upper()}={value:g}: expected {expected}")
     return chosen
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    if RUN_TOKEN in environ:
+        return
+    prefix, known = "MPIDIST_", [field.name.upper() for field in fields(Settings)]
+    asked = {name.removeprefix(prefix) for name in environ if name.startswith(prefix)}
+    for name in sorted(asked - {*known} - _warned):
+        _warned.add(name)
+        like = ", ".join(prefix + each for each in difflib.get_close_matches(name, known) or known)
+        warnings.warn(
+            f"environment variable {prefix}{name} is unknown to mpidist and changes nothing; known: {like}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _convert(name: str, text: str, kind: type) -> Any:
@@ -137,5 +172,4 @@ def _convert(name: str, text: str, kind: type) -> Any:
             return {"0": False, "1": True}[text]
         return kind(text)
     except (KeyError, ValueError):
-        expected = "0 or 1" if kind is bool else f"a {kind.__name__}"
-        raise ValueError(f"environment variable {name}={text!r}: expected {expected}") from None
+        raise ValueError(f"environment variable {name}={text!r}: expected {_EXPECTED[kind]}") from None
