@@ -186,8 +186,7 @@ class LoopbackTransport(Transport):
         while not ready():
             arrival.clear()
             self._deliver()
-            if not ready():
-                arrival.wait(_NAP_SECONDS)
+            if not ready() and not arrival.wait(_NAP_SECONDS):
                 watch.tick()
 
     def _deliver(self) -> None:
