@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mpidist import context, transports
+from mpidist import context
 from mpidist.cluster.devices import device_of_rank
-from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies.base import ReplicaContext, Strategy, StrategyExtended
+from mpidist.strategies.alone import LoneExtended
+from mpidist.strategies.base import ReplicaContext, Strategy
 
 _made = threading.Lock()
-_warned = threading.Lock()
 
 
 class DefaultStrategy(Strategy):
@@ -44,8 +42,10 @@ class DefaultStrategy(Strategy):
         return self
 
 
-class _DefaultExtended(StrategyExtended):
-    """Identity throughout; says so once when there are other ranks, which it leaves out."""
+class _DefaultExtended(LoneExtended):
+    """Identity throughout."""
+
+    title = "the default strategy"
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -53,47 +53,10 @@ class _DefaultExtended(StrategyExtended):
         """Call `fn`: outside of all scopes the code is in a replica context already."""
         return fn(*args, **(kwargs or {}))
 
-    def reduce_arrays(
-        self,
-        reduce_op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None = None,
-        destinations: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        """Return the values."""
-        warn_of_other_ranks("the default strategy")
-        return values
-
-    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Return the value."""
-        warn_of_other_ranks("the default strategy")
-        return value
-
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Return the tensor."""
-        warn_of_other_ranks("the default strategy")
-        return tensor
-
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """There are none."""
         raise RuntimeError("worker_devices() is not supported by the default strategy; it distributes nothing")
-
-
-def warn_of_other_ranks(name: str) -> None:
-    """Warn once, on rank 0, when a strategy of one replica is asked to reduce in a world of several ranks.
-
-    Collective at the first call where a launcher started this process (it may start MPI); local otherwise.
-    """
-    world = transports.world()
-    if world.topology.size == 1 or world.transport.rank != 0 or not _warned.acquire(blocking=False):
-        return
-    warnings.warn(
-        f"{name} reduces nothing over the {world.topology.size} ranks of this job: each of them works alone. "
-        "Use `with strategy.scope()` and `strategy.run` of a MirroredStrategy or MultiWorkerMirroredStrategy",
-        RuntimeWarning,
-        stacklevel=5,
-    )
 
 
 STRATEGY = DefaultStrategy()

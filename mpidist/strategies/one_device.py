@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from mpidist import transports
 from mpidist.cluster.devices import Device, parse_device
-from mpidist.strategies.base import Strategy, StrategyExtended
+from mpidist.strategies.alone import LoneExtended
+from mpidist.strategies.base import Strategy
 from mpidist.strategies.visibility import warn_of_invisible
 
 
 class OneDeviceStrategy(Strategy):
     """One replica on the device named; scopes and contexts are those of a distributed strategy.
 
-    Local: ranks that make one each work alone.
+    Local: ranks that make one each work alone, of which the first reduction warns.
 
     Parameters
     ----------
@@ -26,5 +27,9 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str | Device) -> None:
         parsed = parse_device(device)
-        self.extended = StrategyExtended(self, parsed.name)
+        self.extended = _OneDeviceExtended(self, parsed.name)
         warn_of_invisible([parsed], is_chief=transports.world().transport.rank == 0)
+
+
+class _OneDeviceExtended(LoneExtended):
+    title = "OneDeviceStrategy"

@@ -11,7 +11,7 @@ import pytest
 
 import mpidist
 from mpidist import context
-from mpidist.strategies import default
+from mpidist.strategies import alone, default
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.one_device import OneDeviceStrategy
 from mpidist.testing import run_ranks
@@ -120,7 +120,7 @@ def test_scopes_must_be_left_in_order(strategy):
 
 
 def test_collectives_of_the_default_strategy_warn_once_where_there_are_other_ranks(monkeypatch):
-    monkeypatch.setattr(default, "_warned", threading.Lock())
+    monkeypatch.setattr(alone, "_warned", threading.Lock())
 
     def fn():
         for _ in range(2):
@@ -129,6 +129,23 @@ def test_collectives_of_the_default_strategy_warn_once_where_there_are_other_ran
 
     with pytest.warns(RuntimeWarning, match="reduces nothing over the 3 ranks of this job") as warned:
         run_ranks(3, fn)
+    assert len(warned) == 1
+
+
+def test_training_on_one_device_warns_where_there_are_other_ranks(monkeypatch):
+    monkeypatch.setattr(alone, "_warned", threading.Lock())
+
+    def fn():
+        strategy = OneDeviceStrategy("/cpu:0")
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(2))
+        optimizer = mpidist.optimizers.SGD(1.0)
+        for _ in range(2):
+            strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(2), variable)]))
+        return variable.value.tolist()
+
+    with pytest.warns(RuntimeWarning, match="OneDeviceStrategy reduces nothing over the 3 ranks of this job") as warned:
+        assert run_ranks(3, fn) == [[-2.0, -2.0]] * 3
     assert len(warned) == 1
 
 

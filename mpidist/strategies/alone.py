@@ -1,0 +1,63 @@
+"""`LoneExtended`: one replica that leaves out the other ranks of its job, and says so."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist import transports
+from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.strategies.extended import StrategyExtended
+
+_warned = threading.Lock()
+
+
+class LoneExtended(StrategyExtended):
+    """Gives back what is to be reduced; warns once when there are other ranks, which it leaves out.
+
+    Attributes
+    ----------
+    title : str
+        What the warning calls the strategy.
+    """
+
+    title = ""
+
+    def reduce_arrays(
+        self,
+        reduce_op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        destinations: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Return the values."""
+        warn_of_other_ranks(self.title)
+        return values
+
+    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Return the value."""
+        warn_of_other_ranks(self.title)
+        return value
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Return the tensor."""
+        warn_of_other_ranks(self.title)
+        return tensor
+
+
+def warn_of_other_ranks(name: str) -> None:
+    """Warn once, on rank 0, when a strategy of one replica is asked to reduce in a world of several ranks.
+
+    Collective at the first call where a launcher started this process (it may start MPI); local otherwise.
+    """
+    world = transports.world()
+    if world.topology.size == 1 or world.transport.rank != 0 or not _warned.acquire(blocking=False):
+        return
+    warnings.warn(
+        f"{name} reduces nothing over the {world.topology.size} ranks of this job: each of them works alone. "
+        "Use `with strategy.scope()` and `strategy.run` of a MirroredStrategy or MultiWorkerMirroredStrategy",
+        RuntimeWarning,
+        stacklevel=5,
+    )
