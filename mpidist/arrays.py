@@ -120,7 +120,7 @@ def check_memory(array: Any, memory: frozenset[str], transport: str) -> None:
     if kind.memory not in memory:
         raise UnsupportedDtypeError(
             f"the {transport} transport moves {' and '.join(sorted(memory))} memory, got a {kind.name} array in "
-            f"{kind.memory} memory.  Copy it yourself (mpidist.arrays.as_host) or use a transport for "
+            f"{kind.memory} memory. Copy it yourself (mpidist.arrays.as_host) or use a transport for "
             f"{kind.memory} memory; mpidist does not copy it unasked"
         )
 

@@ -290,11 +290,11 @@ def require_nccl(communicator: Communicator, asked: str) -> None:
     if arrays.list_physical_devices("GPU"):
         raise NotImplementedError(
             f"rank {communicator.rank} of {communicator.size}: {asked} needs mpidist's NCCL transport, which this "
-            "version does not have yet.  Use RingAllReduce or HierarchicalCopyAllReduce on arrays in host memory"
+            "version does not have yet. Use RingAllReduce or HierarchicalCopyAllReduce on arrays in host memory"
         )
     raise MissingDependencyError(
         f"rank {communicator.rank} of {communicator.size}: {asked} needs an NVIDIA GPU and CuPy, and this rank has "
-        "no GPU that CuPy can use.  Install the extra `mpidist[cuda]` on a machine with a GPU, or use "
+        "no GPU that CuPy can use. Install the extra `mpidist[cuda]` on a machine with a GPU, or use "
         "RingAllReduce or HierarchicalCopyAllReduce (CommunicationImplementation.RING or AUTO), which work on CPUs"
     )
 

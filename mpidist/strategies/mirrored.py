@@ -58,7 +58,7 @@ def _require_one_node(communicator: Communicator) -> None:
     if topology.node_count > 1:
         raise RuntimeError(
             f"rank {communicator.rank} of {communicator.size}: MirroredStrategy is for the devices of one machine, but "
-            f"the ranks are on {topology.describe()}.  Use MultiWorkerMirroredStrategy, which works across machines"
+            f"the ranks are on {topology.describe()}. Use MultiWorkerMirroredStrategy, which works across machines"
         )
 
 

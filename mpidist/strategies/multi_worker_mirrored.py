@@ -103,7 +103,7 @@ def _check_cluster(resolver: ClusterResolver, communicator: Communicator) -> Non
     if workers != communicator.size:
         raise ValueError(
             f"rank {communicator.rank} of {communicator.size}: the cluster of {resolver!r} has {workers} tasks that "
-            f"train, but MPI started {communicator.size} ranks.  Start `mpidist run -n {workers} SCRIPT`, or leave "
+            f"train, but MPI started {communicator.size} ranks. Start `mpidist run -n {workers} SCRIPT`, or leave "
             "cluster_resolver out to train on the ranks there are"
         )
 

@@ -65,7 +65,7 @@ def test_a_late_rank_is_named_once_and_the_job_goes_on(tmp_path):
 def test_a_rank_that_never_comes(tmp_path):
     result = run(tmp_path, SCRIPT.format("threading.Event().wait()"), MPIDIST_TIMEOUT_SECONDS="1")
     assert result.returncode == 1
-    assert "rank 1 has not come to it.  The job was ended" in result.stderr
+    assert "rank 1 has not come to it. The job was ended" in result.stderr
 
 
 def test_ranks_that_do_not_use_mpi_may_end_whenever_they_like(tmp_path):

