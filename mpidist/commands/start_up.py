@@ -82,19 +82,19 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
     if ended and waited >= _GRACE_SECONDS:
         return Verdict(
             f"{_named(ended)} ended before all ranks had joined; {_named(waiting)} {_verb(waiting, 'wait')} for "
-            f"{'it' if len(ended) == 1 else 'them'} in MPI's start-up, which has no end.  Every rank must come to the "
-            f"first strategy.  The job was ended",
+            f"{'it' if len(ended) == 1 else 'them'} in MPI's start-up, which has no end. Every rank must come to the "
+            f"first strategy. The job was ended",
             fatal=True,
         )
     late = [rank for rank, state in enumerate(ranks) if state.late]
     if waiting and 0 < timeout_seconds <= waited:
         return Verdict(
-            f"{_sentence(waiting, late, waited)}.  The job was ended (MPIDIST_TIMEOUT_SECONDS is {timeout_seconds:g})",
+            f"{_sentence(waiting, late, waited)}. The job was ended (MPIDIST_TIMEOUT_SECONDS is {timeout_seconds:g})",
             fatal=True,
         )
     if waiting and 0 < warn_seconds <= waited:
         where = "; ".join(f"py-spy dump --pid {ranks[rank].process}" for rank in late)
-        return Verdict(_sentence(waiting, late, waited) + (f".  See where: {where}" if late else ""))
+        return Verdict(_sentence(waiting, late, waited) + (f". See where: {where}" if late else ""))
     return None
 
 
