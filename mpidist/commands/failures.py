@@ -14,7 +14,9 @@ those, what follows the last one of a rank to the end of its output is taken.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _FRAME_START = re.compile(r"mpidist: rank (\d+) of \d+ failed")
 _FRAME_END = re.compile(r"mpidist: end of rank (\d+)")
@@ -22,11 +24,26 @@ _FRAME_END = re.compile(r"mpidist: end of rank (\d+)")
 _TRACEBACK = re.compile(r'(\s*\+ Exception Group )?Traceback \(most recent call last\):|  File "[^"]*", line \d+$')
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
+#: How a rank tells that another has broken off a call; a program may wrap it into an error of its own.
+_ABOUT = re.compile(r"mpidist\.errors\.RankFailedError: rank \d+ of \d+: rank (\d+) (?:\(\S*\) )?(left|died|failed) ")
+
 #: Lines kept of one failure: enough for any traceback, little enough for a terminal.
 _LIMIT = 400
 
 #: With more lines than this after it, a plain traceback was logged and survived; a message is not so long.
 _LAST_WORDS = 60
+
+
+class About(NamedTuple):
+    """The other rank that a failure is about, and what it did: ``"left"``, ``"died"`` or ``"failed"``."""
+
+    rank: int
+    did: str
+
+    @property
+    def died(self) -> bool:
+        """Whether its process was gone, so that it could tell nothing itself."""
+        return self.did == "died"
 
 
 @dataclass
@@ -57,6 +74,11 @@ class Failure:
         self.after = 0 if line.startswith(" ") else self.after + 1
         if len(self.lines) < _LIMIT:
             self.lines.append(line)
+
+    def about(self) -> About | None:
+        """Return the rank that the error names as its cause, None if it is this rank's own."""
+        found = [match for match in map(_ABOUT.match, self.lines) if match]
+        return About(int(found[-1][1]), found[-1][2]) if found else None
 
 
 @dataclass
@@ -103,13 +125,16 @@ class FailureLog:
         """Return whether a rank was seen to fail, by the runtime's word."""
         return any(failure.framed for failure in self._failures)
 
-    def first(self) -> Failure | None:
-        """Return the first failure that the runtime framed, else the first of the ranks' last plain tracebacks."""
+    def first(self, ranks: Collection[int] | None = None) -> Failure | None:
+        """Return the first failure that the runtime framed, else the first of the ranks' last plain tracebacks.
+
+        With `ranks`, only of these ranks.
+        """
         framed = [failure for failure in self._failures if failure.framed]
         last = {failure.rank: failure for failure in self._failures}
         plain = [failure for failure in last.values() if failure.after <= _LAST_WORDS]
         found = framed or sorted(plain, key=lambda failure: failure.order)
-        return found[0] if found else None
+        return next((failure for failure in found if ranks is None or failure.rank in ranks), None)
 
 
 def _goes_on(block: Failure | None) -> bool:

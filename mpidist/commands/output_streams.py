@@ -86,6 +86,14 @@ class OutputStreams:
         os.set_blocking(pipe, False)
         self._selector.register(pipe, selectors.EVENT_READ, Source(None, descriptor))
 
+    def watch(self, descriptor: int, came_fn: Callable[[], object]) -> None:
+        """Call ``came_fn()`` from `pump` when `descriptor` can be read, in its turn among the output."""
+        self._selector.register(descriptor, selectors.EVENT_READ, came_fn)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Call no more for `descriptor`."""
+        self._selector.unregister(descriptor)
+
     def rank_of_process(self) -> dict[int, int]:
         """Return the rank of every process that has been started, by its number; before `close`."""
         noted = {int(path.stem): path.read_text().strip() for path in Path(self.folder).glob("*.process")}
@@ -94,10 +102,16 @@ class OutputStreams:
     def pump(self, timeout_seconds: float) -> bool:
         """Pass on what has come, waiting up to `timeout_seconds`; return whether anything came."""
         events = self._selector.select(timeout_seconds)
-        came = [self._read(key.fd, key.data) for key, _ in events]
+        came = [self._come(key.fd, key.data) for key, _ in events]
         if not events:
             self._show_partial_lines()
         return any(came)
+
+    def _come(self, descriptor: int, data: Source | Callable[[], object]) -> bool:
+        if isinstance(data, Source):
+            return self._read(descriptor, data)
+        data()
+        return True
 
     def _read(self, pipe: int, source: Source) -> bool:
         try:

@@ -52,6 +52,26 @@ def send(pid: int, signum: int) -> None:
         pass
 
 
+def alive(process: int) -> bool:
+    """Return whether a process runs: one whose parent has not asked for its status yet does not; Local."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (ProcessLookupError, FileNotFoundError):
+        return not os.path.isdir("/proc/self") and _answers(process)
+
+
+def _answers(process: int) -> bool:
+    """Return whether a signal could be sent to a process: for systems without /proc."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _environments() -> Iterator[tuple[int, bytes]]:
     if not os.path.isdir("/proc"):  # not Linux: there is no way to find them
         return

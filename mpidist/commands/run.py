@@ -14,6 +14,7 @@ from mpidist.commands.cores import visible_cores
 from mpidist.commands.failures import Failure
 from mpidist.commands.launcher import Launcher, find_launcher
 from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
+from mpidist.commands.rank_deaths import RankDeath
 from mpidist.commands.supervisor import Ended, supervise
 from mpidist.errors import LaunchError
 from mpidist.options import settings
@@ -109,17 +110,27 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
         print(f"mpidist run: removed what MPI had left behind: {', '.join(ended.removed)}", file=sys.stderr)
     if ended.stuck:
         print(f"mpidist run: {ended.stuck}", file=sys.stderr)
-    if ended.killed is not None and not ended.interrupted:
-        print(f"mpidist run: {ended.killed.describe()}", file=sys.stderr)
-    failure = ended.failures.first()
-    if ended.status != 0 and failure is not None and not ended.interrupted:
-        print(render(failure, "reported it" if ended.killed is not None else "failed first"), file=sys.stderr)
+    if ended.lost:
+        print(f"mpidist run: the launcher itself was ended by signal {ended.lost}", file=sys.stderr)
+    if ended.death is not None:
+        print(f"mpidist run: {ended.death.describe()}", file=sys.stderr)
+    if ended.status != 0 and ended.failure is not None and not ended.interrupted:
+        print(render(ended.failure, ended.death), file=sys.stderr)
     return ended.status
 
 
-def render(failure: Failure, did: str = "failed first") -> str:
-    """Return the text that repeats a failure after everything else; `did` says what its rank has to do with it."""
-    who = "a rank" if failure.rank is None else f"rank {failure.rank}"
+def render(failure: Failure, death: RankDeath | None = None) -> str:
+    """Return the text that repeats a failure after everything else; `death` is what has been told before it."""
     lines = [line for line in failure.lines if not (failure.framed and line.startswith("mpidist: "))]
     text = "\n".join(lines).rstrip()
-    return f"\nmpidist run: {who} {did}; its traceback again:\n{text}"
+    return f"\nmpidist run: {_heading(failure, death)}; its traceback again:\n{text}"
+
+
+def _heading(failure: Failure, death: RankDeath | None) -> str:
+    """Return which rank is to blame, and what the one that printed the failure has to do with it."""
+    who = "a rank" if failure.rank is None else f"rank {failure.rank}"
+    about = failure.about()
+    if about is not None:
+        did = {"left": "left early", "died": "died", "failed": "failed first"}[about.did]
+        return f"{who} reported it" if death is not None else f"rank {about.rank} {did}; {who} reported it"
+    return f"{who} failed first" if death is None else f"{who} has said this"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpidist.cluster.join_notes import JOINED, JOINING, PROCESS
+from mpidist.commands.rank_processes import alive
 from mpidist.options import Settings
 
 _LOOK_SECONDS = 0.5
@@ -144,7 +145,7 @@ class StartUp:
     def _state(self, rank: int, now: float) -> RankState:
         process = _process(Path(self._folder, f"{rank}{PROCESS}"))
         # first whether it lives: the notes of a process that is gone are complete
-        gone = process is not None and not _alive(process)
+        gone = process is not None and not alive(process)
         waits = os.path.exists(os.path.join(self._folder, f"{rank}{JOINING}"))
         joined = os.path.exists(os.path.join(self._folder, f"{rank}{JOINED}"))
         return RankState(process, joined, self._seconds(rank, "gone", gone, now), self._seconds(rank, "", waits, now))
@@ -162,23 +163,3 @@ def _process(note: Path) -> int | None:
         return int(note.read_text())
     except (FileNotFoundError, ValueError):  # not written yet, or only half
         return None
-
-
-def _alive(process: int) -> bool:
-    """Return whether a process runs: one whose parent has not asked for its status yet does not."""
-    try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (ProcessLookupError, FileNotFoundError):
-        return not os.path.isdir("/proc/self") and _answers(process)
-
-
-def _answers(process: int) -> bool:
-    """Return whether a signal could be sent to a process: for systems without /proc."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

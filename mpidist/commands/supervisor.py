@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from mpidist.commands.failures import FailureLog
-from mpidist.commands.killed_ranks import KilledRank, KilledRanks
+from mpidist.commands.failures import Failure, FailureLog
+from mpidist.commands.killed_ranks import KilledRanks
 from mpidist.commands.leftovers import Leftovers
 from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
+from mpidist.commands.rank_deaths import RankDeath, RankDeaths
 from mpidist.commands.rank_processes import TOKEN, end_processes, ranks_of, send
 from mpidist.commands.start_up import StartUp
 from mpidist.commands.watchdog import OVER
@@ -42,13 +43,15 @@ class Ended:
     ----------
     status : int
         Exit status for the shell: 128 + n when signal n ended it.
-    failures : FailureLog
-        What the ranks' error output says.
-    killed : KilledRank or None
-        The first rank that a signal ended, by the launcher's word.
+    failure : Failure or None
+        The first that a rank told in its error output.
+    death : RankDeath or None
+        The rank whose end, of which it could not tell itself, ended the job.
     timed_out : bool
     interrupted : bool
         True when a signal that ends programs was passed on.
+    lost : int
+        The signal that ended the launcher itself; 0 if none did.
     stuck : str
         Why the job was ended in MPI's start-up; empty if it was not.
     removed : list of str
@@ -56,10 +59,11 @@ class Ended:
     """
 
     status: int
-    failures: FailureLog = field(repr=False)
-    killed: KilledRank | None = None
+    failure: Failure | None = field(default=None, repr=False)
+    death: RankDeath | None = None
     timed_out: bool = False
     interrupted: bool = False
+    lost: int = 0
     stuck: str = ""
     removed: list[str] = field(default_factory=list)
 
@@ -115,11 +119,11 @@ class _Job:
         self.token = uuid.uuid4().hex
         self.failures = FailureLog()
         self.killed = KilledRanks()
-        self.rank_of_process: dict[int, int] = {}
         self.passed_on: list[int] = []
         self.timed_out, self.stuck = False, ""
         chosen = settings(environ)
         self.streams = OutputStreams(ranks, descriptors, _show, self._take_line)
+        self.deaths = RankDeaths(ranks, self.streams.rank_of_process, self.streams)
         self.start_up = StartUp(self.streams.folder, ranks, chosen)
         self.leftovers = Leftovers(self.token)
         self.removed: list[str] = []
@@ -144,13 +148,13 @@ class _Job:
 
     def _take_line(self, rank: int | None, line: str) -> None:
         self.failures.feed(rank, line)
-        if rank is None:
-            self.killed.feed(line)
+        self.killed.feed(rank, line)
 
     def wait(self, timeout_seconds: float | None) -> None:
         """Show the job's output until the launcher has ended, or end it when its time is up."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.process.poll() is None and not self.stuck:
+            self.deaths.look()
             self.streams.pump(_TURN_SECONDS)
             now = time.monotonic()
             self.leftovers.look_at(now)
@@ -180,6 +184,9 @@ class _Job:
     def end(self) -> None:
         """End what is left of the job: the launcher first, which knows what to clean up."""
         deadline = time.monotonic() + _GRACE_SECONDS
+        if self.process.poll() is not None:
+            self.streams.pump(0)  # the last ranks may have ended since
+        self.deaths.close()
         self.leftovers.look()  # while there are processes that show what they use
         if self.process.poll() is None:
             self.process.terminate()
@@ -187,7 +194,6 @@ class _Job:
             self.streams.pump(_TURN_SECONDS)
         left = end_processes(self.token)
         self.process.wait()
-        self.rank_of_process = self.streams.rank_of_process()
         self.leftovers.take_notes(self.streams.folder)
         self.removed = self.leftovers.remove()
         self.streams.close()
@@ -201,12 +207,43 @@ class _Job:
     def ended(self) -> Ended:
         """Return how the job ended."""
         interrupted = any(signum in _FATAL for signum in self.passed_on)
-        # a launcher that was told to end reports the ranks that it has ended
-        killed = None if self.stuck else self.killed.first(self.rank_of_process)
-        status = self._status(interrupted, killed)
-        return Ended(status, self.failures, killed, self.timed_out, interrupted, self.stuck, self.removed)
+        # who ended because it was told to is not to blame; neither are ranks that have lost their launcher
+        told_to = interrupted or self.timed_out or self.stuck
+        lost = 0 if told_to else max(0, -self.process.returncode)
+        failure, death = (self.failures.first(), None) if told_to or lost else self._blame()
+        status = self._status(interrupted, death)
+        return Ended(status, failure, death, self.timed_out, interrupted, lost, self.stuck, self.removed)
 
-    def _status(self, interrupted: bool, killed: KilledRank | None) -> int:
+    def _blame(self) -> tuple[Failure | None, RankDeath | None]:
+        """Return the failure and the death that ended the job; one that explains the other stands alone."""
+        failure = self.failures.first()
+        if failure is not None and failure.framed:
+            # it names the rank that it is about; the ends of all others follow from it
+            about = failure.about()
+            return failure, self._death_of(about.rank) if about is not None and about.died else None
+        death = self._first_death()
+        if death is None or death.by_signal:
+            return failure, death
+        own = self.failures.first(death.ranks)
+        if own is not None:
+            return own, None
+        return failure, death if failure is None or death.status is not None else None
+
+    def _death_of(self, rank: int) -> RankDeath | None:
+        said = self.killed.first()
+        return said if said is not None and said.ranks == (rank,) else self.deaths.of(rank)
+
+    def _first_death(self) -> RankDeath | None:
+        said = self.killed.first()
+        if said is not None and said.ranks:
+            return said
+        if self.killed.aborted:  # the launcher tells of it, and ends the ranks in any order
+            return None
+        seen = self.deaths.first()
+        # that nobody knows how a rank has ended is no news of a job that went well
+        return None if seen is not None and seen.status is None and self.process.returncode == 0 else seen or said
+
+    def _status(self, interrupted: bool, death: RankDeath | None) -> int:
         status = self.process.returncode
         if self.timed_out:
             return TIMED_OUT
@@ -214,8 +251,8 @@ class _Job:
             return 128 + next(signum for signum in self.passed_on if signum in _FATAL)
         if self.stuck:
             return 1
-        if killed is not None and killed.signum is not None:
-            return 128 + killed.signum
+        if death is not None and death.shell_status is not None:  # launchers mix the statuses of several ranks
+            return death.shell_status
         if status == 0 and self.failures.framed():  # Open MPI 5.0.11 can exit 0 although a rank was lost
             return 1
         return 128 - status if status < 0 else status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -114,11 +115,72 @@ def test_a_framed_failure_makes_the_job_fail_whatever_the_launcher_says(tmp_path
     assert traceback_again(result, 1) == "Traceback (most recent call last):\nValueError: a\n"
 
 
-def test_a_killed_rank_is_a_failure(tmp_path):
-    script = RANK + "import signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nimport threading\n"
-    result = run(tmp_path, script + "threading.Event().wait(30 if rank == 0 else 0)")
+#: Ends rank 1 in some way while the others wait for it in MPI.
+LOST = """
+import os, signal, sys
+from mpi4py import MPI
+memory = b"x" * (0 if MPI.COMM_WORLD.rank == 1 else 1 << 27)  # it takes time to end a rank that has much
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1: {end}
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "end, told, status",
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by signal 9", 128 + signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by signal 11", 128 + signal.SIGSEGV),
+        ("os._exit(7)", "ended first, with status 7", 7),
+    ],
+)
+def test_the_rank_that_ended_first_is_named(tmp_path, end, told, status):
+    result = run(tmp_path, LOST.format(end=end), ranks=3)
+    assert result.returncode == status, result.stderr
+    said = re.findall(rf"mpidist run: (?:one of )?(ranks? .+) \(.+\) {told}", result.stderr)
+    assert len(said) == 1 and said[0] in ("rank 1", "ranks 0, 1", "ranks 1, 2", "ranks 0, 1, 2"), result.stderr
+
+
+def test_who_ended_the_job_by_abort_is_not_taken_for_killed(tmp_path):
+    result = run(tmp_path, LOST.format(end="MPI.COMM_WORLD.Abort(5)"), ranks=3)
+    assert result.returncode == 5
+    assert "mpidist run: rank" not in result.stderr
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "sys.exit('no data')"])
+def test_a_rank_that_leaves_its_script_early_is_named_not_the_one_that_waits(tmp_path, end):
+    script = f"""
+import sys
+import numpy
+from mpidist.collectives.communicator import Communicator
+communicator = Communicator.world()
+communicator.all_reduce(numpy.ones(4))
+if communicator.rank == 2: {end}
+communicator.all_reduce(numpy.ones(4))
+"""
+    result = run(tmp_path, script, ranks=3)
     assert result.returncode != 0
-    assert result.seconds < 30
+    assert "mpidist run: rank 2 left early; rank 0 reported it; its traceback again:\n" in result.stderr
+
+
+def test_ranks_that_have_lost_their_launcher_are_not_to_blame(tmp_path):
+    script = RANK + LAUNCHER + "if rank == 0: os.kill(launcher(), 9)\nimport threading\nthreading.Event().wait(60)"
+    result = run(tmp_path, script)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert "mpidist run: the launcher itself was ended by signal 9\n" in result.stderr
+    assert "mpidist run: rank" not in result.stderr
+
+
+#: Finds the process that `mpidist run` has started: the ancestor of a rank that carries the job's token, and the last.
+LAUNCHER = """
+def launcher():
+    process = os.getpid()
+    while True:
+        with open(f"/proc/{process}/stat") as file: parent = int(file.read().rpartition(")")[2].split()[1])
+        with open(f"/proc/{parent}/environ") as file: ours = os.environ["MPIDIST_RUN_TOKEN"] in file.read()
+        if not ours: return process
+        process = parent
+"""
 
 
 def test_time_is_up(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.commands.failures import FailureLog
+from mpidist.commands.rank_deaths import RankDeath
 from mpidist.commands.run import render
 
 TRACEBACK = """Traceback (most recent call last):
@@ -125,3 +127,35 @@ def test_the_repeated_text_ends_in_the_traceback():
     assert render(framed).endswith("rank 5 failed first; its traceback again:\n" + TRACEBACK.format("boom"))
     unknown = log_of((None, TRACEBACK.format("boom") + "\n\n")).first()
     assert render(unknown).endswith("a rank failed first; its traceback again:\n" + TRACEBACK.format("boom"))
+
+
+def other_failed(rank, did, host=" (n1)"):
+    """Return the frame of a rank that only tells what another did; `did` begins as the control channel's texts do."""
+    error = f"mpidist.errors.RankFailedError: rank {rank} of 8: rank 5{host} {did} in all_reduce(sum)"
+    return FRAME.format(rank=rank, text=f'Traceback (most recent call last):\n  File "a.py", line 3, in f\n{error}')
+
+
+@pytest.mark.parametrize("host", [" (n1)", ""])
+@pytest.mark.parametrize("did, heading", [("left", "left early"), ("died", "died"), ("failed", "failed first")])
+def test_the_heading_names_the_rank_that_is_to_blame_not_the_one_that_tells(did, heading, host):
+    failure = log_of((0, other_failed(0, did, host))).first()
+    assert failure.about() == (5, did)
+    assert render(failure).startswith(f"\nmpidist run: rank 5 {heading}; rank 0 reported it; its traceback again:\n")
+
+
+def test_after_the_sentence_about_a_death_the_rank_is_not_named_again():
+    failure = log_of((0, other_failed(0, "died"))).first()
+    assert render(failure, RankDeath((5,), -9)).startswith("\nmpidist run: rank 0 reported it; its traceback again:\n")
+
+
+def test_an_error_of_its_own_is_about_no_other_rank():
+    failure = log_of((3, FRAME.format(rank=3, text=TRACEBACK.format("rank 5 (n1) left the room")))).first()
+    assert failure.about() is None
+    assert "rank 3 failed first" in render(failure)
+
+
+def test_the_first_failure_of_some_ranks():
+    log = log_of((4, TRACEBACK.format("logged")), (2, TRACEBACK.format("boom")))
+    assert log.first().rank == 4
+    assert log.first((2, 3)).rank == 2
+    assert log.first((3,)) is None
