@@ -78,6 +78,8 @@ def command_line(
         line.add(f"{_n(cores.count, 'core')} for {_n(ranks, 'rank')}", OMP_NUM_THREADS=str(threads))
     if "PYTHONUNBUFFERED" not in environ and not terminal:
         line.add("what a rank prints appears at once", PYTHONUNBUFFERED="1")
+    if "UCX_DEBUG_SIGNO" not in environ:
+        line.add("SIGHUP, of a lost terminal, ends the ranks; UCX, below MPI, would take it for its debugger", UCX_DEBUG_SIGNO="0")
     return line
 
 

@@ -267,6 +267,12 @@ def test_ranks_that_a_signal_ends_make_its_exit_code(started):
     assert job.end()[0] == 128 + signal.SIGTERM
 
 
+def test_a_lost_terminal_ends_ranks_that_have_started_mpi(started):
+    job = started("import threading\nfrom mpi4py import MPI\nprint('ready', flush=True)\nthreading.Event().wait(60)")
+    job.process.send_signal(signal.SIGHUP)
+    assert job.end()[0] == 128 + signal.SIGHUP
+
+
 STUBBORN = """
 import signal, threading
 signal.signal(signal.SIGINT, lambda *_: print("noted", flush=True))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpidist.commands.command_line import command_line, program_command
 from mpidist.commands.cores import Cores
 
-SET = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "1"}
+SET = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "1", "UCX_DEBUG_SIGNO": "SIGHUP"}
 
 
 def line(vendor="Open MPI", ranks=2, cores=4, restricted=False, environ=SET, root=False):
@@ -69,12 +69,14 @@ def test_an_unknown_launcher_gets_no_arguments_of_others():
 
 def test_variables_of_the_user_are_left_alone():
     assert line(environ=SET).environ == {}
-    assert line(environ={"PYTHONUNBUFFERED": ""}, ranks=2, cores=4).environ == {"OMP_NUM_THREADS": "2"}
-    assert line(environ={"OMP_NUM_THREADS": "8"}).environ == {"PYTHONUNBUFFERED": "1"}
+    added = {"OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1", "UCX_DEBUG_SIGNO": "0"}
+    for name in added:
+        rest = {other: value for other, value in added.items() if other != name}
+        assert line(environ={name: ""}, ranks=2, cores=4).environ == rest
 
 
 def test_a_terminal_shows_whole_lines_by_itself():
-    environ = {"OMP_NUM_THREADS": "8"}
+    environ = {"OMP_NUM_THREADS": "8", "UCX_DEBUG_SIGNO": "0"}
     assert command_line("mpirun", "Open MPI", 2, Cores(2, False), environ, root=False, terminal=True).environ == {}
 
 
@@ -98,6 +100,7 @@ def test_threads_and_bound_cores_never_exceed_the_cores(vendor, ranks, cores, re
 def test_every_addition_has_its_reason():
     found = line("Open MPI", ranks=8, cores=4, environ={}, root=True)
     added = ["--allow-run-as-root", "--map-by", "--bind-to", "--mca", "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1"]
+    added += ["UCX_DEBUG_SIGNO=0"]
     for argument in added:
         assert sum(reason.startswith(argument) for reason in found.reasons) == 1
     assert "--map-by :OVERSUBSCRIBE: 8 ranks share 4 cores" in found.reasons
