@@ -121,6 +121,8 @@ class OutputStreams:
         if not data:  # the launcher has closed its end
             self._selector.unregister(pipe)
             return False
+        if source == Source(None, STDERR):  # Open MPI's ends its messages as C does, and grep would see no text
+            data = data.replace(b"\0", b"")
         self._show(source, data)
         if source.descriptor == STDERR or source.rank is None:
             self._pass_lines(source, data)

@@ -58,6 +58,24 @@ def test_a_rank_without_a_pipe_writes_to_the_launcher(streams):
     assert streams.lines == []
 
 
+def test_the_launcher_s_messages_are_text(streams):
+    read, write = os.pipe()
+    streams.add_launcher(read, STDERR)
+    os.write(write, b"rank 1 exited\n\0")
+    streams.pump(0)
+    os.write(write, b"\0next\n")
+    os.close(write)
+    with open(os.path.join(streams.folder, "0.1"), "wb", buffering=0) as pipe:
+        pipe.write(b"\0 of a rank\n")
+    streams.close()
+    os.close(read)
+    shown = {STDERR: b"", STDOUT: b""}
+    for descriptor, data in streams.shown:
+        shown[descriptor] += data
+    assert shown == {STDERR: b"rank 1 exited\nnext\n", STDOUT: b"\0 of a rank\n"}
+    assert streams.lines == [(None, "rank 1 exited"), (None, "next")]
+
+
 def test_half_lines_of_two_ranks_are_not_mixed(streams):
     pipes = [open(os.path.join(streams.folder, f"{rank}.2"), "wb", buffering=0) for rank in range(2)]
     for part in (b"one ", b"two\n"):
