@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -34,4 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mpidist: {name!r} is not a command; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     module = importlib.import_module(COMMANDS[name][0])
-    return module.main(rest)
+    try:
+        return module.main(rest)
+    except BrokenPipeError:  # nobody reads what is printed, as of ``mpidist info | head``
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter would try once more at its end
+        os.dup2(nowhere, sys.stderr.fileno())
+        return 128 + signal.SIGPIPE

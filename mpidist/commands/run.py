@@ -104,6 +104,8 @@ def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace, 
 def _report(ended: Ended, arguments: argparse.Namespace) -> int:
     """Say how the job failed, the failing rank's traceback last; return the exit status."""
     sys.stdout.flush()
+    if ended.unread:
+        return ended.status
     if ended.timed_out:
         print(f"mpidist run: the job was ended after --timeout {arguments.timeout:g} s", file=sys.stderr)
     if ended.removed and not arguments.quiet:

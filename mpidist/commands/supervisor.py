@@ -50,6 +50,8 @@ class Ended:
     timed_out : bool
     interrupted : bool
         True when a signal that ends programs was passed on.
+    unread : bool
+        True when nobody read the output any more: as of any program in a pipe, that is the end of it.
     lost : int
         The signal that ended the launcher itself; 0 if none did.
     stuck : str
@@ -63,6 +65,7 @@ class Ended:
     death: RankDeath | None = None
     timed_out: bool = False
     interrupted: bool = False
+    unread: bool = False
     lost: int = 0
     stuck: str = ""
     removed: list[str] = field(default_factory=list)
@@ -120,9 +123,9 @@ class _Job:
         self.failures = FailureLog()
         self.killed = KilledRanks()
         self.passed_on: list[int] = []
-        self.timed_out, self.stuck = False, ""
+        self.timed_out, self.unread, self.stuck = False, False, ""
         chosen = settings(environ)
-        self.streams = OutputStreams(ranks, descriptors, _show, self._take_line)
+        self.streams = OutputStreams(ranks, descriptors, self._show, self._take_line)
         self.deaths = RankDeaths(ranks, self.streams.rank_of_process, self.streams)
         self.start_up = StartUp(self.streams.folder, ranks, chosen)
         self.leftovers = Leftovers(self.token)
@@ -146,6 +149,14 @@ class _Job:
             if pipe is not None:
                 self.streams.add_launcher(pipe.fileno(), descriptor)
 
+    def _show(self, descriptor: int, data: bytes) -> None:
+        """Write all of `data`, at once, as long as somebody reads it."""
+        try:
+            while data and not self.unread:
+                data = data[os.write(descriptor, data) :]
+        except BrokenPipeError:
+            self.unread = True
+
     def _take_line(self, rank: int | None, line: str) -> None:
         self.failures.feed(rank, line)
         self.killed.feed(rank, line)
@@ -153,7 +164,7 @@ class _Job:
     def wait(self, timeout_seconds: float | None) -> None:
         """Show the job's output until the launcher has ended, or end it when its time is up."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self.process.poll() is None and not self.stuck:
+        while self.process.poll() is None and not self.stuck and not self.unread:
             self.deaths.look()
             self.streams.pump(_TURN_SECONDS)
             now = time.monotonic()
@@ -208,11 +219,11 @@ class _Job:
         """Return how the job ended."""
         interrupted = any(signum in _FATAL for signum in self.passed_on)
         # who ended because it was told to is not to blame; neither are ranks that have lost their launcher
-        told_to = interrupted or self.timed_out or self.stuck
+        told_to = interrupted or self.timed_out or self.stuck or self.unread
         lost = 0 if told_to else max(0, -self.process.returncode)
         failure, death = (self.failures.first(), None) if told_to or lost else self._blame()
         status = self._status(interrupted, death)
-        return Ended(status, failure, death, self.timed_out, interrupted, lost, self.stuck, self.removed)
+        return Ended(status, failure, death, self.timed_out, interrupted, self.unread, lost, self.stuck, self.removed)
 
     def _blame(self) -> tuple[Failure | None, RankDeath | None]:
         """Return the failure and the death that ended the job; one that explains the other stands alone."""
@@ -249,6 +260,8 @@ class _Job:
             return TIMED_OUT
         if status != 0 and interrupted:
             return 128 + next(signum for signum in self.passed_on if signum in _FATAL)
+        if self.unread:
+            return 128 + signal.SIGPIPE
         if self.stuck:
             return 1
         if death is not None and death.shell_status is not None:  # launchers mix the statuses of several ranks
@@ -267,9 +280,3 @@ def _signals(job: _Job) -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def _show(descriptor: int, data: bytes) -> None:
-    """Write all of `data`, at once."""
-    while data:
-        data = data[os.write(descriptor, data) :]

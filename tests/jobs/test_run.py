@@ -201,7 +201,7 @@ def test_dry_run_prints_and_does_not_run(tmp_path):
 class Started:
     """``mpidist run`` in the background, its ranks all waiting."""
 
-    def __init__(self, tmp_path, script, ranks=2):
+    def __init__(self, tmp_path, script, ranks=2, stderr=None):
         path = tmp_path / "script.py"
         path.write_text(script)
         self.token = uuid.uuid4().hex
@@ -209,10 +209,11 @@ class Started:
             command("-n", str(ranks), "--quiet", str(path)),
             env={**environ(), "TEST_TOKEN": self.token},
             stdout=subprocess.PIPE,
+            stderr=stderr,
             bufsize=0,  # so that select below knows of every line that is still to be read
         )
-        for _ in range(ranks):
-            assert self.line() == "ready"
+        said = [self.line() for _ in range(ranks)]
+        assert set(said) <= {"ready", "and so on"} and said[0] == "ready"
 
     def line(self):
         ready, _, _ = select.select([self.process.stdout], [], [], 30)
@@ -242,8 +243,8 @@ class Started:
 def started(tmp_path):
     jobs = []
 
-    def start(script, ranks=2):
-        jobs.append(Started(tmp_path, script, ranks))
+    def start(script, ranks=2, stderr=None):
+        jobs.append(Started(tmp_path, script, ranks, stderr))
         return jobs[-1]
 
     yield start
@@ -271,6 +272,15 @@ def test_a_lost_terminal_ends_ranks_that_have_started_mpi(started):
     job = started("import threading\nfrom mpi4py import MPI\nprint('ready', flush=True)\nthreading.Event().wait(60)")
     job.process.send_signal(signal.SIGHUP)
     assert job.end()[0] == 128 + signal.SIGHUP
+
+
+def test_the_job_ends_quietly_when_nobody_reads_its_output(started):
+    job = started("print('ready', flush=True)\nwhile True: print('and so on', flush=True)", stderr=subprocess.PIPE)
+    (token,) = job.tokens()
+    job.process.stdout.close()
+    _, errors = job.process.communicate(timeout=30)
+    assert (job.process.returncode, errors) == (128 + signal.SIGPIPE, b"")
+    assert survivors(token) == []
 
 
 STUBBORN = """

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -40,6 +44,14 @@ def test_every_command_has_its_module_and_help(name, capsys):
         main([name, "--help"])
     assert left.value.code == 0
     assert f"mpidist {name}" in capsys.readouterr().out
+
+
+def test_a_page_that_nobody_reads_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    result = subprocess.run([sys.executable, "-m", "mpidist", "info"], stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize(
