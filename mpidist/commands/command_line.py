@@ -79,7 +79,7 @@ def command_line(
     if "PYTHONUNBUFFERED" not in environ and not terminal:
         line.add("what a rank prints appears at once", PYTHONUNBUFFERED="1")
     if "UCX_DEBUG_SIGNO" not in environ:
-        line.add("SIGHUP, of a lost terminal, ends the ranks; UCX, below MPI, would take it for its debugger", UCX_DEBUG_SIGNO="0")
+        line.add("UCX, below MPI, would keep SIGHUP from ending the ranks", UCX_DEBUG_SIGNO="0")
     return line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("-n", "--ranks", type=_positive, required=True, metavar="RANKS", help="how many ranks")
+    found.add_argument("-n", "-np", "--ranks", type=_positive, metavar="RANKS", help="how many ranks")
     found.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after so long, with status 124")
     found.add_argument("--launcher-args", default="", metavar="'...'", help="further arguments for mpirun, as one word")
     found.add_argument("--dry-run", action="store_true", help="print the command line instead of running it")
@@ -46,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number of ranks, got {text!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"at least 1 rank is needed, got {number}")
     return number
@@ -56,8 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
     arguments = parser().parse_args(argv)
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    if not program and not arguments.module:
-        parser().error("there is no program to run")
+    _check_arguments(arguments, program)
     try:
         _check_program(program[0] if program else sys.executable)
         settings()  # a variable that cannot be read is better told once than by every rank
@@ -77,6 +80,18 @@ def main(argv: Sequence[str]) -> int:
     environ = {**without_launcher(os.environ), **line.environ}
     ended = supervise(line.arguments, command, arguments.ranks, environ, arguments.timeout, terminal)
     return _report(ended, arguments)
+
+
+def _check_arguments(arguments: argparse.Namespace, program: Sequence[str]) -> None:
+    """Leave by way of the parser when it is not said what to run, or on how many ranks."""
+    behind = [*program, *(["-m", *arguments.module] if arguments.module else [])]
+    if arguments.ranks is None:
+        late = [word for word in behind if re.fullmatch(r"-np?\d*|--ranks(=.*)?", word)]
+        hint = f"; {late[0]} goes before the program, whose arguments come last" if late else ""
+        shown = " ".join(behind[: 2 if arguments.module else 1]) or "train.py"
+        parser().error(f"-n RANKS is needed{hint}: mpidist run -n 2 {shown}")
+    if not behind:
+        parser().error("there is no program to run")
 
 
 def _check_program(program: str) -> None:

@@ -58,8 +58,13 @@ def test_a_page_that_nobody_reads_is_no_error():
     "arguments, message",
     [
         (["-n", "0", "train.py"], "at least 1 rank"),
-        (["-n", "many", "train.py"], "invalid"),
-        (["train.py"], "-n/--ranks"),
+        (["-n", "many", "train.py"], "expected a number of ranks, got 'many'"),
+        (["train.py"], "-n RANKS is needed: mpidist run -n 2 train.py"),
+        (["train.py", "-n", "2"], "-n goes before the program, whose arguments come last: mpidist run -n 2 train.py"),
+        (["train.py", "-np", "2"], "-np goes before the program"),
+        (["train.py", "--ranks=2"], "--ranks=2 goes before the program"),
+        (["-m", "pytest", "-n2"], "-n2 goes before the program"),
+        ([], "-n RANKS is needed"),
         (["-n", "2"], "no program"),
     ],
 )
@@ -81,3 +86,9 @@ def test_run_without_mpi_is_an_error_with_the_cure(capsys, monkeypatch):
     monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound(error="No module named 'mpi4py'"))
     assert run.main(["-n", "2", "-m", "pytest"]) == 1
     assert "pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-n", "3"], ["-n3"], ["-np", "3"], ["--ranks", "3"], ["--ranks=3"]])
+def test_how_many_ranks_as_other_launchers_take_it(words):
+    arguments = run.parser().parse_args([*words, "train.py", "-n", "8"])
+    assert (arguments.ranks, arguments.program) == (3, ["train.py", "-n", "8"])
