@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpidist.commands.cores import Cores
+
+_PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 
 
 @dataclass
@@ -42,6 +47,18 @@ def program_command(program: Sequence[str], module: Sequence[str] | None) -> lis
     if program[0].endswith(".py"):
         return [sys.executable, *program]
     return list(program)
+
+
+def other_python(program: Sequence[str]) -> str | None:
+    """Return the path of the Python that a program is, None if it is this one, or no Python; Local."""
+    path = shutil.which(program[0]) if program and _PYTHON.fullmatch(os.path.basename(program[0])) else None
+    return path if path is not None and _installation(path) != _installation(sys.executable) else None
+
+
+def _installation(python: str) -> str:
+    """Return what tells the packages of a Python: the folder of its virtual environment, else the Python itself."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+    return os.path.realpath(folder if os.path.exists(os.path.join(folder, "pyvenv.cfg")) else python)
 
 
 def command_line(

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from mpidist.commands.command_line import CommandLine, command_line, program_command
+from mpidist.commands.command_line import CommandLine, command_line, other_python, program_command
 from mpidist.commands.cores import visible_cores
 from mpidist.commands.failures import Failure
 from mpidist.commands.launcher import Launcher, find_launcher
@@ -73,6 +73,10 @@ def main(argv: Sequence[str]) -> int:
     # Open MPI's launcher gives its ranks a terminal, wanted or not; for others there is none to be had
     terminal = sys.stdout.isatty() and launcher.vendor == "Open MPI"
     line = _complete(mpi, launcher, arguments, terminal)
+    other = other_python(program)
+    if other is not None and not arguments.quiet:
+        own = f"mpidist run itself, and its MPI, belong to {sys.executable}"
+        print(f"mpidist run: warning: the ranks run {other}, but {own}", file=sys.stderr)
     if arguments.dry_run:
         variables = [f"{name}={value}" for name, value in line.environ.items()]
         print(shlex.join(["env", *variables, *line.arguments, *command]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.command_line import command_line, program_command
+from mpidist.commands.command_line import command_line, other_python, program_command
 from mpidist.commands.cores import Cores
 
 SET = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "1", "UCX_DEBUG_SIGNO": "SIGHUP"}
@@ -29,6 +30,38 @@ def line(vendor="Open MPI", ranks=2, cores=4, restricted=False, environ=SET, roo
 )
 def test_what_a_rank_executes(program, module, expected):
     assert program_command(program, module) == expected
+
+
+def environment(folder, virtual=True):
+    """Return the interpreter of a new environment: a link, as ``python -m venv`` makes it."""
+    (folder / "bin").mkdir(parents=True)
+    if virtual:
+        (folder / "pyvenv.cfg").touch()
+    python = folder / "bin" / "python3"
+    python.symlink_to(os.path.realpath(sys.executable))
+    return str(python)
+
+
+def test_a_python_of_another_environment_is_another(tmp_path, monkeypatch):
+    own, other = environment(tmp_path / "own"), environment(tmp_path / "other")
+    monkeypatch.setattr(sys, "executable", own)
+    assert other_python([other, "train.py"]) == other
+    assert other_python([own, "train.py"]) is None
+    monkeypatch.setenv("PATH", os.path.dirname(other))
+    assert other_python(["python3"]) == other
+    monkeypatch.setenv("PATH", os.path.dirname(own))
+    assert other_python(["python3"]) is None
+
+
+def test_two_links_to_a_python_without_environments_are_the_same(tmp_path, monkeypatch):
+    one, two = environment(tmp_path / "one", virtual=False), environment(tmp_path / "two", virtual=False)
+    monkeypatch.setattr(sys, "executable", one)
+    assert other_python([two]) is None
+
+
+@pytest.mark.parametrize("program", [[], ["./simulate"], ["train.py"], ["pythonista"], ["python0.0"]])
+def test_what_is_no_python_is_not_another(program):
+    assert other_python(program) is None
 
 
 @pytest.mark.parametrize(
