@@ -16,6 +16,7 @@ from mpidist.commands.failures import Failure
 from mpidist.commands.launcher import Launcher, find_launcher
 from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.rank_deaths import RankDeath
+from mpidist.commands.short_traceback import shorten
 from mpidist.commands.supervisor import Ended, supervise
 from mpidist.errors import LaunchError
 from mpidist.options import settings
@@ -143,7 +144,7 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
 def render(failure: Failure, death: RankDeath | None = None) -> str:
     """Return the text that repeats a failure after everything else; `death` is what has been told before it."""
     lines = [line for line in failure.lines if not (failure.framed and line.startswith("mpidist: "))]
-    text = "\n".join(lines).rstrip()
+    text = "\n".join(shorten(lines)).rstrip()
     return f"\nmpidist run: {_heading(failure, death)}; its traceback again:\n{text}"
 
 
