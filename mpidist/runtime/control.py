@@ -197,7 +197,12 @@ class ControlChannel:
         dead = self.killed(watch)
         if dead is not None:
             return dead
-        failed = [(rank, self.board.text(line)) for line, rank, state in seen if state == states.FAILED]
+        # A rank that has come to a later call has done its part of this one: whoever is to blame is met there.
+        failed = [
+            (rank, self.board.text(line))
+            for line, rank, state in seen
+            if state == states.FAILED and not 0 < watch.call < self.board.call(line)
+        ]
         if failed:
             # Who only failed because another did says so in its last line.
             return self.failed(*min(failed, key=lambda pair: RankFailedError.__name__ in last_line(pair[1])), watch)

@@ -26,6 +26,8 @@ from mpidist.runtime.control import ControlChannel, last_line
 _GRACE_SECONDS = 1.0
 #: How long a rank that leaves the printing to another waits to be ended, before it speaks and aborts itself.
 _PATIENCE_SECONDS = 3.0
+#: How long a rank that has printed waits before it aborts: launchers drop what they have not passed on by then.
+_PASS_ON_SECONDS = 0.1
 #: How often a rank that waits for the end of the job looks whether the processes of the others are alive.
 _LOOK_SECONDS = 0.05
 
@@ -154,6 +156,7 @@ class ExitHooks:
         try:
             sys.stderr.write(f"mpidist: {name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
             sys.stderr.flush()
+            time.sleep(_PASS_ON_SECONDS)
         finally:  # also where nothing can be printed
             self._abort(code)
 

@@ -124,6 +124,21 @@ def test_who_failed_on_its_own_account_is_named_before_who_failed_because_of_it(
     assert caught.value.rank == 1
 
 
+def test_a_rank_that_failed_in_a_later_call_has_done_its_part_of_this_one():
+    channels = _channels(3, replace(QUICK, timeout_seconds=30))
+    watch = channels[0].begin("all_reduce", 1)
+    for call in (1, 2):
+        channels[1].begin("all_reduce", call)
+    channels[2].begin("all_reduce", 1)
+    channels[2].leave()
+    channels[1].fail("mpidist.errors.RankFailedError: rank 2 left")
+    watch.tick()  # which looks at the alarm
+    assert channels[0].meet(watch)
+    with pytest.raises(RankFailedError, match="rank 2 .* left") as caught:
+        channels[0].meet(channels[0].begin("all_reduce", 2))
+    assert caught.value.rank == 2
+
+
 def test_a_long_wait_warns_once_from_the_lowest_waiting_rank(capsys):
     channels = _channels(3, Settings(timeout_seconds=0.6, warn_seconds=0.1))
     watches = [channels[rank].begin("all_reduce", 1) for rank in (0, 1)]
