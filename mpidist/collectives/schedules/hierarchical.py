@@ -142,8 +142,8 @@ _PER_RANK = tuple(field.name for field in fields(Round))[:6]
 
 def _merged(condition: Any, then: Round, otherwise: Round) -> Round:
     assert then.reduce == otherwise.reduce, "a level must reduce in the same rounds whatever the number of ranks"
-    per_rank = [choose(condition, getattr(then, name), getattr(otherwise, name)) for name in _PER_RANK]
-    return Round(*per_rank, reduce=then.reduce)
+    per_rank = {name: choose(condition, getattr(then, name), getattr(otherwise, name)) for name in _PER_RANK}
+    return Round(**per_rank, reduce=then.reduce)
 
 
 def _cut_off(round_: Round, shards: int) -> Round:
