@@ -69,7 +69,6 @@ class Communicator:
         self.transport = world.transport
         self.topology = world.topology
         self.control = world.control
-        self.launcher = world.launcher
         self.rank = world.transport.rank
         self.size = world.transport.size
         # Segments serve whole worlds only: their flag barrier is the call's own.
