@@ -60,6 +60,11 @@ class Optimizer(abc.ABC):
     def learning_rate(self, value: LearningRate) -> None:
         self._learning_rate = value
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether any slices of the summed gradients may be applied by themselves, by `update`, in any order."""
+        return True
+
     @abc.abstractmethod
     def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
         """Return the numbers of one step that `update_slice` needs.  Local.
