@@ -1,13 +1,14 @@
 """The cost model: what a schedule takes, worked out from its own rounds for all ranks at once.
 
 A message of b bytes takes alpha + b beta seconds, reducing them gamma b more; each of the two levels, inside a node and
-between nodes, has its own three.  A rank sends and receives at the same time.  Chunks count as equal, though in truth
-they may differ by one element; so the repetitions of a round cost the same and are multiplied, not played.
+between nodes, has its own three.  Real links and caches are not that straight, so a level may hold measured points
+instead: seconds by size, interpolated.  A rank sends and receives at the same time.  Chunks count as equal, though in
+truth they may differ by one element; so the repetitions of a round cost the same and are multiplied, not played.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ import numpy
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.rounds import NOBODY, Round, Schedule
+
+#: Measured seconds by size: (bytes, seconds), the sizes ascending and above 0.
+Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,87 @@ class Level:
         Seconds a byte.
     gamma : float
         Seconds a byte reduced.
+    exchange, one_way : tuple of (bytes, seconds)
+        Measured messages: with one coming in at the same time, and without.  Between two points, and between `alpha` at
+        0 bytes and the first, seconds are interpolated; beyond the last they grow by `beta`.  Without any it is a
+        straight line; without points of one kind those of the other serve for both.
+    reduction : tuple of (bytes, seconds)
+        Measured reductions, from 0 seconds at 0 bytes on; beyond the last point they grow by `gamma`.
+
+    Raises
+    ------
+    ValueError
+        The sizes of the points do not ascend.
     """
 
     alpha: float
     beta: float
     gamma: float = 0.0
+    exchange: Points = ()
+    one_way: Points = ()
+    reduction: Points = ()
+
+    def __post_init__(self) -> None:
+        for name in ("exchange", "one_way", "reduction"):
+            points = tuple((float(nbytes), float(seconds)) for nbytes, seconds in getattr(self, name))
+            lengths = [0.0, *(nbytes for nbytes, _ in points)]
+            if any(after <= before for before, after in zip(lengths[:-1], lengths[1:], strict=True)):
+                raise ValueError(f"{name} points must be of ascending sizes above 0 bytes, got {lengths[1:]}")
+            object.__setattr__(self, name, points)
+
+    @classmethod
+    def measured(
+        cls,
+        exchange: Sequence[tuple[float, float]],
+        one_way: Sequence[tuple[float, float]] = (),
+        reduction: Sequence[tuple[float, float]] = (),
+    ) -> Level:
+        """Return the level that passes through measured points, with straight lines before and behind them.
+
+        Parameters
+        ----------
+        exchange, one_way, reduction : sequence of (bytes, seconds)
+            As the attributes; at least two of `exchange`.
+        """
+        alpha, beta = max(0.0, exchange[0][1] - _slope(exchange[:2]) * exchange[0][0]), _slope(exchange[-2:])
+        gamma = _slope([(0.0, 0.0), *reduction][-2:]) if reduction else 0.0
+        return cls(alpha, beta, gamma, tuple(exchange), tuple(one_way), tuple(reduction))
+
+    def message_seconds(self, nbytes: Any, crowding: Any = 1.0, alone: Any = False) -> Any:
+        """Return what messages of so many bytes take (Local).
+
+        Parameters
+        ----------
+        nbytes : number or array
+        crowding : number or array
+            How many messages share each link: all of the seconds but alpha are multiplied by it.
+        alone : bool or array of bool
+            Whether the ends of a message have no other one under way.
+        """
+        exchange, one_way = self.exchange or self.one_way, self.one_way or self.exchange
+        grown = _growth(exchange, self.alpha, self.beta, nbytes)
+        if one_way is not exchange:
+            grown = numpy.where(alone, _growth(one_way, self.alpha, self.beta, nbytes), grown)
+        return self.alpha + grown * crowding
+
+    def reduce_seconds(self, nbytes: Any) -> Any:
+        """Return what reducing so many bytes takes, on top of their message (Local)."""
+        return _growth(self.reduction, 0.0, self.gamma, nbytes)
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds a byte between two points, not below 0: what is measured may be noisy."""
+    (first, then), (before, after) = zip(*points, strict=True)
+    return max(0.0, (after - before) / (then - first))
+
+
+def _growth(points: Points, start: float, slope: float, nbytes: Any) -> Any:
+    """Return the seconds beyond those at 0 bytes, `start`: through the points, and on by `slope` behind them."""
+    if not points:
+        return slope * nbytes
+    lengths, seconds = zip((0.0, start), *points, strict=True)
+    beyond = numpy.maximum(0.0, nbytes - lengths[-1])
+    return numpy.interp(nbytes, lengths, seconds) + slope * beyond - start
 
 
 @dataclass(frozen=True)
@@ -123,19 +203,23 @@ def _round_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostM
     receiving = sending[round_.receive_from]
     if round_.reduce:
         inside = node_of == node_of[round_.receive_from]
-        gamma = numpy.where(inside, model.intra.gamma, model.inter.gamma)
-        receiving = receiving + gamma * (round_.receive_count * chunk_bytes)
+        nbytes = round_.receive_count * chunk_bytes
+        receiving = receiving + numpy.where(
+            inside, model.intra.reduce_seconds(nbytes), model.inter.reduce_seconds(nbytes)
+        )
     return numpy.maximum(sending, numpy.where(round_.receive_from != NOBODY, receiving, 0.0))
 
 
 def _message_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel) -> Any:
     """Return by rank the seconds of the message that it sends, 0 where it sends none."""
     sends = round_.send_to != NOBODY
+    both = sends & (round_.receive_from != NOBODY)
+    alone = ~(both | both[round_.send_to])
     inside = node_of == node_of[round_.send_to]
     message_bytes = round_.send_count * chunk_bytes
-    intra_seconds = model.intra.alpha + model.intra.beta * message_bytes
     crowding = _crowding(round_, sends & ~inside, node_of, model.links_per_node)
-    inter_seconds = model.inter.alpha + model.inter.beta * message_bytes * crowding
+    intra_seconds = model.intra.message_seconds(message_bytes, alone=alone)
+    inter_seconds = model.inter.message_seconds(message_bytes, crowding, alone)
     return numpy.where(sends, numpy.where(inside, intra_seconds, inter_seconds), 0.0)
 
 

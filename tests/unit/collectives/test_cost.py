@@ -283,6 +283,74 @@ def test_uneven_levels_send_between_nodes_as_if_all_were_the_smallest(hosts: lis
     assert traffic(hierarchical(topology), len(hosts), 1.0).bytes_sent.sum() == pytest.approx(between + inside)
 
 
+# -- measured points ---------------------------------------------------------------------------------------------------
+
+#: 1 s at 0 bytes, 3 s at 100, 4 s at 200, and 0.02 s a byte from there on.
+BENT = Level(1.0, 0.02, exchange=((100, 3.0), (200, 4.0)))
+
+
+@pytest.mark.parametrize("nbytes, seconds", [(0, 1.0), (50, 2.0), (100, 3.0), (150, 3.5), (200, 4.0), (300, 6.0)])
+def test_seconds_are_interpolated_between_points_and_extrapolated_behind_them(nbytes: int, seconds: float) -> None:
+    assert BENT.message_seconds(nbytes) == pytest.approx(seconds)
+    assert BENT.message_seconds(numpy.array([nbytes, 0])).tolist() == pytest.approx([seconds, 1.0])
+
+
+def test_crowded_messages_wait_for_the_link_but_not_for_alpha_again() -> None:
+    assert BENT.message_seconds(100, crowding=3) == pytest.approx(1.0 + 3 * 2.0)
+
+
+def test_a_message_without_another_coming_in_has_its_own_points() -> None:
+    level = Level(1.0, 0.0, exchange=((100, 5.0),), one_way=((100, 2.0),))
+    assert level.message_seconds(100) == 5.0
+    assert level.message_seconds(100, alone=True) == 2.0
+    assert level.message_seconds(100, alone=numpy.array([True, False])).tolist() == [2.0, 5.0]
+
+
+def test_points_of_one_kind_serve_for_both() -> None:
+    assert Level(1.0, 0.0, one_way=((100, 2.0),)).message_seconds(100) == 2.0
+    assert Level(1.0, 0.0, exchange=((100, 5.0),)).message_seconds(100, alone=True) == 5.0
+
+
+def test_reductions_have_points_too() -> None:
+    level = Level(0.0, 0.0, gamma=0.5, reduction=((10, 1.0), (20, 3.0)))
+    assert level.reduce_seconds(numpy.array([0, 5, 15, 24])).tolist() == pytest.approx([0.0, 0.5, 2.0, 5.0])
+
+
+def test_a_broadcast_sends_one_way_and_a_ring_exchanges() -> None:
+    level = Level(1.0, 0.0, exchange=((100, 5.0),), one_way=((100, 2.0),))
+    model = CostModel(intra=level, inter=level)
+    assert cost(algorithm("broadcast", "binomial"), 2, 100, model) == 2.0
+    assert cost(algorithm("all_gather", "ring"), 2, 200, model) == 5.0
+
+
+@few
+@given(size=sizes, nbytes=lengths, cuts=st.lists(st.integers(1, 10**9), max_size=5, unique=True))
+def test_points_on_a_straight_line_change_nothing(size: int, nbytes: int, cuts: list[int]) -> None:
+    messages = tuple((float(cut), ALPHA + BETA * cut) for cut in sorted(cuts))
+    reductions = tuple((float(cut), GAMMA * cut) for cut in sorted(cuts))
+    level = Level(ALPHA, BETA, GAMMA, exchange=messages, one_way=messages[:2], reduction=reductions)
+    for name in names("all_reduce"):
+        seconds = cost(algorithm("all_reduce", name), size, nbytes, CostModel(level, level))
+        assert seconds == pytest.approx(cost(algorithm("all_reduce", name), size, nbytes, FLAT), rel=1e-9)
+
+
+def test_a_measured_level_continues_its_first_and_last_lines() -> None:
+    level = Level.measured(exchange=[(10, 3.0), (20, 4.0), (40, 10.0)], reduction=[(10, 1.0), (20, 4.0)])
+    assert (level.alpha, level.beta, level.gamma) == pytest.approx((2.0, 0.3, 0.3))
+    assert level.message_seconds(50) == pytest.approx(13.0)
+
+
+def test_noise_makes_no_level_with_negative_prices() -> None:
+    level = Level.measured(exchange=[(10, 3.0), (20, 2.0)], reduction=[(10, 1.0), (20, 0.5)])
+    assert (level.alpha, level.beta, level.gamma) == (3.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("points", [((20, 1.0), (10, 1.0)), ((10, 1.0), (10, 2.0)), ((0, 1.0),)])
+def test_points_out_of_order_are_an_error(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ValueError, match="ascending sizes above 0"):
+        Level(1.0, 1.0, exchange=points)
+
+
 def test_topology_of_another_size_is_an_error() -> None:
     with pytest.raises(ValueError, match="the topology has 4 ranks, expected 5"):
         cost(algorithm("all_reduce", "ring"), 5, 100, FLAT, Topology("aabb"))
