@@ -23,6 +23,7 @@ _NAMES = {
     "CommunicationOptions": "mpidist.options:CommunicationOptions",
     "CrossDeviceOps": "mpidist.cross_device_ops:CrossDeviceOps",
     "HierarchicalCopyAllReduce": "mpidist.cross_device_ops:HierarchicalCopyAllReduce",
+    "IndexedSlices": "mpidist.variables:IndexedSlices",
     "InputContext": "mpidist.input.from_function:InputContext",
     "MirroredStrategy": "mpidist.strategies.mirrored:MirroredStrategy",
     "MultiWorkerMirroredStrategy": "mpidist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",

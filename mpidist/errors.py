@@ -10,6 +10,7 @@
     │   └── RankFailedError                       another rank failed, was killed or left early; names it
     ├── CollectiveMismatchError  (ValueError)     ranks called collectives with different tensors
     ├── RemoteReplicaError       (RuntimeError)   the function given to ``run`` raised on another replica
+    ├── TornVariableError        (RuntimeError)   a variable's update was broken off in the middle
     ├── UnsupportedDtypeError    (TypeError)      no reduction or transport for this dtype or memory
     ├── MissingDependencyError   (ImportError)    an optional package is needed here
     └── CheckpointError          (RuntimeError)   a checkpoint cannot be written or read
@@ -70,6 +71,10 @@ class CollectiveMismatchError(MpidistError, ValueError):
 
 class RemoteReplicaError(MpidistError, RuntimeError):
     """The function given to ``run`` raised on another replica."""
+
+
+class TornVariableError(MpidistError, RuntimeError):
+    """An update of this variable was broken off in the middle: it has no value until it is set or restored."""
 
 
 class UnsupportedDtypeError(MpidistError, TypeError):

@@ -137,7 +137,7 @@ def _restore_part(name: str, part: Any, values: Mapping[str, Any]) -> None:
     elif part.synchronization is VariableSynchronization.ON_READ:
         part.assign(values[name])
     else:
-        part.storage[...] = arrays.namespace(part.storage).asarray(values[name])
+        part.restore(values[name])
 
 
 # -- all ranks together ------------------------------------------------------------------------------------------------

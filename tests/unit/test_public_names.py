@@ -20,6 +20,7 @@ PUBLIC = {
     "CommunicationOptions",
     "CrossDeviceOps",
     "HierarchicalCopyAllReduce",
+    "IndexedSlices",
     "InputContext",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",

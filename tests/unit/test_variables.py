@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from mpidist import context
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, TornVariableError
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.testing import run_ranks
@@ -211,3 +211,33 @@ def test_a_variable_made_outside_belongs_to_its_rank():
         return float(variable.value)
 
     assert run_ranks(2, fn) == [1.0, 2.0]
+
+
+def torn():
+    variable = Variable(numpy.zeros(3), name="kernel")
+    variable._torn = "rank 1: KeyboardInterrupt in apply_gradients"
+    return variable
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda variable: variable.value,
+        lambda variable: variable.storage,
+        lambda variable: variable + 1,
+        lambda variable: variable.numpy(),
+        lambda variable: variable.assign_add(numpy.ones(3)),
+        lambda variable: float(variable[0]),
+    ],
+)
+def test_a_torn_variable_has_no_value(use):
+    with pytest.raises(TornVariableError, match="'kernel.*' is torn: rank 1: KeyboardInterrupt.*assign.*checkpoint"):
+        use(torn())
+    assert "torn" in repr(torn())
+
+
+@pytest.mark.parametrize("make_whole", [lambda v: v.assign(numpy.ones(3)), lambda v: v.restore(numpy.ones(3))])
+def test_a_torn_variable_is_whole_again_when_all_of_it_is_set(make_whole):
+    variable = torn()
+    make_whole(variable)
+    assert variable.value.tolist() == [1, 1, 1]

@@ -13,6 +13,7 @@ import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays, context
+from mpidist.errors import TornVariableError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 
 
@@ -79,12 +80,15 @@ class DistributedVariable(NDArrayOperatorsMixin):
     strategy : Strategy
         The strategy in whose scope it was created.
     storage : array, C-contiguous
-        This rank's copy, writable.  For optimizers and checkpoints, who keep the copies alike themselves.
+        This rank's copy, writable.  For optimizers, who keep the copies alike themselves.
     name : str
     trainable : bool
     synchronization : VariableSynchronization
     aggregation : VariableAggregation
     """
+
+    #: Why its value is neither the old nor the new one: an update was broken off in the middle.  None when it is whole.
+    _torn: str | None = None
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class DistributedVariable(NDArrayOperatorsMixin):
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
     ) -> None:
-        self.storage = storage
+        self._storage = storage
         self.strategy = strategy
         self.name = name
         self.trainable = trainable
@@ -105,14 +109,32 @@ class DistributedVariable(NDArrayOperatorsMixin):
         self._view = read_only(storage)
 
     @property
+    def storage(self) -> Any:
+        """This rank's copy, writable.
+
+        Raises
+        ------
+        TornVariableError
+            An update was broken off in the middle.
+        """
+        if self._torn is not None:
+            raise self._torn_error()
+        return self._storage
+
+    def restore(self, value: Any) -> None:
+        """Set this rank's copy, whatever the context; a torn variable is whole again.  Local; for checkpoints."""
+        _set(self._storage, self._converted(value))
+        self._torn = None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of every copy."""
-        return self.storage.shape
+        return self._storage.shape
 
     @property
     def dtype(self) -> Any:
         """The dtype of every copy."""
-        return self.storage.dtype
+        return self._storage.dtype
 
     @property
     def value(self) -> Any:
@@ -120,7 +142,14 @@ class DistributedVariable(NDArrayOperatorsMixin):
 
         Local, and a live read-only view of this rank's copy.  The exception is a variable that is synchronized on
         read, outside of a replica: reading it is collective and gives a new array, the aggregate of all copies.
+
+        Raises
+        ------
+        TornVariableError
+            An update was broken off in the middle; assign or restore the variable first.
         """
+        if self._torn is not None:
+            raise self._torn_error()
         if self._is_on_read and self._replica_context() is None:
             return self._aggregate_of_copies()
         return self._view
@@ -222,7 +251,8 @@ class DistributedVariable(NDArrayOperatorsMixin):
     # -----------------------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<DistributedVariable {self.name!r} shape={self.shape} dtype={self.dtype} copy={self._view!r}>"
+        copy = "torn" if self._torn is not None else f"copy={self._view!r}"
+        return f"<DistributedVariable {self.name!r} shape={self.shape} dtype={self.dtype} {copy}>"
 
     @property
     def _is_on_read(self) -> bool:
@@ -240,8 +270,18 @@ class DistributedVariable(NDArrayOperatorsMixin):
             value = self._share_of(verb, value)
         elif replica_context is not None and not self._is_on_read:
             value = self._aggregated(replica_context, value)
-        write_fn(self.storage, value)
+        if write_fn is _set:
+            _set(self._storage, value)
+            self._torn = None
+        else:
+            write_fn(self.storage, value)
         return self
+
+    def _torn_error(self) -> TornVariableError:
+        return TornVariableError(
+            f"variable {self.name!r} is torn: {self._torn}. Its value is neither the old nor the new one. Set all of "
+            "it with `assign`, or restore a checkpoint"
+        )
 
     def _converted(self, value: Any) -> Any:
         value = value.value if isinstance(value, DistributedVariable) else value
@@ -249,10 +289,10 @@ class DistributedVariable(NDArrayOperatorsMixin):
         if array.shape != self.shape:
             raise ValueError(f"variable {self.name!r} has shape {self.shape}, got a value of shape {array.shape}")
         if array.dtype == self.dtype:
-            return _in_memory_of(self.storage, array)
+            return _in_memory_of(self._storage, array)
         if not numpy.can_cast(array.dtype, self.dtype, "same_kind"):
             raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {array.dtype}; convert it")
-        return _in_memory_of(self.storage, array.astype(self.dtype))
+        return _in_memory_of(self._storage, array.astype(self.dtype))
 
     def _aggregated(self, replica_context: Any, value: Any) -> Any:
         """Return what a write in a replica writes to every copy."""
