@@ -60,7 +60,7 @@ class IndexedSlices:
         return self.values.dtype
 
     def check(self, dense_shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless these are rows of an array of shape `dense_shape`."""
+        """Raise ValueError unless these are rows of an array of shape `dense_shape`.  Local."""
         if self.dense_shape is not None and self.dense_shape != dense_shape:
             raise ValueError(f"rows of an array of shape {self.dense_shape} are no rows of one of shape {dense_shape}")
         if not dense_shape or self.values.shape[1:] != dense_shape[1:]:
@@ -72,7 +72,7 @@ class IndexedSlices:
             )
 
     def coalesced(self) -> IndexedSlices:
-        """Return the same with every row named once, in ascending order; 16-bit floats are summed in float32.
+        """Return the same with every row named once, in ascending order; 16-bit floats are summed in float32.  Local.
 
         Values of a row are added in the order in which they stand here.
         """
@@ -89,7 +89,7 @@ class IndexedSlices:
         return IndexedSlices(values, ordered[starts], self.dense_shape)
 
     def to_dense(self, dense_shape: Sequence[int] | None = None) -> Any:
-        """Return the larger array as a new one, zeros included.
+        """Return the larger array as a new one, zeros included.  Local.
 
         Parameters
         ----------
