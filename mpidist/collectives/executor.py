@@ -114,6 +114,9 @@ class Executor:
         are as equal as can be.
     segment_bytes : int
         The longest segment of a message that is reduced; equal on all ranks.
+    scratch : array of bytes, optional
+        Memory to receive segments into, in place of the executor's own; nobody else may use it during a run.  Twice a
+        segment is enough.
 
     Raises
     ------
@@ -133,6 +136,7 @@ class Executor:
         root: int = 0,
         bounds: Sequence[int] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        scratch: Any = None,
     ) -> None:
         self.schedule = schedule
         arrays.check_memory(buffer, transport.memory, transport.name)
@@ -143,8 +147,8 @@ class Executor:
         exact = even_bounds(flat.size, chunks) if bounds is None else _checked(bounds, chunks, flat.size)
         segment_elements = max(1, segment_bytes // flat.itemsize)
         turns = turns_of(schedule, transport.rank, transport.size, exact, segment_elements, root)
-        self._post_receive, self._post_send, self._wait = transport.receive, transport.send, transport.wait
-        self._steps = list(_bind(turns, flat, op, transport.rank))
+        self._transport = transport
+        self._steps = list(_bind(turns, flat, op, transport.rank, scratch))
 
     def run(self, watch: Watch) -> None:
         """Play the schedule on the buffer as it is now.
@@ -156,7 +160,20 @@ class Executor:
         TransportTimeoutError, RankFailedError
             As `Transport.wait`; the buffer's content is then undefined.
         """
-        receive, send, wait = self._post_receive, self._post_send, self._wait
+        wait = self._transport.wait
+        for pendings in self._run():
+            wait(pendings, watch)
+
+    def start(self) -> Progress:
+        """Begin to play the schedule on the buffer as it is now, and return what carries on.
+
+        Every rank of the transport starts it in the same order.
+        """
+        return Progress(self._run(), self._transport)
+
+    def _run(self) -> Iterator[list[Any]]:
+        """Post message after message, and yield what must be done before the next one."""
+        receive, send = self._transport.receive, self._transport.send
         current: list[Any] = []
         for received, sent, reduce, first, second, out in self._steps:
             coming = []
@@ -165,10 +182,43 @@ class Executor:
             if sent is not None:
                 coming.append(send(*sent))
             if current:
-                wait(current, watch)
+                yield current
             if reduce is not None:
                 reduce(first, second, out=out)
             current = coming
+
+
+class Progress:
+    """A run of an executor that moves on when it is polled, and never waits.
+
+    Attributes
+    ----------
+    done : bool
+    """
+
+    __slots__ = ("done", "_waits", "_transport", "_pendings")
+
+    def __init__(self, waits: Iterator[list[Any]], transport: Transport) -> None:
+        self._waits, self._transport = waits, transport
+        self._pendings = next(waits, [])
+        self.done = not self._pendings
+
+    def poll(self) -> bool:
+        """Do what can be done now, and return whether that was all.
+
+        Raises
+        ------
+        TransportError
+            As `Transport.poll`.
+        """
+        while not self.done and self._transport.poll(self._pendings):
+            self._pendings = next(self._waits, [])
+            self.done = not self._pendings
+        return self.done
+
+    def abandon(self) -> None:
+        """Give up after an error: what messages may still write into is kept."""
+        self._transport.abandon(self._pendings)
 
 
 def _check_wire_dtype(dtype: Any, op: str) -> None:
@@ -203,13 +253,13 @@ class _Step(NamedTuple):
 _NO_REDUCTION = (None, None, None, None)
 
 
-def _bind(turns: Sequence[Turn], flat: Any, op: str, rank: int) -> Iterator[_Step]:
+def _bind(turns: Sequence[Turn], flat: Any, op: str, rank: int, memory: Any) -> Iterator[_Step]:
     """Yield the steps for `turns` on a buffer.
 
     A turn's segment is posted in one step and waited for in the next.  That step also posts the round's next segment,
     unless there is none: then it posts nothing, because the next round sends what this one still has to receive.
     """
-    scratch = _Scratch(turns, flat)
+    scratch = _Scratch(turns, flat, memory)
     waiting: tuple[Any, ...] = _NO_REDUCTION
     for turn in turns:
         target = None
@@ -240,11 +290,17 @@ def _reduction(turn: Turn, target: Any, flat: Any, op: str, rank: int) -> tuple[
 class _Scratch:
     """Two pieces of memory for received segments, used in turn, as long as the longest of them."""
 
-    def __init__(self, turns: Sequence[Turn], flat: Any) -> None:
+    def __init__(self, turns: Sequence[Turn], flat: Any, memory: Any) -> None:
         lengths = [turn.receive[1] - turn.receive[0] for turn in turns if turn.reduce and turn.receive is not None]
         several = any(turn.reduce and not turn.last for turn in turns)
         longest = max(lengths, default=0)
-        self._pieces = [arrays.empty(longest, flat.dtype, flat) for _ in range(1 + several)] if longest else []
+        count = 1 + several if longest else 0
+        if memory is None:
+            self._pieces = [arrays.empty(longest, flat.dtype, flat) for _ in range(count)]
+        else:
+            values = memory[: memory.size - memory.size % flat.itemsize].view(flat.dtype)
+            assert values.size >= count * longest, f"scratch of {memory.size} bytes for {count} x {longest} {flat.dtype}"
+            self._pieces = [values[index * longest : (index + 1) * longest] for index in range(count)]
         self._used = 0
 
     def next(self, receive: Stretch) -> Any:

@@ -126,6 +126,12 @@ class TransportTests(Ranks):
     def test_python_objects_and_device_memory_are_refused(self, size: int) -> None:
         self.run(size, _refuses)
 
+    def test_polling_moves_messages_on(self, size: int) -> None:
+        self.run(size, lambda transport: _polls(transport, self.large_bytes))
+
+    def test_channels_do_not_hear_each_other(self, size: int) -> None:
+        self.run(size, _channels_apart)
+
     def test_there_is_nobody_outside_the_group(self, size: int) -> None:
         self.run(size, _nobody_outside)
 
@@ -245,6 +251,36 @@ def _groups_apart(transport: Transport) -> None:
     transport.wait([pendings[0], sooner], watch)
     np.testing.assert_array_equal(got, [1, 2])
     other.close()
+
+
+def _polls(transport: Transport, nbytes: int) -> None:
+    """A long message in both directions, without a wait."""
+    right, left = _neighbours(transport)
+    sent, got = _pattern(nbytes, transport.rank), np.zeros(nbytes, np.uint8)
+    pendings, watch = [transport.receive(got, left), transport.send(sent, right)], watch_of(transport)
+    while not transport.poll(pendings):
+        watch.tick()
+    np.testing.assert_array_equal(got, _pattern(nbytes, left))
+
+
+def _channels_apart(transport: Transport) -> None:
+    """Two channels over the same ranks, in reverse order: messages come out of the one they went into."""
+    size = transport.size
+    if not transport.has_channels:
+        with pytest.raises(TransportError, match="no channels"):
+            transport.among(range(size), 1)
+        return
+    one, two = (transport.among(range(size)[::-1], channel) for channel in (1, 2))
+    right, left = _neighbours(one)
+    assert one.world_ranks == transport.world_ranks[::-1] and one.rank == size - 1 - transport.rank
+    got = np.zeros(2, "i8")
+    pendings = [one.receive(got[:1], left), two.receive(got[1:], left)]
+    later, sooner = two.send(np.array([2]), right), one.send(np.array([1]), right)
+    watch = watch_of(transport)
+    two.wait([pendings[1], later], watch)
+    one.wait([pendings[0], sooner], watch)
+    np.testing.assert_array_equal(got, [1, 2])
+    assert one.exchange(bytes([transport.rank]), watch) == [bytes([rank]) for rank in range(size)[::-1]]
 
 
 def _refuses(transport: Transport) -> None:

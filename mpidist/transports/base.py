@@ -39,6 +39,8 @@ class Transport(abc.ABC):
         Kinds of memory the transport moves without a copy: ``"host"``, ``"device"``.
     native : mapping of str to callable
         Collectives that the library below has of its own; empty for most.  See `mpi.MpiTransport`.
+    has_channels : bool
+        Whether `among` works.
     closed : bool
         Whether `close` has been called: then `send` and `receive` raise TransportError.
     """
@@ -50,6 +52,7 @@ class Transport(abc.ABC):
     world_ranks: tuple[int, ...]
     memory: frozenset[str] = frozenset({"host"})
     native: dict[str, Callable[..., Pending]] = {}
+    has_channels: bool = False
     closed: bool = False
 
     @abc.abstractmethod
@@ -85,6 +88,39 @@ class Transport(abc.ABC):
             Another rank's message is longer than the array that is to receive it.  Most transports refuse a shorter
             one too, and a wrong one of the rank's own; MPI does not tell.
         """
+
+    @abc.abstractmethod
+    def poll(self, pendings: Sequence[Pending]) -> bool:
+        """Move on what can be moved without waiting, and return whether all `pendings` are done; Local.
+
+        Raises
+        ------
+        TransportError
+            As `wait`.
+        """
+
+    def abandon(self, pendings: Sequence[Pending]) -> None:
+        """Give up on `pendings`, and keep what they may still write into; after an error, for who polls.  Local."""
+
+    def among(self, members: Sequence[int], channel: int) -> Transport:
+        """Return a transport over some ranks of this one, whose messages do not mix with those of other channels.
+
+        Local, unlike `split`: nothing is agreed.  So the members must give the same list of ranks, in the same order,
+        and two groups that have a pair of ranks in common must have different channels.
+
+        Parameters
+        ----------
+        members : sequence of int
+            Ranks of this transport, this one among them; a member's place in the list is its rank in the result.
+        channel : int
+            1 or more, and below 4096.
+
+        Raises
+        ------
+        TransportError
+            The transport has no channels; see `has_channels`.
+        """
+        raise TransportError(f"the {self.name} transport has no channels; use split, which all ranks must call")
 
     def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
         """Return what every rank of the group gave: a small all-gather of bytes, for plans and messages, not for data.

@@ -129,6 +129,7 @@ class LoopbackTransport(Transport):
     """
 
     name = "loopback"
+    has_channels = True
 
     def __init__(
         self, world: LoopbackWorld, control: ControlChannel, world_ranks: tuple[int, ...], context: tuple[int, ...]
@@ -166,6 +167,14 @@ class LoopbackTransport(Transport):
 
     def wait(self, pendings: Sequence[Pending], watch: Watch) -> None:
         self._until(lambda: all(pending.done for pending in pendings), watch)
+
+    def poll(self, pendings: Sequence[Pending]) -> bool:
+        self._deliver()
+        return all(pending.done for pending in pendings)
+
+    def among(self, members: Sequence[int], channel: int) -> LoopbackTransport:
+        world_ranks = tuple(self.world_ranks[member] for member in members)
+        return LoopbackTransport(self._world, self.control, world_ranks, (*self._context, -1, channel))
 
     def split(self, color: int) -> LoopbackTransport:
         number, self._splits = self._splits, self._splits + 1

@@ -50,6 +50,7 @@ class MpiTransport(Transport):
     """
 
     name = "mpi"
+    has_channels = True
 
     def __init__(
         self, comm: Any, control: ControlChannel, world_ranks: Sequence[int], chunk_bytes: int = _CHUNK_BYTES
@@ -64,18 +65,22 @@ class MpiTransport(Transport):
         self.control = control
         self.world_ranks = tuple(world_ranks)
         self.native = {"all_reduce": self._all_reduce}
+        #: By rank of this group, its rank in the communicator; and the tag of this group's messages.
+        self._peers: Sequence[int] = range(self.size)
+        self._tag = 0
         self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
         self._abandoned: list[Any] = []
         #: What MPI said of the requests of the last wait; kept, so that not every wait makes its own.
         self._statuses: list[Any] = []
 
     def send(self, array: Any, destination: int) -> list[Any]:
-        isend, byte = self._comm.Isend, self._mpi.BYTE
-        return [isend([piece, byte], destination) for piece in self._pieces(array, destination)]
+        isend, byte, tag = self._comm.Isend, self._mpi.BYTE, self._tag
+        pieces = self._pieces(array, destination)
+        return [isend([piece, byte], self._peers[destination], tag) for piece in pieces]
 
     def receive(self, array: Any, source: int) -> list[Any]:
-        irecv, byte = self._comm.Irecv, self._mpi.BYTE
-        return [irecv([piece, byte], source) for piece in self._pieces(array, source)]
+        irecv, byte, tag = self._comm.Irecv, self._mpi.BYTE, self._tag
+        return [irecv([piece, byte], self._peers[source], tag) for piece in self._pieces(array, source)]
 
     def wait(self, pendings: Sequence[list[Any]], watch: Watch) -> None:
         requests = pendings[0] if len(pendings) == 1 else [request for pending in pendings for request in pending]
@@ -84,11 +89,24 @@ class MpiTransport(Transport):
             while not done(requests, self._statuses):
                 watch.tick()
         except BaseException as error:
-            # MPI still writes into these buffers: they must outlive the error.
-            self._abandoned.extend(requests)
+            self.abandon([requests])
             if isinstance(error, self._mpi.Exception):
                 raise self._refused(error, self._statuses[: len(requests)]) from error
             raise
+
+    def poll(self, pendings: Sequence[list[Any]]) -> bool:
+        requests = pendings[0] if len(pendings) == 1 else [request for pending in pendings for request in pending]
+        try:
+            return self._mpi.Request.Testall(requests, self._statuses)
+        except self._mpi.Exception as error:
+            raise self._refused(error, self._statuses[: len(requests)]) from error
+
+    def abandon(self, pendings: Sequence[list[Any]]) -> None:
+        for requests in pendings:  # MPI still writes into their buffers: they must outlive the error
+            self._abandoned.extend(requests)
+
+    def among(self, members: Sequence[int], channel: int) -> MpiTransport:
+        return _MpiChannel(self, members, channel)
 
     def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
         count = numpy.array([len(payload)], dtype=numpy.int64)
@@ -133,6 +151,28 @@ class MpiTransport(Transport):
         if raw.size <= self._chunk_bytes:
             return [raw]
         return [raw[start : start + self._chunk_bytes] for start in range(0, raw.size, self._chunk_bytes)]
+
+
+class _MpiChannel(MpiTransport):
+    """Some ranks of an `MpiTransport`, on its communicator: a tag keeps its messages apart."""
+
+    has_channels = False
+
+    def __init__(self, whole: MpiTransport, members: Sequence[int], channel: int) -> None:
+        world_ranks = [whole.world_ranks[member] for member in members]
+        super().__init__(whole._comm, whole.control, world_ranks, whole._chunk_bytes)
+        self.rank, self.size = list(members).index(whole.rank), len(members)
+        self.native = {}
+        self._peers, self._tag = tuple(members), channel
+        self._abandoned = whole._abandoned
+
+    exchange = Transport.exchange
+
+    def split(self, color: int) -> MpiTransport:
+        raise TransportError("a channel cannot be split; split the transport that it was made of")
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def connect(launcher: Launcher | None = None) -> World:

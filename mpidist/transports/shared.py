@@ -197,12 +197,12 @@ class SharedTransport(Transport):
 
     def wait(self, pendings: Sequence[_Message], watch: Watch) -> None:
         while not all(message.done for message in pendings):
-            moved = False
-            for peer in range(self.size):
-                moved = self._fill(peer) or moved
-                moved = self._empty(peer) or moved
-            if not moved:
+            if not self._move():
                 watch.tick()
+
+    def poll(self, pendings: Sequence[_Message]) -> bool:
+        self._move()
+        return all(message.done for message in pendings)
 
     def split(self, color: int) -> SharedTransport:
         watch = self.control.watch("split of a shared-memory transport")
@@ -217,6 +217,14 @@ class SharedTransport(Transport):
 
     def close(self) -> None:
         self.closed, self._out, self._in = True, [], []
+
+    def _move(self) -> bool:
+        """Fill and empty what slots there are; return whether anything moved."""
+        moved = False
+        for peer in range(self.size):
+            moved = self._fill(peer) or moved
+            moved = self._empty(peer) or moved
+        return moved
 
     def _fill(self, peer: int) -> bool:
         """Move what fits of the messages to `peer` into its slots; return whether anything moved."""

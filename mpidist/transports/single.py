@@ -29,6 +29,7 @@ class SingleTransport(Transport):
 
     name = "single"
     memory = frozenset({"host", "device"})
+    has_channels = True
 
     def __init__(self, control: ControlChannel | None = None) -> None:
         self.control = ControlChannel.alone() if control is None else control
@@ -53,6 +54,12 @@ class SingleTransport(Transport):
         for end in pendings:
             while not end.done:
                 watch.tick()
+
+    def poll(self, pendings: Sequence[_End]) -> bool:
+        return all(end.done for end in pendings)
+
+    def among(self, members: Sequence[int], channel: int) -> SingleTransport:
+        return SingleTransport(self.control)
 
     def split(self, color: int) -> SingleTransport:
         return SingleTransport(self.control)

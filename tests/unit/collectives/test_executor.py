@@ -63,6 +63,10 @@ class RecordingTransport(Transport):
     def wait(self, pendings, watch):
         self.asked.append(("wait", tuple(pendings)))
 
+    def poll(self, pendings):
+        self.asked.append(("poll", tuple(pendings)))
+        return True
+
     def split(self, color):
         return self
 
