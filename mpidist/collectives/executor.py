@@ -299,7 +299,9 @@ class _Scratch:
             self._pieces = [arrays.empty(longest, flat.dtype, flat) for _ in range(count)]
         else:
             values = memory[: memory.size - memory.size % flat.itemsize].view(flat.dtype)
-            assert values.size >= count * longest, f"scratch of {memory.size} bytes for {count} x {longest} {flat.dtype}"
+            assert values.size >= count * longest, (
+                f"scratch of {memory.size} bytes for {count} x {longest} {flat.dtype}"
+            )
             self._pieces = [values[index * longest : (index + 1) * longest] for index in range(count)]
         self._used = 0
 

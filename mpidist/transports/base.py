@@ -21,6 +21,9 @@ from mpidist.runtime.control import ControlChannel, Watch
 #: What `send` and `receive` return: only the transport that made it knows what is inside.
 Pending = Any
 
+#: What nobody waits for any more, and what may still be written into: kept until the process ends.
+_abandoned: list[Pending] = []
+
 
 class Transport(abc.ABC):
     """The ranks of one group, and a way to move arrays between them.
@@ -101,6 +104,7 @@ class Transport(abc.ABC):
 
     def abandon(self, pendings: Sequence[Pending]) -> None:
         """Give up on `pendings`, and keep what they may still write into; after an error, for who polls.  Local."""
+        _abandoned.extend(pendings)
 
     def among(self, members: Sequence[int], channel: int) -> Transport:
         """Return a transport over some ranks of this one, whose messages do not mix with those of other channels.

@@ -69,7 +69,6 @@ class MpiTransport(Transport):
         self._peers: Sequence[int] = range(self.size)
         self._tag = 0
         self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "prod": MPI.PROD}
-        self._abandoned: list[Any] = []
         #: What MPI said of the requests of the last wait; kept, so that not every wait makes its own.
         self._statuses: list[Any] = []
 
@@ -89,7 +88,7 @@ class MpiTransport(Transport):
             while not done(requests, self._statuses):
                 watch.tick()
         except BaseException as error:
-            self.abandon([requests])
+            self.abandon([requests])  # MPI still writes into their buffers
             if isinstance(error, self._mpi.Exception):
                 raise self._refused(error, self._statuses[: len(requests)]) from error
             raise
@@ -100,10 +99,6 @@ class MpiTransport(Transport):
             return self._mpi.Request.Testall(requests, self._statuses)
         except self._mpi.Exception as error:
             raise self._refused(error, self._statuses[: len(requests)]) from error
-
-    def abandon(self, pendings: Sequence[list[Any]]) -> None:
-        for requests in pendings:  # MPI still writes into their buffers: they must outlive the error
-            self._abandoned.extend(requests)
 
     def among(self, members: Sequence[int], channel: int) -> MpiTransport:
         return _MpiChannel(self, members, channel)
@@ -164,7 +159,6 @@ class _MpiChannel(MpiTransport):
         self.rank, self.size = list(members).index(whole.rank), len(members)
         self.native = {}
         self._peers, self._tag = tuple(members), channel
-        self._abandoned = whole._abandoned
 
     exchange = Transport.exchange
 
