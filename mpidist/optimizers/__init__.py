@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from mpidist.optimizers import schedules
+from mpidist.optimizers.adagrad import Adagrad
 from mpidist.optimizers.adam import Adam, AdamW
 from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.layerwise import LAMB, LARS
+from mpidist.optimizers.loss_scale import LossScaleOptimizer
+from mpidist.optimizers.rmsprop import RMSprop
 from mpidist.optimizers.sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "LossScaleOptimizer",
+    "Optimizer",
+    "RMSprop",
+    "schedules",
+]

@@ -22,6 +22,8 @@ class Adam(Optimizer):
         See `Optimizer`.
     beta_1, beta_2 : float
     epsilon : float
+    **options
+        See `Optimizer`.
     """
 
     slot_names = ("momentum", "velocity")
@@ -33,8 +35,9 @@ class Adam(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
+        **options: Any,
     ) -> None:
-        super().__init__(learning_rate)
+        super().__init__(learning_rate, **options)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
@@ -71,6 +74,8 @@ class AdamW(Adam):
     weight_decay : float
     beta_1, beta_2 : float
     epsilon : float
+    **options
+        See `Optimizer`.
     """
 
     def __init__(
@@ -80,16 +85,6 @@ class AdamW(Adam):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
+        **options: Any,
     ) -> None:
-        super().__init__(learning_rate, beta_1, beta_2, epsilon)
-        self.weight_decay = weight_decay
-
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (*super().coefficients(learning_rate, iterations), learning_rate * self.weight_decay)
-
-    def update_slice(
-        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> None:
-        numpy.multiply(parameter, coefficients[1], out=scratch[0])
-        numpy.subtract(parameter, scratch[0], out=parameter)
-        super().update_slice(parameter, gradient, slots, scratch, coefficients)
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, weight_decay=weight_decay, **options)

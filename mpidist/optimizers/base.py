@@ -7,16 +7,43 @@ works in place, allocates nothing, and so can be applied to whole variables or t
 from __future__ import annotations
 
 import abc
+import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
+
 from mpidist import arrays, context
-from mpidist.optimizers import slices
+from mpidist.optimizers import slices, sparse
+from mpidist.optimizers.accumulation import Accumulation
+from mpidist.optimizers.clipping import Clipping, is_finite
+from mpidist.optimizers.loss_scale import LossScale
+from mpidist.optimizers.slots import Slots
 from mpidist.options import ReduceOp
-from mpidist.variables import DistributedVariable
+from mpidist.variables import DistributedVariable, IndexedSlices
 
 LearningRate = float | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step does to one variable, but for the gradient.
+
+    Attributes
+    ----------
+    coefficients : tuple of float
+        What `Optimizer.coefficients` returned for this step.
+    factor : float
+        Multiplies the gradient: loss scale, micro-batches and norm together.
+    decay : float
+        Share of the parameter that is taken away before the rule.
+    """
+
+    coefficients: tuple[float, ...]
+    factor: float = 1.0
+    decay: float = 0.0
 
 
 class Optimizer(abc.ABC):
@@ -25,45 +52,65 @@ class Optimizer(abc.ABC):
     Parameters
     ----------
     learning_rate : float or callable
-        A callable gets the number of steps made so far and returns a float.  It is never scaled by the number of
-        replicas: gradients are summed, and it is the loss that divides by the global batch.
+        A callable gets the number of steps made so far and returns a float (see `schedules`).  It is never scaled by
+        the number of replicas: gradients are summed, and it is the loss that divides by the global batch.
+    weight_decay : float, optional
+        ``p -= learning_rate * weight_decay * p`` before every update.
+    clipnorm, clipvalue, global_clipnorm : float, optional
+        At most one: limit of the norm of each gradient, of its elements, or of the norm of all gradients together.
+        Gradients are clipped after the sum over the replicas, so the result does not depend on their number.
+    gradient_accumulation_steps : int, optional
+        `apply_gradients` only adds up the gradients; every so many calls they are reduced, once, and their mean over
+        these micro-batches is applied.
+    loss_scale_factor : float, optional
+        What `scale_loss` multiplies losses by; gradients are divided by it.  For a scale that finds itself, see
+        `LossScaleOptimizer`.
+    skip_nonfinite : bool
+        Leave a step out, and count it in `skipped_steps`, where a summed gradient has an infinity or a NaN.
 
     Attributes
     ----------
     iterations : int
-        Steps made: one per `apply_gradients`, on however many replicas.
+        Updates made, on however many replicas.
+    skipped_steps : int
+        Updates left out.
     slot_names : tuple of str
         The arrays kept for every variable.
     """
 
     slot_names: tuple[str, ...] = ()
-    #: Arrays of the slice's size that `update_slice` may write intermediate results to.
+    #: Arrays of the slice's size that `update_slice` may write intermediate results to; at least 1.
     scratch_count = 1
+    #: Whether a gradient of 0 leaves parameter and slots as they are: rows without a gradient need not be touched.
+    zero_gradient_changes_nothing = False
 
-    def __init__(self, learning_rate: LearningRate) -> None:
+    def __init__(
+        self,
+        learning_rate: LearningRate,
+        *,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        loss_scale_factor: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        if weight_decay is not None and not weight_decay >= 0:
+            raise ValueError(f"weight_decay must be 0 or more, or None; got {weight_decay}")
         self._learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
+        self.loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
+        self.skip_nonfinite = skip_nonfinite
         self.iterations = 0
-        # (Variable, its slots), in the order of first use.  The reference keeps the id, by which a variable is found,
-        # from being reused.
-        self._slots: list[tuple[Any, list[Any]]] = []
-        self._number_of_id: dict[int, int] = {}
-        self._restored: dict[str, Any] = {}
+        self.skipped_steps = 0
+        self._accumulation = Accumulation(gradient_accumulation_steps or 1)
+        self._slots = Slots(self.slot_names, self.initial_slots())
+        self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
         self._scratch = slices.Scratch()
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next step."""
-        rate = self._learning_rate
-        return float(rate(self.iterations) if callable(rate) else rate)
-
-    @learning_rate.setter
-    def learning_rate(self, value: LearningRate) -> None:
-        self._learning_rate = value
-
-    @property
-    def elementwise(self) -> bool:
-        """Whether any slices of the summed gradients may be applied by themselves, by `update`, in any order."""
-        return True
+    # -- what a family says -------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
@@ -94,16 +141,71 @@ class Optimizer(abc.ABC):
             What `coefficients` returned for this step.
         """
 
-    def apply_gradients(self, gradients_and_variables: Iterable[tuple[Any, Any]]) -> None:
-        """Sum the gradients over the replicas, then update the variables in place.
+    def initial_slots(self) -> Mapping[str, float]:
+        """Return what slots are filled with at first, by name; 0 for those that are not named.  Local."""
+        return {}
 
-        Collective inside `strategy.run`: every replica calls it with the same variables in the same order.
-        Local under the default strategy and under a strategy of one replica.
+    @property
+    def elementwise(self) -> bool:
+        """Whether slices of the summed gradients may be applied by themselves, by `update`, in any order."""
+        return not (self.clipping.needs_norms or self.skips_nonfinite)
+
+    # -- what users set -----------------------------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        rate = self._learning_rate
+        return float(rate(self.iterations) if callable(rate) else rate)
+
+    @learning_rate.setter
+    def learning_rate(self, value: LearningRate) -> None:
+        self._learning_rate = value
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether a step with a gradient that is not finite is left out: asked for, or needed by the loss scale."""
+        return self.skip_nonfinite or self.loss_scale.dynamic
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-batches accumulated since the last update."""
+        return self._accumulation.micro_step
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss, or its gradient, times the loss scale: what to differentiate.  Local."""
+        return loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
+    ) -> None:
+        """Leave variables out of the weight decay.  Local.
 
         Parameters
         ----------
-        gradients_and_variables : iterable of (array or None, Variable)
-            A gradient has its variable's shape.  A variable whose gradient is None is left as it is.
+        var_list : iterable of Variable
+        var_names : iterable of str
+            Regular expressions that are searched for in the variables' names.
+        """
+        self._without_decay += [*var_list, *(re.compile(name) for name in var_names)]
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def apply_gradients(
+        self, gradients_and_variables: Iterable[tuple[Any, Any]], skip_gradients_aggregation: bool = False
+    ) -> None:
+        """Sum the gradients over the replicas, then update the variables in place.
+
+        Collective inside `strategy.run`: every replica calls it with the same variables in the same order.
+        Local under the default strategy, under a strategy of one replica, and while it only accumulates.
+
+        Parameters
+        ----------
+        gradients_and_variables : iterable of (array, IndexedSlices or None, Variable)
+            A gradient has its variable's shape, or some of its rows.  A variable whose gradient is None is left as it
+            is.
+        skip_gradients_aggregation : bool
+            Do not sum: for gradients that already are sums, the same on every replica.
 
         Raises
         ------
@@ -117,18 +219,84 @@ class Optimizer(abc.ABC):
         pairs = list(gradients_and_variables)
         _require_pairs(pairs)
         pairs = _with_gradients(pairs)
-        _require_replica_context([variable for _, variable in pairs])
-        gradients = [_as_gradient(gradient, variable) for gradient, variable in pairs]
-        if not context.in_cross_replica_context():
-            variables = [variable for _, variable in pairs]
-            gradients = context.get_strategy().extended.reduce_arrays(ReduceOp.SUM, gradients, destinations=variables)
-        coefficients = self.coefficients(self.learning_rate, self.iterations)
-        for gradient, (_, variable) in zip(gradients, pairs, strict=True):
-            slots = self._slots_of(variable)
-            self.update(variable.storage.reshape(-1), gradient.reshape(-1), slots, coefficients)
+        variables = [variable for _, variable in pairs]
+        _require_replica_context(variables)
+        gradients: list[Any] | None = [_as_gradient(gradient, variable) for gradient, variable in pairs]
+        if self._accumulation.count > 1:
+            gradients = self._accumulation.add(gradients or [], variables)
+        if gradients is not None:
+            self._reduce_and_update(gradients, variables, not skip_gradients_aggregation)
+
+    def _reduce_and_update(self, gradients: list[Any], variables: list[Any], is_reduced: bool) -> None:
+        if is_reduced and not context.in_cross_replica_context():
+            gradients = _sum_over_replicas(gradients, variables)
+        steps = self.steps(gradients, variables)
+        if steps is None:
+            return
+        for gradient, variable, step in zip(gradients, variables, steps, strict=True):
+            self._update_variable(gradient, variable, step)
         self.iterations += 1
 
-    def update(self, parameter: Any, gradient: Any, slots: list[Any], coefficients: tuple[float, ...]) -> None:
+    def steps(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Step] | None:
+        """Return what the next step does to every variable; None if it is left out, which is counted.  Local.
+
+        The same on all ranks without asking, since all have the same bits of the summed gradients; an `elementwise`
+        optimizer does not look at them.
+        """
+        if self.skips_nonfinite:
+            has_overflow = not all(is_finite(sparse.values_of(gradient)) for gradient in gradients)
+            factor = self._gradient_factor()
+            self.loss_scale.update(has_overflow)
+            if has_overflow:
+                self.skipped_steps += 1
+                return None
+        else:
+            factor = self._gradient_factor()
+        learning_rate = self.learning_rate
+        coefficients = self.coefficients(learning_rate, self.iterations)
+        values = [sparse.values_of(gradient) for gradient in gradients] if self.clipping.needs_norms else gradients
+        factors = self.clipping.factors(values, factor, self._scratch)
+        return [
+            self.step_of(variable, learning_rate, coefficients, each)
+            for variable, each in zip(variables, factors, strict=True)
+        ]
+
+    def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
+        """Return what this step does to one variable.  Local."""
+        return Step(coefficients, factor, learning_rate * self.decay_of(variable))
+
+    def decay_of(self, variable: Any) -> float:
+        """Return the weight decay of one variable, 0 where it is excluded.  Local."""
+        if not self.weight_decay:
+            return 0.0
+        excluded = any(
+            each is variable if isinstance(each, DistributedVariable) else each.search(variable.name)
+            for each in self._without_decay
+        )
+        return 0.0 if excluded else self.weight_decay
+
+    def _gradient_factor(self) -> float:
+        return 1.0 / (self.loss_scale.scale * self._accumulation.count)
+
+    def _update_variable(self, gradient: Any, variable: Any, step: Step) -> None:
+        slots, parameter = self.slot_arrays(variable), variable.storage
+        if not isinstance(gradient, IndexedSlices):
+            self.update(parameter.reshape(-1), gradient.reshape(-1), slots, step)
+        elif self.zero_gradient_changes_nothing and not step.decay:
+            self._update_rows(parameter, gradient, slots, step)
+        else:
+            self.update(parameter.reshape(-1), gradient.to_dense().reshape(-1), slots, step)
+
+    def _update_rows(self, parameter: Any, gradient: IndexedSlices, slots: list[Any], step: Step) -> None:
+        """Update the rows that have a gradient, each once."""
+        rows, whole = gradient.indices, [parameter, *(slot.reshape(parameter.shape) for slot in slots)]
+        taken = [array[rows] for array in whole]
+        flat_parameter, *flat_slots = [array.reshape(-1) for array in taken]
+        self.update(flat_parameter, gradient.values.reshape(-1), flat_slots, step)
+        for array, new in zip(whole, taken, strict=True):
+            array[rows] = new
+
+    def update(self, parameter: Any, gradient: Any, slots: list[Any], step: Step) -> None:
         """Apply the rule to flat contiguous arrays of any length and floating dtype, in place.  Local.
 
         Parameters
@@ -136,77 +304,87 @@ class Optimizer(abc.ABC):
         parameter, gradient : array, shape (n,), contiguous
         slots : list of array, shape (n,), contiguous
             Float32 for parameters of 16 bits: those are updated in float32 and rounded once.
-        coefficients : tuple of float
+        step : Step
+        """
+        for p, g, s, scratch, store in self._slices(parameter, gradient, slots, step.factor):
+            if step.decay:
+                numpy.multiply(p, step.decay, out=scratch[0])
+                p -= scratch[0]
+            self.update_slice(p, g, s, scratch, step.coefficients)
+            if store is not None:
+                store[...] = p
+
+    def _slices(
+        self, parameter: Any, gradient: Any, slots: list[Any], factor: float
+    ) -> Iterator[tuple[Any, Any, list[Any], list[Any], Any]]:
+        """Yield (parameter, gradient, slots, scratch, where to round the parameter to, if anywhere) of every slice.
+
+        Parameter and gradient come in the dtype of the computation, the gradient multiplied and clipped by value.
         """
         dtype = slices.compute_dtype(parameter.dtype)
-        narrow = parameter.dtype != dtype
-        scratch = self._scratch.arrays(parameter, dtype, self.scratch_count + 2 * narrow)
+        is_narrow, limit = parameter.dtype != dtype, self.clipping.clipvalue
+        is_changed = gradient.dtype != dtype or factor != 1 or limit is not None
+        scratch = self._scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
         for where in slices.bounds(parameter):
             p, g, *s = slices.pick([parameter, gradient, *slots], where)
             short = slices.pick(scratch, slice(0, len(p)))
-            if narrow:
-                wide_p, wide_g = short[-2:]
-                wide_p[...], wide_g[...] = p, g
-                self.update_slice(wide_p, wide_g, s, short[:-2], coefficients)
-                p[...] = wide_p
-            else:
-                self.update_slice(p, g, s, short, coefficients)
+            store = None
+            if is_changed:
+                g = _changed(g, short.pop(), factor, limit)
+            if is_narrow:
+                store, wide = p, short.pop()
+                wide[...] = p
+                p = wide
+            yield p, g, s, short, store
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def slot_arrays(self, variable: Any) -> list[Any]:
+        """Return the slots of a variable as flat arrays, in the order of `slot_names`, to be written to.  Local."""
+        return self._slots.of(variable)
 
     def slots(self, variable: Any) -> dict[str, Any]:
         """Return the slots of a variable by name, in its shape, as live views.  Local."""
-        shape = variable.storage.shape
-        found = self._slots_of(variable)
-        return {name: slot.reshape(shape) for name, slot in zip(self.slot_names, found, strict=True)}
+        return self._slots.by_name(variable)
 
     def state(self) -> dict[str, Any]:
-        """Return ``iterations`` and all slots, as ``"number/slot"`` to live views, for a checkpoint.  Local.
+        """Return ``iterations`` and all slots, as ``"number/slot"`` to live views, for a checkpoint.
 
-        Variables are numbered in the order in which they were first updated.
+        Local; in the middle of an accumulation collective, with the sums of all replicas.  Variables are numbered in
+        the order in which they were first updated.
         """
-        found: dict[str, Any] = {"iterations": self.iterations}
-        for number, (variable, _) in enumerate(self._slots):
-            found.update({f"{number}/{name}": slot for name, slot in self.slots(variable).items()})
-        return {**self._restored, **found}
+        found: dict[str, Any] = {"iterations": self.iterations, "skipped_steps": self.skipped_steps}
+        if not callable(self._learning_rate):
+            found["learning_rate"] = float(self._learning_rate)
+        return {**found, **self.loss_scale.state(), **self._accumulation.state(), **self._slots.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave, also before this optimizer has met its variables.  Local.
+
+        A learning rate is taken over too, unless this optimizer has a schedule.
 
         Raises
         ------
         ValueError
             A slot's shape is not its variable's; for variables not met yet, at their first update.
         """
-        self._restored = {key: value for key, value in state.items() if key != "iterations"}
         self.iterations = int(state["iterations"])
-        for number, (variable, slots) in enumerate(self._slots):
-            self._restore_slots(number, variable, slots)
+        self.skipped_steps = int(state.get("skipped_steps", 0))
+        if not callable(self._learning_rate):
+            self._learning_rate = float(state.get("learning_rate", self._learning_rate))
+        self.loss_scale.restore(state)
+        self._accumulation.restore(state)
+        self._slots.restore({key: value for key, value in state.items() if re.fullmatch(r"\d+/.*", key)})
 
-    def _slots_of(self, variable: Any) -> list[Any]:
-        number = self._number_of_id.get(id(variable))
-        return self._register(variable) if number is None else self._slots[number][1]
 
-    def _register(self, variable: Any) -> list[Any]:
-        storage, number = variable.storage, len(self._slots)
-        dtype = slices.compute_dtype(storage.dtype)
-        slots = [arrays.empty(storage.size, dtype, storage) for _ in self.slot_names]
-        self._restore_slots(number, variable, slots)
-        self._slots.append((variable, slots))
-        self._number_of_id[id(variable)] = number
-        return slots
-
-    def _restore_slots(self, number: int, variable: Any, slots: list[Any]) -> None:
-        """Set slots to what was restored for them, or to 0."""
-        for name, slot in zip(self.slot_names, slots, strict=True):
-            value = self._restored.pop(f"{number}/{name}", None)
-            if value is None:
-                slot[...] = 0
-                continue
-            if value.shape != variable.shape:
-                raise ValueError(
-                    f"slot {name!r} for variable {variable.name!r} was saved with shape {value.shape}, expected "
-                    f"{variable.shape}: the variables were first updated in another order, or the model has changed"
-                )
-            slot[...] = arrays.namespace(slot).asarray(value).reshape(-1)
+def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:
+    """Return the gradient in the buffer, multiplied by a factor, then cut off at a limit."""
+    buffer[...] = gradient
+    if factor != 1:
+        buffer *= factor
+    if limit is not None:
+        numpy.clip(buffer, -limit, limit, out=buffer)
+    return buffer
 
 
 def _require_pairs(pairs: list[Any]) -> None:
@@ -270,11 +448,25 @@ def _foreign_text(variable: Any, strategy: Any) -> str:
 
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:
-    """Return the gradient as an array of its variable's kind and dtype."""
+    """Return the gradient as an array, or as rows, of its variable's kind and dtype."""
     storage = variable.storage
+    if isinstance(gradient, IndexedSlices):
+        return sparse.rows_of_variable(gradient, storage, variable.name)
     gradient = arrays.to_array(gradient)
     if gradient.shape != storage.shape:
         raise ValueError(
             f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {storage.shape}"
         )
     return gradient if gradient.dtype == storage.dtype else gradient.astype(storage.dtype)
+
+
+def _sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """Return the sums over all replicas: arrays in one fused call, then rows one by one.  Collective."""
+    extended, found = context.get_strategy().extended, list(gradients)
+    dense = [number for number, each in enumerate(gradients) if not isinstance(each, IndexedSlices)]
+    if dense:
+        destinations = [variables[number] for number in dense]
+        sums = extended.reduce_arrays(ReduceOp.SUM, [gradients[number] for number in dense], destinations=destinations)
+        for number, total in zip(dense, sums, strict=True):
+            found[number] = total
+    return [sparse.sum_over_replicas(each, extended) if isinstance(each, IndexedSlices) else each for each in found]

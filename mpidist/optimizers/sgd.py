@@ -22,15 +22,20 @@ class SGD(Optimizer):
     momentum : float
         From 0 to 1.
     nesterov : bool
+    **options
+        See `Optimizer`.
     """
 
-    def __init__(self, learning_rate: LearningRate = 0.01, momentum: float = 0.0, nesterov: bool = False) -> None:
+    def __init__(
+        self, learning_rate: LearningRate = 0.01, momentum: float = 0.0, nesterov: bool = False, **options: Any
+    ) -> None:
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
-        super().__init__(learning_rate)
         self.momentum = momentum
         self.nesterov = nesterov
         self.slot_names = ("momentum",) if momentum else ()
+        self.zero_gradient_changes_nothing = not momentum
+        super().__init__(learning_rate, **options)
 
     def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
         return (learning_rate,)

@@ -1,0 +1,124 @@
+"""Gradient accumulation: gradients of several micro-batches are added up on each rank, and reduced once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.optimizers.slices import compute_dtype
+from mpidist.options import ReduceOp
+from mpidist.variables import IndexedSlices
+
+
+class Accumulation:
+    """This rank's sums of gradients since the last update.
+
+    Parameters
+    ----------
+    count : int
+        Micro-batches that make one update.
+
+    Attributes
+    ----------
+    micro_step : int
+        Micro-batches added since the last update.
+    """
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"gradient_accumulation_steps must be 1 or more, got {count}")
+        self.count = count
+        self.micro_step = 0
+        self._sums: list[Any] = []
+        self._names: list[str] = []
+        self._strategy: Any = None
+        # Whether the sums are those of all replicas already, as after `restore`.
+        self._is_total = False
+
+    def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any] | None:
+        """Add a micro-batch; return the sums when it was the last one of an update, None before.  Local.
+
+        Raises
+        ------
+        ValueError
+            Its variables are not those of the micro-batches before.
+        """
+        names = [variable.name for variable in variables]
+        self._strategy = variables[0].strategy
+        if self.micro_step == 0:
+            self._names, self._is_total = names, False
+            kept = self._sums if len(self._sums) == len(gradients) else [None] * len(gradients)
+            self._sums = [_copied(each, old) for each, old in zip(gradients, kept, strict=True)]
+        else:
+            self._require_same(names)
+            self._keep_own_part()
+            self._sums = [_plus(total, each) for total, each in zip(self._sums, gradients, strict=True)]
+        self.micro_step = (self.micro_step + 1) % self.count
+        return None if self.micro_step else self._sums
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums over all replicas, in the middle of an update; nothing between updates.
+
+        Collective in the middle of an update: every rank calls it in the same order.
+        """
+        if not self.micro_step:
+            return {}
+        sums = [_dense(total) for total in self._sums]
+        if not self._is_total:
+            sums = self._strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
+        arrays_by_key = {f"accumulated/{number}": total for number, total in enumerate(sums)}
+        return {"micro_step": self.micro_step, "accumulated_names": "\n".join(self._names), **arrays_by_key}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.  Local."""
+        self.micro_step = int(state.get("micro_step", 0))
+        self._names = state["accumulated_names"].split("\n") if self.micro_step else []
+        self._sums = [numpy.array(state[f"accumulated/{number}"]) for number in range(len(self._names))]
+        self._is_total = True
+
+    def _keep_own_part(self) -> None:
+        """After `restore`, leave the sums to the first replica: only with the variables it is known who that is."""
+        if self._is_total and self._strategy.extended.replica_id != 0:
+            for total in self._sums:
+                total[...] = 0
+        self._is_total = False
+
+    def _require_same(self, names: list[str]) -> None:
+        if names != self._names:
+            differing = sorted(set(names) ^ set(self._names)) or names
+            raise ValueError(
+                f"micro-batch {self.micro_step + 1} of {self.count} has gradients for other variables than the first, "
+                f"or in another order: {differing}; give all {self.count} the same list"
+            )
+
+
+def _copied(gradient: Any, kept: Any) -> Any:
+    """Return a copy that can be added to, in the array kept from before if it fits; 16-bit floats in float32."""
+    if isinstance(gradient, IndexedSlices):
+        return gradient
+    dtype = compute_dtype(gradient.dtype)
+    if not (type(kept) is type(gradient) and kept.shape == gradient.shape and kept.dtype == dtype):
+        kept = arrays.empty(gradient.shape, dtype, gradient)
+    kept[...] = gradient
+    return kept
+
+
+def _plus(total: Any, gradient: Any) -> Any:
+    if isinstance(total, IndexedSlices) and isinstance(gradient, IndexedSlices):
+        library = arrays.namespace(total.values)
+        values = library.concatenate([total.values, gradient.values])
+        return IndexedSlices(values, library.concatenate([total.indices, gradient.indices]), total.dense_shape)
+    if isinstance(total, IndexedSlices):
+        return _plus(_copied(total.to_dense(), None), gradient)
+    gradient = _dense(gradient)
+    if type(total) is not type(gradient):  # a sum from a checkpoint is on the host
+        total = _copied(gradient, None) * 0 + arrays.namespace(gradient).asarray(total)
+    total += gradient
+    return total
+
+
+def _dense(gradient: Any) -> Any:
+    return gradient.to_dense() if isinstance(gradient, IndexedSlices) else gradient

@@ -1,0 +1,105 @@
+"""Loss scaling: small float16 gradients are kept from vanishing by a larger loss, and made small again after the sum.
+
+A scale is fixed, or found while training: it grows after many steps without an overflow, and shrinks at each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpidist.optimizers.base import Optimizer
+
+_LARGEST = 2.0**127  # larger ones are infinite in float32
+
+
+class LossScale:
+    """A fixed scale.
+
+    Parameters
+    ----------
+    scale : float
+        Positive.
+    """
+
+    #: Whether a step with an overflow is skipped, and the scale then shrinks.
+    dynamic = False
+
+    def __init__(self, scale: float = 1.0) -> None:
+        if not 0 < scale <= _LARGEST:
+            raise ValueError(f"a loss scale must be positive and finite, got {scale}")
+        self.scale = float(scale)
+
+    def update(self, overflow: bool) -> None:
+        """Take note of a step: did it have a gradient that was not finite?  Local; nothing to do for a fixed scale."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps.  Local."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.  Local."""
+
+
+class DynamicLossScale(LossScale):
+    """A scale that is halved after an overflow, and doubled after so many steps without one.
+
+    Parameters
+    ----------
+    scale : float
+        The first one.
+    growth_steps : int
+        Steps without an overflow after which it is doubled.
+    """
+
+    dynamic = True
+
+    def __init__(self, scale: float = 2.0**15, growth_steps: int = 2000) -> None:
+        if growth_steps < 1:
+            raise ValueError(f"the loss scale grows after 1 step or more, got {growth_steps}")
+        super().__init__(scale)
+        self.growth_steps = growth_steps
+        self._steps = 0
+
+    def update(self, overflow: bool) -> None:
+        """Shrink, count, or grow.  Local: all ranks saw the same summed gradients."""
+        if overflow:
+            self._steps, self.scale = 0, max(self.scale / 2, 1.0)
+            return
+        self._steps += 1
+        if self._steps >= self.growth_steps:
+            self._steps, self.scale = 0, min(self.scale * 2, _LARGEST)
+
+    def state(self) -> dict[str, Any]:
+        """Return the scale and the steps since it last changed.  Local."""
+        return {"loss_scale": self.scale, "loss_scale_steps": self._steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave; without it, nothing changes.  Local."""
+        self.scale = float(state.get("loss_scale", self.scale))
+        self._steps = int(state.get("loss_scale_steps", self._steps))
+
+
+def LossScaleOptimizer(  # noqa: N802 - a factory with the name of Keras' class
+    inner_optimizer: Optimizer, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000
+) -> Optimizer:
+    """Give an optimizer a dynamic loss scale, and return this optimizer.  Local.
+
+    Multiply the loss by it with `Optimizer.scale_loss`; a step with a gradient that is not finite is left out by all
+    ranks, and the scale halved.
+
+    Parameters
+    ----------
+    inner_optimizer : Optimizer
+    initial_scale : float
+    dynamic_growth_steps : int
+        Steps without an overflow after which the scale is doubled.
+
+    Returns
+    -------
+    Optimizer
+        `inner_optimizer`.
+    """
+    inner_optimizer.loss_scale = DynamicLossScale(initial_scale, dynamic_growth_steps)
+    return inner_optimizer

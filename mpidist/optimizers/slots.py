@@ -1,0 +1,82 @@
+"""`Slots`: the arrays that an optimizer keeps for every variable, flat, in the order in which it met the variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpidist import arrays
+from mpidist.optimizers.slices import compute_dtype
+
+
+class Slots:
+    """The slots of all variables of one optimizer.  All Local.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The arrays that every variable has.
+    initial : mapping of str to float
+        What they are filled with at first; 0 for those that are not named.
+    """
+
+    def __init__(self, names: Sequence[str], initial: Mapping[str, float]) -> None:
+        self.names = tuple(names)
+        self._initial = dict(initial)
+        # (Variable, its slots), in the order of first use.  The reference keeps the id, by which a variable is found,
+        # from being reused.
+        self._known: list[tuple[Any, list[Any]]] = []
+        self._number_of_id: dict[int, int] = {}
+        self._restored: dict[str, Any] = {}
+
+    def of(self, variable: Any) -> list[Any]:
+        """Return the slots of a variable as flat arrays in the order of `names`; made at the first call for it."""
+        number = self._number_of_id.get(id(variable))
+        return self._register(variable) if number is None else self._known[number][1]
+
+    def by_name(self, variable: Any) -> dict[str, Any]:
+        """Return the slots of a variable by name, in its shape, as live views."""
+        found = self.of(variable)
+        return {name: slot.reshape(variable.shape) for name, slot in zip(self.names, found, strict=True)}
+
+    def state(self) -> dict[str, Any]:
+        """Return all slots as ``"number/slot"`` to live views, what was restored and not yet asked for included."""
+        found = dict(self._restored)
+        for number, (variable, _) in enumerate(self._known):
+            found.update({f"{number}/{name}": slot for name, slot in self.by_name(variable).items()})
+        return found
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, for variables not met yet too.
+
+        Raises
+        ------
+        ValueError
+            A slot's shape is not its variable's; for variables not met yet, when they are.
+        """
+        self._restored = dict(state)
+        for number, (variable, slots) in enumerate(self._known):
+            self._fill(number, variable, slots)
+
+    def _register(self, variable: Any) -> list[Any]:
+        storage, number = variable.storage, len(self._known)
+        dtype = compute_dtype(storage.dtype)
+        slots = [arrays.empty(storage.size, dtype, storage) for _ in self.names]
+        self._fill(number, variable, slots)
+        self._known.append((variable, slots))
+        self._number_of_id[id(variable)] = number
+        return slots
+
+    def _fill(self, number: int, variable: Any, slots: list[Any]) -> None:
+        """Set slots to what was restored for them, or to their initial value."""
+        for name, slot in zip(self.names, slots, strict=True):
+            value = self._restored.pop(f"{number}/{name}", None)
+            if value is None:
+                slot[...] = self._initial.get(name, 0)
+                continue
+            if value.shape != variable.shape:
+                raise ValueError(
+                    f"slot {name!r} for variable {variable.name!r} was saved with shape {value.shape}, expected "
+                    f"{variable.shape}: the variables were first updated in another order, or the model has changed"
+                )
+            slot[...] = arrays.namespace(slot).asarray(value).reshape(-1)
