@@ -1,0 +1,153 @@
+"""Accuracies: how often predictions are right, for labels as they are, classes by scores, and the best k classes."""
+
+from __future__ import annotations
+
+import numpy
+
+from mpidist.training.metrics.base import same_rank
+from mpidist.training.metrics.mean import MeanOfRows
+
+
+class Accuracy(MeanOfRows):
+    """How often predictions equal labels.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str = "accuracy") -> None:
+        super().__init__(name)
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return 1 where they are equal.  Local."""
+        y_true, y_pred = same_rank(y_true, y_pred)
+        return y_true.astype(y_pred.dtype, copy=False) == y_pred
+
+
+class BinaryAccuracy(MeanOfRows):
+    """How often predictions are on the side of the threshold that labels (0 or 1) are on.
+
+    Parameters
+    ----------
+    name : str
+    threshold : float
+        Predictions above it are 1.
+    """
+
+    def __init__(self, name: str = "binary_accuracy", threshold: float = 0.5) -> None:
+        super().__init__(name)
+        self.threshold = threshold
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return 1 where label and prediction agree.  Local."""
+        y_true, y_pred = same_rank(y_true, y_pred)
+        return y_true == (y_pred > self.threshold)
+
+
+class CategoricalAccuracy(MeanOfRows):
+    """How often the class with the highest score is that of a one-hot label.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str = "categorical_accuracy") -> None:
+        super().__init__(name)
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return 1 where the classes agree.  Local."""
+        return y_true.argmax(axis=-1) == y_pred.argmax(axis=-1)
+
+
+class SparseCategoricalAccuracy(MeanOfRows):
+    """How often the class with the highest score is the labelled one; labels are class numbers.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
+        super().__init__(name)
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return 1 where the classes agree.  Local."""
+        return class_numbers(y_true, y_pred) == y_pred.argmax(axis=-1)
+
+
+class TopKCategoricalAccuracy(MeanOfRows):
+    """How often the class of a one-hot label is among the k highest scores.
+
+    Parameters
+    ----------
+    k : int
+    name : str
+    """
+
+    def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy") -> None:
+        super().__init__(name)
+        self.k = _checked(k)
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return 1 where the class is among them.  Local."""
+        return in_top_k(y_true.argmax(axis=-1), y_pred, self.k)
+
+
+class SparseTopKCategoricalAccuracy(MeanOfRows):
+    """How often the labelled class is among the k highest scores; labels are class numbers.
+
+    Parameters
+    ----------
+    k : int
+    name : str
+    """
+
+    def __init__(self, k: int = 5, name: str = "sparse_top_k_categorical_accuracy") -> None:
+        super().__init__(name)
+        self.k = _checked(k)
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return 1 where the class is among them.  Local."""
+        return in_top_k(class_numbers(y_true, y_pred), y_pred, self.k)
+
+
+class AccuracyByShape(MeanOfRows):
+    """The accuracy that fits the shapes, as ``"accuracy"`` means in Keras: binary, categorical or sparse.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str = "accuracy") -> None:
+        super().__init__(name)
+        self._binary = BinaryAccuracy()
+        self._sparse = SparseCategoricalAccuracy()
+        self._categorical = CategoricalAccuracy()
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return 1 where the prediction is right.  Local."""
+        if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
+            return self._binary.of_rows(y_true, y_pred)
+        is_sparse = y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1
+        return (self._sparse if is_sparse else self._categorical).of_rows(y_true, y_pred)
+
+
+def class_numbers(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    """Return the labels without a last dimension of 1, if they have as many dimensions as the scores.  Local."""
+    has_column = y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1
+    return (y_true[..., 0] if has_column else y_true).astype("int64", copy=False)
+
+
+def in_top_k(classes: numpy.ndarray, scores: numpy.ndarray, k: int) -> numpy.ndarray:
+    """Return whether fewer than k scores are higher than that of the class; ties count as among the highest.  Local."""
+    own = numpy.take_along_axis(scores, classes[..., None], axis=-1)
+    return ((scores > own).sum(axis=-1) < k) & numpy.isfinite(own[..., 0])
+
+
+def _checked(k: int) -> int:
+    if k < 1:
+        raise ValueError(f"k must be 1 or more, got {k}")
+    return k

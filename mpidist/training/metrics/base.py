@@ -1,0 +1,140 @@
+"""`Metric`: a number about many rows, of which every rank has seen some; its state is sums, added up when read.
+
+Sums are float64, so counts of rows are exact, and a sum over the ranks is the sum over all rows.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+
+from mpidist import arrays, context
+from mpidist.options import ReduceOp
+
+#: The state of a metric: name -> sums.
+Sums = Mapping[str, numpy.ndarray]
+
+
+class Metric(abc.ABC):
+    """Base of the metrics.
+
+    A subclass names its sums in its constructor (`add_sums`), adds to them in `update_state`, and says in `compute`
+    what follows from them.  It belongs to the strategy in whose scope it is made; a `Trainer` takes one that was made
+    outside of all scopes along into its own.
+
+    Parameters
+    ----------
+    name : str
+        What logs and histories call it.
+
+    Attributes
+    ----------
+    strategy : Strategy
+        Over whose replicas `result` is.
+    sums : dict of str to numpy.ndarray
+        What this rank has seen, float64.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.strategy = context.get_strategy()
+        self.sums: dict[str, numpy.ndarray] = {}
+
+    @abc.abstractmethod
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Take some rows into account.
+
+        Local, with any number of rows, none included.
+
+        Parameters
+        ----------
+        y_true, y_pred : array, shape (rows, ...)
+            `Mean` takes one array of values in their place.  Arrays of a device are copied to the host.
+        sample_weight : array, optional
+            One weight for each row, or what can be broadcast to the values.
+        """
+
+    @abc.abstractmethod
+    def compute(self, sums: Sums) -> Any:
+        """Return the metric's value for these sums, which are not changed.  Local."""
+
+    def add_sums(self, name: str, shape: tuple[int, ...] = ()) -> None:
+        """Give the metric an array of sums that start at 0; for constructors of subclasses.  Local."""
+        self.sums[name] = numpy.zeros(shape)
+
+    def result(self) -> Any:
+        """Return the value: over all replicas; in a replica (in `strategy.run`) over what this one has seen.
+
+        Collective outside of replicas: every rank calls it in the same order.  Local in a replica.
+
+        Returns
+        -------
+        float or array
+            An array for several thresholds.
+        """
+        mode = context.current_mode()
+        if mode.strategy is self.strategy and mode.replica_context is not None:
+            return self.compute(self.sums)
+        return self.compute(self._over_replicas())
+
+    def reset_state(self) -> None:
+        """Begin anew.  Local; every rank calls it."""
+        for sums in self.sums.values():
+            sums[...] = 0
+
+    def state(self) -> dict[str, numpy.ndarray]:
+        """Return the sums over all replicas, for a checkpoint.
+
+        Collective: every rank calls it in the same order.
+        """
+        return {name: sums.copy() for name, sums in self._over_replicas().items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, on any number of replicas.
+
+        Local; every rank calls it with the same state.
+
+        Raises
+        ------
+        ValueError
+            Something is missing, or has another shape.
+        """
+        for name, sums in self.sums.items():
+            value = state.get(name)
+            if value is None or numpy.shape(value) != sums.shape:
+                got = "nothing" if value is None else f"shape {numpy.shape(value)}"
+                raise ValueError(f"metric {self.name!r}: {name!r} was saved with {got}, expected shape {sums.shape}")
+            # the first replica has it all, so the sum over the replicas is what was saved, to the last bit
+            sums[...] = value if self.strategy.extended.replica_id == 0 else 0
+
+    def _over_replicas(self) -> dict[str, numpy.ndarray]:
+        reduced = self.strategy.extended.reduce_arrays(ReduceOp.SUM, list(self.sums.values()))
+        return dict(zip(self.sums, reduced, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}, this rank's sums {self.sums}>"
+
+
+def on_host(value: Any) -> numpy.ndarray:
+    """Return a value as a NumPy array; arrays of a device are copied.  Local."""
+    array = arrays.to_array(value)
+    return arrays.as_host(array) if arrays.is_device(array) else array
+
+
+def same_rank(first: numpy.ndarray, second: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Return both with as many dimensions, where they differ in a last dimension of 1 only.  Local."""
+    if first.ndim == second.ndim + 1 and first.shape[-1] == 1:
+        return (first, second[:, None]) if second.ndim == 1 else (first[..., 0], second)
+    if second.ndim == first.ndim + 1 and second.shape[-1] == 1:
+        return (first[:, None], second) if first.ndim == 1 else (first, second[..., 0])
+    return first, second
+
+
+def quotient(total: Any, count: Any) -> Any:
+    """Return total / count, and 0 where the count is 0; a float for scalars.  Local."""
+    total, count = numpy.asarray(total, "float64"), numpy.asarray(count, "float64")
+    result = numpy.divide(total, count, out=numpy.zeros_like(total), where=count != 0)
+    return result if result.ndim else float(result)

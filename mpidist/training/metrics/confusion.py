@@ -1,0 +1,182 @@
+"""Counts of true and false positives by threshold, and what follows from them: `Precision` and `Recall`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, same_rank
+
+
+class ThresholdMetric(Metric):
+    """Counts of what predictions above each of some thresholds are: true positives, false positives, and so on.
+
+    Parameters
+    ----------
+    name : str
+    thresholds : sequence of float
+        Ascending or not; predictions above one are positive for it.
+    counts : sequence of str
+        Which of ``true_positives``, ``false_positives``, ``true_negatives`` and ``false_negatives`` are kept.
+    top_k : int, optional
+        Only the k highest scores of a row can be positive.
+    class_id : int, optional
+        Only this class counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        thresholds: Sequence[float],
+        counts: Sequence[str],
+        top_k: int | None = None,
+        class_id: int | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.thresholds = numpy.array(thresholds, "float64")
+        self.top_k = top_k
+        self.class_id = class_id
+        for count in counts:
+            self.add_sums(count, self.thresholds.shape)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Take rows into account.
+
+        Local.
+
+        Parameters
+        ----------
+        y_true : array, shape (rows,) or (rows, classes)
+            What is not 0 is positive.
+        y_pred : array of the same shape
+        sample_weight : array, shape (rows,), optional
+        """
+        y_true, y_pred = same_rank(on_host(y_true), on_host(y_pred))
+        if y_true.shape != y_pred.shape:
+            raise ValueError(f"metric {self.name!r}: y_true has shape {y_true.shape}, y_pred {y_pred.shape}")
+        labels, scores = y_true.astype(bool), y_pred.astype("float64")
+        by_element = (
+            numpy.ones(labels.shape) if sample_weight is None else _by_element(on_host(sample_weight), labels.shape)
+        )
+        if self.top_k is not None:
+            scores = _only_top_k(scores, self.top_k)
+        if self.class_id is not None:
+            labels, scores, by_element = (array[..., self.class_id] for array in (labels, scores, by_element))
+        self._count(labels.reshape(-1), scores.reshape(-1), by_element.reshape(-1))
+
+    def _count(self, labels: numpy.ndarray, scores: numpy.ndarray, weights: numpy.ndarray) -> None:
+        for label, above, below in ((True, "true_positives", "false_negatives"), (False, "false_positives", _TN)):
+            if above in self.sums or below in self.sums:
+                chosen = labels == label
+                over, under = _over_and_under(self.thresholds, scores[chosen], weights[chosen])
+                for name, counts in ((above, over), (below, under)):
+                    if name in self.sums:
+                        self.sums[name] += counts
+
+
+_TN = "true_negatives"
+
+
+class Precision(ThresholdMetric):
+    """Which share of what is predicted as positive is so: true positives / (true positives + false positives).
+
+    Parameters
+    ----------
+    thresholds : float or sequence of float, optional
+        From 0 to 1; 0.5 by default.  Several give an array of results.
+    top_k : int, optional
+        Only the k highest scores of a row can be positive; without thresholds they all are.
+    class_id : int, optional
+        Only this class counts.
+    name : str
+    """
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str = "precision",
+    ) -> None:
+        used = _thresholds(thresholds, top_k)
+        super().__init__(name, used, ("true_positives", "false_positives"), top_k, class_id)
+
+    def compute(self, sums: Sums) -> Any:
+        """Return the precision, 0 where nothing is predicted as positive.  Local."""
+        return _one_or_all(quotient(sums["true_positives"], sums["true_positives"] + sums["false_positives"]))
+
+
+class Recall(ThresholdMetric):
+    """Which share of what is positive is predicted so: true positives / (true positives + false negatives).
+
+    Parameters
+    ----------
+    thresholds : float or sequence of float, optional
+        From 0 to 1; 0.5 by default.  Several give an array of results.
+    top_k : int, optional
+        Only the k highest scores of a row can be positive; without thresholds they all are.
+    class_id : int, optional
+        Only this class counts.
+    name : str
+    """
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str = "recall",
+    ) -> None:
+        used = _thresholds(thresholds, top_k)
+        super().__init__(name, used, ("true_positives", "false_negatives"), top_k, class_id)
+
+    def compute(self, sums: Sums) -> Any:
+        """Return the recall, 0 where nothing is positive.  Local."""
+        return _one_or_all(quotient(sums["true_positives"], sums["true_positives"] + sums["false_negatives"]))
+
+
+def _thresholds(thresholds: float | Sequence[float] | None, top_k: int | None) -> Sequence[float]:
+    if thresholds is None:
+        return (0.5,) if top_k is None else (-numpy.finfo("float64").max,)
+    found = (thresholds,) if numpy.ndim(thresholds) == 0 else tuple(thresholds)  # type: ignore[arg-type]
+    wrong = [value for value in found if not 0 <= value <= 1]  # type: ignore[operator]
+    if wrong or not found:
+        raise ValueError(f"thresholds must be numbers from 0 to 1, got {thresholds!r}")
+    return found  # type: ignore[return-value]
+
+
+def _one_or_all(results: numpy.ndarray) -> Any:
+    return float(results[0]) if len(results) == 1 else results
+
+
+def _by_element(weights: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
+    """Return weights for each element, of which there is one for each row, or for all."""
+    weights = weights.astype("float64")
+    if weights.ndim and weights.ndim < len(shape):
+        weights = weights.reshape(weights.shape + (1,) * (len(shape) - weights.ndim))
+    elif weights.ndim == len(shape) + 1 and weights.shape[-1] == 1:
+        weights = weights[..., 0]
+    return numpy.broadcast_to(weights, shape)
+
+
+def _only_top_k(scores: numpy.ndarray, k: int) -> numpy.ndarray:
+    """Return the scores with all but the k highest of each row at -inf; of equal ones the first are taken."""
+    order = numpy.argsort(-scores, axis=-1, kind="stable")[..., :k]
+    kept = numpy.full(scores.shape, -numpy.inf)
+    numpy.put_along_axis(kept, order, numpy.take_along_axis(scores, order, axis=-1), axis=-1)
+    return kept
+
+
+def _over_and_under(
+    thresholds: numpy.ndarray, scores: numpy.ndarray, weights: numpy.ndarray
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Return for each threshold the weight of the scores above it, and of the others."""
+    order = numpy.argsort(thresholds, kind="stable")
+    # how many thresholds each score is above; then sums from behind: above threshold i are those that exceed i + 1
+    exceeded = numpy.searchsorted(thresholds[order], scores, side="left")
+    by_exceeded = numpy.bincount(exceeded, weights, minlength=len(thresholds) + 1)
+    over = numpy.empty(len(thresholds))
+    over[order] = by_exceeded[::-1].cumsum()[::-1][1:]
+    return over, weights.sum() - over

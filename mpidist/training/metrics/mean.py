@@ -1,0 +1,91 @@
+"""`Mean` of values, and the base of metrics that are the mean of something about each row."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy
+
+from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, same_rank
+
+
+class Mean(Metric):
+    """The mean of values over all rows; of values with more dimensions, the mean of each row counts.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str = "mean") -> None:
+        super().__init__(name)
+        self.add_sums("total")
+        self.add_sums("count")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Take values into account.
+
+        Local.
+
+        Parameters
+        ----------
+        values : array, shape (rows, ...), or number
+            A number is one row.
+        sample_weight : array or number, optional
+            For each row; of more dimensions for each value.
+        """
+        self._add(on_host(values), sample_weight)
+
+    def _add(self, values: numpy.ndarray, sample_weight: Any) -> None:
+        values = values.astype("float64", copy=False)
+        weights = None
+        if sample_weight is not None:
+            values, weights = _weighted(values, on_host(sample_weight).astype("float64"))
+        rows = values.shape[0] if values.ndim else 1
+        if rows:
+            self.sums["total"] += _row_means(values).sum()
+            self.sums["count"] += rows if weights is None else _row_means(weights).sum()
+
+    def compute(self, sums: Sums) -> float:
+        """Return total / count, 0 before the first row.  Local."""
+        return quotient(sums["total"], sums["count"])
+
+
+class MeanOfRows(Mean, abc.ABC):
+    """The mean of something about each row; `of_rows` says of what.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
+        """Take rows into account.
+
+        Local.
+
+        Parameters
+        ----------
+        y_true, y_pred : array, shape (rows, ...)
+        sample_weight : array, optional
+            For each row; of more dimensions for each value.
+        """
+        self._add(self.of_rows(on_host(y_true), on_host(y_pred)), sample_weight)
+
+    @abc.abstractmethod
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return a value for each row, or several, of which the mean counts.  Local."""
+
+
+def _weighted(values: numpy.ndarray, weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Return values times weights, and the weights in the same shape."""
+    values, weights = same_rank(values, weights)
+    if values.ndim > weights.ndim:
+        values = values.mean(axis=tuple(range(weights.ndim, values.ndim)))
+    weights = numpy.broadcast_to(weights, values.shape)
+    return values * weights, weights
+
+
+def _row_means(values: numpy.ndarray) -> numpy.ndarray:
+    return values.mean(axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values

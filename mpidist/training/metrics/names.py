@@ -1,0 +1,59 @@
+"""Metrics by the names that `Trainer` takes in place of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpidist.training.metrics.accuracy import (
+    AccuracyByShape,
+    BinaryAccuracy,
+    CategoricalAccuracy,
+    SparseCategoricalAccuracy,
+    SparseTopKCategoricalAccuracy,
+    TopKCategoricalAccuracy,
+)
+from mpidist.training.metrics.auc import AUC
+from mpidist.training.metrics.base import Metric
+from mpidist.training.metrics.confusion import Precision, Recall
+from mpidist.training.metrics.regression import MeanAbsoluteError, MeanSquaredError
+
+_MAKERS: dict[str, Callable[..., Metric]] = {
+    "accuracy": AccuracyByShape,
+    "acc": AccuracyByShape,
+    "auc": AUC,
+    "binary_accuracy": BinaryAccuracy,
+    "categorical_accuracy": CategoricalAccuracy,
+    "mae": MeanAbsoluteError,
+    "mean_absolute_error": MeanAbsoluteError,
+    "mean_squared_error": MeanSquaredError,
+    "mse": MeanSquaredError,
+    "precision": Precision,
+    "recall": Recall,
+    "sparse_categorical_accuracy": SparseCategoricalAccuracy,
+    "sparse_top_k_categorical_accuracy": SparseTopKCategoricalAccuracy,
+    "top_k_categorical_accuracy": TopKCategoricalAccuracy,
+}
+
+
+def get(identifier: str | Metric) -> Metric:
+    """Return the metric that a name means, called by that name; a metric is returned as it is.  Local.
+
+    Parameters
+    ----------
+    identifier : str or Metric
+        ``"accuracy"`` is the binary, categorical or sparse one, by the shapes of labels and predictions.
+
+    Raises
+    ------
+    ValueError
+        There is no such name.
+    TypeError
+        It is neither a name nor a metric.
+    """
+    if isinstance(identifier, Metric):
+        return identifier
+    if not isinstance(identifier, str):
+        raise TypeError(f"a metric is a mpidist.metrics.Metric or a name, got {type(identifier).__name__}")
+    if identifier not in _MAKERS:
+        raise ValueError(f"there is no metric {identifier!r}; known ones: {', '.join(sorted(_MAKERS))}")
+    return _MAKERS[identifier](name=identifier)

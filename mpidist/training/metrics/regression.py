@@ -1,0 +1,45 @@
+"""Errors of predicted numbers."""
+
+from __future__ import annotations
+
+import numpy
+
+from mpidist.training.metrics.base import same_rank
+from mpidist.training.metrics.mean import MeanOfRows
+
+
+class MeanSquaredError(MeanOfRows):
+    """The mean of (label - prediction)².
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str = "mean_squared_error") -> None:
+        super().__init__(name)
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return the squares of the differences.  Local."""
+        return numpy.square(_difference(y_true, y_pred))
+
+
+class MeanAbsoluteError(MeanOfRows):
+    """The mean of abs(label - prediction).
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str = "mean_absolute_error") -> None:
+        super().__init__(name)
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return the absolute differences.  Local."""
+        return numpy.abs(_difference(y_true, y_pred))
+
+
+def _difference(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    y_true, y_pred = same_rank(y_true, y_pred)
+    return y_true.astype("float64", copy=False) - y_pred
