@@ -78,11 +78,15 @@ class CommunicationOptions:
         How long a collective waits for the other ranks before it raises `TransportTimeoutError`.
         None means the default of 30 minutes, 0 never.
     implementation : CommunicationImplementation or str
+    deterministic : bool
+        Whether an all-reduce is chosen by a fixed table in place of measured times, so that every launch on as many
+        ranks, placed alike, gives the same bits.
     """
 
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
@@ -106,6 +110,9 @@ class Settings:
     timeout_seconds: float = TIMEOUT_SECONDS  # MPIDIST_TIMEOUT_SECONDS, 0 never
     warn_seconds: float = WARN_SECONDS  # MPIDIST_WARN_SECONDS
     algorithm: str = "auto"  # MPIDIST_ALGORITHM: auto, native, ring, ... for every all-reduce
+    deterministic: bool = False  # MPIDIST_DETERMINISTIC=1: no measured choice, the same bits in each launch
+    calibrate: bool = True  # MPIDIST_CALIBRATE=0 measures nothing when nothing is stored
+    tuning_folder: str = ""  # MPIDIST_TUNING_FOLDER: where measurements are kept; empty: the user's cache
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
     virtual_nodes: int = 1  # MPIDIST_VIRTUAL_NODES=2 treats each host as two nodes, to try the path between nodes
     no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say

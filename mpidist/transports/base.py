@@ -44,6 +44,8 @@ class Transport(abc.ABC):
         Collectives that the library below has of its own; empty for most.  See `mpi.MpiTransport`.
     has_channels : bool
         Whether `among` works.
+    library : str
+        The library below, with its version, under which measured times are kept; empty where they tell nothing.
     closed : bool
         Whether `close` has been called: then `send` and `receive` raise TransportError.
     """
@@ -56,6 +58,7 @@ class Transport(abc.ABC):
     memory: frozenset[str] = frozenset({"host"})
     native: dict[str, Callable[..., Pending]] = {}
     has_channels: bool = False
+    library: str = ""
     closed: bool = False
 
     @abc.abstractmethod

@@ -65,6 +65,8 @@ class MpiTransport(Transport):
         self.control = control
         self.world_ranks = tuple(world_ranks)
         self.native = {"all_reduce": self._all_reduce}
+        vendor, version = MPI.get_vendor()
+        self.library = f"{vendor} {'.'.join(map(str, version))}"
         #: By rank of this group, its rank in the communicator; and the tag of this group's messages.
         self._peers: Sequence[int] = range(self.size)
         self._tag = 0
