@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mpidist.errors import MpidistError, RankFailedError, TransportError, TransportTimeoutError
+from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.options import Settings, settings
 from mpidist.runtime import board as states
 from mpidist.runtime.board import StatusBoard, fence
+from mpidist.runtime.missed_calls import MissedCalls
 from mpidist.runtime.stall import Arbiter, Messenger
 from mpidist.runtime.turnstile import Turnstile
 
@@ -52,6 +53,8 @@ class ControlChannel:
         Number of the last collective call begun by this rank.
     turnstile : Turnstile
         To be entered around every collective call.
+    missed : MissedCalls
+        The calls that this rank, or others, do not make because the function given to `run` raised there.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ControlChannel:
         self.settings = settings() if chosen is None else chosen
         self.call = 0
         self.turnstile = Turnstile(self)
+        self.missed = MissedCalls(self)
         self._what = ""
         self.line = self.board_ranks.index(rank)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None
@@ -108,7 +112,13 @@ class ControlChannel:
         return Watch(self, what, timeout_seconds, self.call)
 
     def meet(self, watch: Watch) -> bool:
-        """Wait until every rank of the board has come to this call; return whether all digests are the same."""
+        """Wait until every rank of the board has come to this call; return whether all digests are the same.
+
+        Raises
+        ------
+        RemoteReplicaError
+            A rank misses this call because the function given to `run` raised there; all ranks that come raise this.
+        """
         words, call = self.board.words, watch.call
         peers = self._peer_words[call & 1]
         for word in peers:
@@ -118,12 +128,19 @@ class ControlChannel:
         mine = words[self.board.call_words(self.line)[call & 1] + 1]
         for word in peers:
             if words[word + 1] != mine:
+                remote = self.missed.error(watch)
+                if remote is not None:
+                    raise remote
                 return False
         return True
 
     def watch(self, what: str, timeout_seconds: float | None = None) -> Watch:
         """Return a watch over waits that belong to no numbered call."""
         return Watch(self, what, timeout_seconds, 0)
+
+    def call_watch(self, what: str) -> Watch:
+        """Return a watch over further waits for the call that this rank has posted last."""
+        return Watch(self, what, None, self.call)
 
     # -- what this rank says ----------------------------------------------------------------------------------------
 
@@ -205,7 +222,7 @@ class ControlChannel:
         ]
         if failed:
             # Who only failed because another did says so in its last line.
-            return self.failed(*min(failed, key=lambda pair: RankFailedError.__name__ in last_line(pair[1])), watch)
+            return self.failed(*min(failed, key=lambda pair: is_consequence(pair[1])), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
 
     def killed(self, watch: Watch) -> MpidistError | None:
@@ -245,11 +262,16 @@ class ControlChannel:
         """Return the error that ended the channel, once more."""
         error = self._broken
         assert error is not None
+        if isinstance(error, RemoteReplicaError):
+            return RemoteReplicaError(str(error), error.rank, error.cause)
         arguments = (error.rank,) if isinstance(error, RankFailedError) else ()
         return type(error)(str(error), *arguments)
 
     def failed(self, rank: int, text: str, watch: Watch) -> MpidistError:
         """Return the error of a rank that waits for one that has failed with the traceback `text`."""
+        remote = self.missed.error_of(rank, watch)
+        if remote is not None:
+            return remote
         what = f"{self.name(rank)} failed while this rank was in {watch.what}: {last_line(text)}"
         return self.error(RankFailedError, what, rank)
 
@@ -324,6 +346,7 @@ class Watch:
     def _look(self, waited: float) -> None:
         """The slow look: processes, other nodes, warning, deadline."""
         control = self.control
+        control.board.set_waiting(control.line, self.call)  # long before anybody warns: the lowest that waits does
         self._raise(control.killed(self))
         if control.arbiter is not None:
             control.arbiter.poll()
@@ -337,7 +360,6 @@ class Watch:
     def _warn(self, waited: float) -> None:
         """Warn about a long wait: the lowest rank of the board that waits in this call speaks."""
         control = self.control
-        control.board.set_waiting(control.line, self.call)
         if self.call and any(
             control.board.waiting(line) == self.call and line < control.line for line in range(control.board.lines)
         ):
@@ -375,6 +397,11 @@ def _let_threads_run() -> None:
 def last_line(text: str) -> str:
     """Return the last line of a traceback: the error itself."""
     return text.strip().rpartition("\n")[2]
+
+
+def is_consequence(text: str) -> bool:
+    """Return whether a rank that failed with this traceback did so because another one had failed."""
+    return any(kind.__name__ in last_line(text) for kind in (RankFailedError, RemoteReplicaError))
 
 
 def _listed(ranks: Sequence[int], name: Callable[[int], str]) -> str:
