@@ -168,6 +168,11 @@ class Optimizer(abc.ABC):
         return self.skip_nonfinite or self.loss_scale.dynamic
 
     @property
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches that make one update."""
+        return self._accumulation.count
+
+    @property
     def micro_step(self) -> int:
         """Micro-batches accumulated since the last update."""
         return self._accumulation.micro_step
