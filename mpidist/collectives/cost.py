@@ -149,10 +149,14 @@ class Traffic:
         Repetitions counted.
     bytes_sent : array of float, shape (size,)
         By rank.
+    bytes_leaving, bytes_entering : array of float, shape (nodes,)
+        By node: what its ranks send to other nodes, and receive from them.
     """
 
     rounds: int
     bytes_sent: Any
+    bytes_leaving: Any
+    bytes_entering: Any
 
 
 def cost(
@@ -181,21 +185,37 @@ def priced(
     schedule: Schedule, size: int, nbytes: float, model: CostModel, topology: Topology | None = None, root: int = 0
 ) -> Iterator[tuple[Round, Any]]:
     """Yield each round for all ranks at once, and by rank the seconds that one repetition of it takes (Local)."""
-    if topology is not None and topology.size != size:
-        raise ValueError(f"the topology has {topology.size} ranks, expected {size}")
-    node_of = numpy.arange(size) if topology is None else numpy.asarray(topology.node_of)
+    node_of = _nodes(size, topology)
     chunk_bytes = nbytes / schedule.chunks(size)
     for round_ in schedule.rounds_of(numpy.arange(size), size, root):
         yield round_, _round_seconds(round_, chunk_bytes, node_of, model)
 
 
-def traffic(schedule: Schedule, size: int, nbytes: float, root: int = 0) -> Traffic:
-    """Return the number of rounds, and how many bytes each rank sends in them (Local)."""
+def traffic(schedule: Schedule, size: int, nbytes: float, root: int = 0, topology: Topology | None = None) -> Traffic:
+    """Return the number of rounds, and how many bytes each rank and each node sends in them (Local).
+
+    Parameters as for `cost`.
+    """
+    node_of = _nodes(size, topology)
     rounds, chunks_sent = 0, numpy.zeros(size)
+    leaving, entering = numpy.zeros(node_of.max() + 1), numpy.zeros(node_of.max() + 1)
     for round_ in schedule.rounds_of(numpy.arange(size), size, root):
         rounds += round_.repeat
-        chunks_sent += numpy.where(round_.send_to != NOBODY, round_.send_count, 0) * round_.repeat
-    return Traffic(rounds, chunks_sent * (nbytes / schedule.chunks(size)))
+        sent = numpy.where(round_.send_to != NOBODY, round_.send_count, 0) * round_.repeat
+        target = node_of[round_.send_to]
+        outwards = numpy.where(target != node_of, sent, 0)
+        chunks_sent += sent
+        leaving += numpy.bincount(node_of, outwards, minlength=len(leaving))
+        entering += numpy.bincount(numpy.broadcast_to(target, node_of.shape), outwards, minlength=len(entering))
+    chunk_bytes = nbytes / schedule.chunks(size)
+    return Traffic(rounds, chunks_sent * chunk_bytes, leaving * chunk_bytes, entering * chunk_bytes)
+
+
+def _nodes(size: int, topology: Topology | None) -> Any:
+    """Return by rank its node."""
+    if topology is not None and topology.size != size:
+        raise ValueError(f"the topology has {topology.size} ranks, expected {size}")
+    return numpy.arange(size) if topology is None else numpy.asarray(topology.node_of)
 
 
 def _round_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel) -> Any:

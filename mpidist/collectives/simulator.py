@@ -22,6 +22,9 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives.cost import CostModel, priced
 from mpidist.collectives.rounds import NOBODY, Round, Schedule
 
+#: In each of so many first rounds, and then once in as many, a simulation looks whether the paces are settled.
+_LOOK_ROUNDS = 16
+
 #: Two paces are one when they differ by no more than this, relative to the fastest...
 _SAME_PACE = 1e-12
 #: ...or than the rounding of the clocks they are differences of, in units of the last place.
@@ -99,10 +102,12 @@ def _advanced(clock: Any, source: Any, seconds: Any) -> Any:
 
 def _repeated(clock: Any, source: Any, seconds: Any, repeat: int) -> Any:
     """Return the clocks after `repeat` equal rounds, playing only those in which the pace still changes."""
-    for remaining in range(repeat - 1, -1, -1):
+    for played in range(1, repeat + 1):
         before, clock = clock, _advanced(clock, source, seconds)
-        if remaining and _steady(pace := clock - before, source, clock):
-            return clock + remaining * pace
+        # Most settle in a few rounds; looking costs more than playing, so that the others are looked at now and then.
+        if (played <= _LOOK_ROUNDS or played % _LOOK_ROUNDS == 0) and played < repeat:
+            if _steady(pace := clock - before, source, clock):
+                return clock + (repeat - played) * pace
     return clock
 
 

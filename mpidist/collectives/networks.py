@@ -1,0 +1,89 @@
+"""Figures of common networks, each with its source, for jobs on machines that are not at hand.
+
+Bandwidth is that of one link in one direction, by specification; software reaches some of it.  A latency is here only
+where one was published, and is mostly the adapter's: MPI, cables and switches come on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpidist.collectives.cost import Level
+
+
+@dataclass(frozen=True)
+class Network:
+    """One kind of link.
+
+    Attributes
+    ----------
+    name : str
+    bytes_per_second : float
+        In one direction.
+    alpha : float or None
+        Seconds a message; None where no source gives it.
+    source : str
+        Where the figures are published.
+    """
+
+    name: str
+    bytes_per_second: float
+    alpha: float | None
+    source: str
+
+    def level(self, alpha: float | None = None, beta: float | None = None, gamma: float = 0.0) -> Level:
+        """Return the level of the cost model with this network's figures, and those given in place of its own (Local).
+
+        Raises
+        ------
+        ValueError
+            There is no latency, neither published nor given.
+        """
+        alpha = self.alpha if alpha is None else alpha
+        if alpha is None:
+            raise ValueError(f"no latency of {self.name} is published that could be cited; give one")
+        return Level(alpha, 1.0 / self.bytes_per_second if beta is None else beta, gamma)
+
+
+def _gbit(number: float) -> float:
+    return number * 1e9 / 8
+
+
+_NCCL = "latency of a step of its rings: NCCL, src/graph/tuning.cc, 2020"
+
+_BETWEEN_NODES = (
+    Network("ethernet-1g", _gbit(1), None, "IEEE 802.3ab, 1999"),
+    Network(
+        "ethernet-10g",
+        _gbit(10),
+        20e-6,
+        "IEEE 802.3ae, 2002; end-to-end latency of TCP: Hurwitz and Feng, Hot Interconnects, 2003",
+    ),
+    Network("ethernet-25g", _gbit(25), None, "IEEE 802.3by, 2016"),
+    Network("ethernet-100g", _gbit(100), None, "IEEE 802.3ba, 2010"),
+    Network("roce-100g", _gbit(100), 0.6e-6, "IEEE 802.3ba, 2010; latency: Mellanox ConnectX-5 EN product brief"),
+    Network("infiniband-hdr", _gbit(200), 0.6e-6, "NVIDIA ConnectX-6 user manual"),
+    Network("infiniband-ndr", _gbit(400), None, "NVIDIA ConnectX-7 user manual"),
+    Network("slingshot-11", _gbit(200), None, "HPE Slingshot, 200 Gbit/s adapter"),
+)
+
+_INSIDE_NODES = (
+    Network("pcie-3", 15.75e9, 5.7e-6, f"16 lanes of 8 GT/s in 128b/130b: PCI-SIG, 2010; {_NCCL}"),
+    Network("pcie-4", 31.5e9, 5.7e-6, f"16 lanes of 16 GT/s in 128b/130b: PCI-SIG, 2017; {_NCCL}"),
+    Network("pcie-5", 63.0e9, 5.7e-6, f"16 lanes of 32 GT/s in 128b/130b: PCI-SIG, 2019; {_NCCL}"),
+    Network("nvlink-2", 150e9, 3.4e-6, f"300 GB/s both ways: NVIDIA Tesla V100 whitepaper, 2017; {_NCCL}"),
+    Network("nvlink-3", 300e9, 3.4e-6, f"600 GB/s both ways: NVIDIA A100 whitepaper, 2020; {_NCCL}"),
+    Network("nvlink-4", 450e9, 3.4e-6, f"900 GB/s both ways: NVIDIA H100 whitepaper, 2022; {_NCCL}"),
+    Network("nvlink-5", 900e9, 3.4e-6, f"1.8 TB/s both ways: NVIDIA Blackwell technical brief, 2024; {_NCCL}"),
+)
+
+#: Every network by name: those between nodes, then those inside.
+NETWORKS: dict[str, Network] = {network.name: network for network in (*_BETWEEN_NODES, *_INSIDE_NODES)}
+
+
+def network(name: str) -> Network:
+    """Return a network by name; ValueError lists those there are (Local)."""
+    try:
+        return NETWORKS[name]
+    except KeyError:
+        raise ValueError(f"no network is called {name!r}; known ones: {', '.join(NETWORKS)}") from None

@@ -1,0 +1,87 @@
+"""Sizes, times and rates as people write them on a command line, and as tables show them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Collection, Sequence
+
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+
+_BYTES = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+}
+_SECONDS = {"": 1, "s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_RATES = {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12} | {
+    "bit/s": 1 / 8,
+    "Kbit/s": 1e3 / 8,
+    "Mbit/s": 1e6 / 8,
+    "Gbit/s": 1e9 / 8,
+}
+
+
+def nbytes(text: str) -> int:
+    """Return a number of bytes: ``4096``, ``100MB`` (10^6), ``64KiB`` or ``64K`` (2^10)."""
+    return round(_scaled(text, _BYTES, "a size such as 4096, 100MB or 64KiB"))
+
+
+def seconds(text: str) -> float:
+    """Return a time in seconds: ``2us``, ``600ns``, ``0.5``."""
+    return _scaled(text, _SECONDS, "a time such as 2us, 600ns or 1e-6")
+
+
+def seconds_per_byte(text: str) -> float:
+    """Return the reciprocal of a rate such as ``25GB/s`` or ``200Gbit/s``; a plain number is seconds a byte."""
+    expected = "a rate such as 25GB/s or 200Gbit/s, or seconds a byte"
+    if "/" not in text:
+        return _scaled(text, {"": 1}, expected)
+    rate = _scaled(text, _RATES, expected)
+    if rate == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, above 0")
+    return 1 / rate
+
+
+def _scaled(text: str, units: dict[str, float], expected: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2] not in units or not math.isfinite(float(match[1])):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+    return float(match[1]) * units[match[2]]
+
+
+def show_bytes(number: float) -> str:
+    """Return ``1.5 KB``, ``100 MB``: three digits, powers of ten."""
+    return _shown(number, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)), "B")
+
+
+def show_seconds(number: float) -> str:
+    """Return ``1.5 ms``, ``20 us``: three digits."""
+    return _shown(number, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)), "ns", 1e-9)
+
+
+def _shown(number: float, units: tuple[tuple[str, float], ...], smallest: str, scale: float = 1.0) -> str:
+    for name, factor in units:
+        if number >= 0.9995 * factor:
+            return f"{_three_digits(number / factor)} {name}"
+    return f"{_three_digits(number / scale)} {smallest}"
+
+
+def _three_digits(number: float) -> str:
+    """Return a number with three digits, and no zeros behind the point."""
+    if number >= 999.5:
+        return f"{number:.0f}"
+    text = f"{number:.3g}"
+    return text if "e" not in text else f"{number:.3f}"
+
+
+def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Return rows of text as columns, those of the numbers `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = ["<" if place in left else ">" for place in range(len(widths))]
+    cells = "  ".join(f"{{:{align}{width}}}" for align, width in zip(aligns, widths, strict=True))
+    return "\n".join(cells.format(*row).rstrip() for row in rows)

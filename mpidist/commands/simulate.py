@@ -1,0 +1,246 @@
+"""``mpidist simulate``: what an all-reduce would take on a machine that is not at hand, and which algorithm is best."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mpidist.cluster.hostlist import expand_hostlist
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.comparison import Outcome, candidates, compare
+from mpidist.collectives.cost import CostModel, Level
+from mpidist.collectives.networks import NETWORKS, network
+from mpidist.collectives.rounds import COLLECTIVES, Schedule
+from mpidist.commands import quantities
+from mpidist.commands.quantities import show_bytes, show_seconds
+
+#: More ranks are not simulated: memory and time grow with them, and names of algorithms do not change any more.
+_MOST_RANKS = 1_000_000
+
+_EPILOG = """\
+examples:
+  mpidist simulate --nodes 1024 --ranks-per-node 8 --network infiniband-hdr --bytes 100MB
+  mpidist simulate --hosts 'n[1-4]:8,big:16' --alpha-inter 2us --beta-inter 25GB/s --bytes 1MB
+  mpidist simulate --networks
+  mpidist run -n 2 -m mpidist simulate --measure
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table and return the exit status; Local, but with ``--measure``, where all ranks call it."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.networks:
+        print(networks_page())
+        return 0
+    if options.measure:
+        from mpidist.commands.simulate_measure import measure
+
+        return measure(options.json)
+    try:
+        topology, model = _topology(options), _model(options)
+        schedules = _schedules(options, topology)
+    except ValueError as error:
+        parser.error(str(error))
+    outcomes = compare(options.bytes, model, topology, schedules, options.jitter, options.seed)
+    print(_as_json(options, topology, model, outcomes) if options.json else _page(options, topology, model, outcomes))
+    if options.plot:
+        from mpidist.commands.simulate_plot import plot
+
+        return plot(options, topology, model, [outcome.algorithm for outcome in outcomes])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mpidist simulate",
+        description="Plays the schedules of a collective with a clock for every rank, on links with the given figures.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--networks", action="store_true", help="list the networks whose figures are known, with their sources")
+    add("--measure", action="store_true", help="under mpidist run: calibrate, predict, and measure on these ranks")
+    add("--json", action="store_true", help="print JSON")
+    job = parser.add_argument_group("the job")
+    job.add_argument("--nodes", type=_count, default=2, help="default 2")
+    job.add_argument("--ranks-per-node", type=_count, default=8, help="default 8")
+    job.add_argument("--hosts", help="in place of these: hosts with their ranks, such as n[1-4]:8,big:16")
+    job.add_argument("--placement", choices=("block", "cyclic"), default="block", help="how ranks are dealt to nodes")
+    job.add_argument("--bytes", type=quantities.nbytes, default=100_000_000, help="the buffer: default 100MB")
+    job.add_argument("--collective", choices=COLLECTIVES, default="all_reduce", help="default all_reduce")
+    job.add_argument("--algorithm", action="append", help="only this one; may be given several times")
+    _add_links(parser.add_argument_group("the links"))
+    noise = parser.add_argument_group("noise")
+    noise.add_argument("--jitter", type=_spread, help="spread of the log-normal factor of each rank's rounds")
+    noise.add_argument("--seed", type=int, default=0, help="of the jitter")
+    drawn = parser.add_argument_group("a plot")
+    drawn.add_argument("--plot", metavar="FILE", help="draw the time of every algorithm (needs matplotlib)")
+    drawn.add_argument("--against", choices=("bytes", "ranks"), default="bytes", help="default bytes")
+    return parser
+
+
+def _add_links(group: Any) -> None:
+    group.add_argument("--network", default="infiniband-hdr", help="between nodes: default infiniband-hdr")
+    group.add_argument("--network-intra", default="pcie-4", help="inside a node: default pcie-4")
+    for level, where in (("intra", "inside a node"), ("inter", "between nodes")):
+        group.add_argument(f"--alpha-{level}", type=quantities.seconds, help=f"seconds a message {where}: 2us")
+        group.add_argument(
+            f"--beta-{level}", type=quantities.seconds_per_byte, help=f"seconds a byte {where}, or a rate: 25GB/s"
+        )
+    gamma = "seconds a byte reduced, or a rate: default 0, reducing is free"
+    group.add_argument("--gamma", type=quantities.seconds_per_byte, default=0.0, help=gamma)
+    links = "links of a node, which its messages share: default 1"
+    group.add_argument("--links-per-node", type=_count, default=1, help=links)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
+def _spread(text: str) -> float:
+    try:
+        spread = float(text)
+    except ValueError:
+        spread = -1.0
+    if not 0 <= spread <= 10:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 10, such as 0.2")
+    return spread
+
+
+# -- what is simulated -------------------------------------------------------------------------------------------------
+
+
+def _topology(options: argparse.Namespace) -> Topology:
+    if options.hosts:
+        counted = list(_counted_hosts(options.hosts))
+    else:
+        counted = [(f"node{node}", options.ranks_per_node) for node in range(options.nodes)]
+    size = sum(count for _, count in counted)
+    if size > _MOST_RANKS:
+        raise ValueError(f"{size} ranks are more than the {_MOST_RANKS} that are simulated")
+    return Topology(placed(counted, options.placement))
+
+
+def _counted_hosts(text: str) -> Iterator[tuple[str, int]]:
+    """Yield each host of ``n[1-4]:8,big`` with its number of ranks, 1 where none is said."""
+    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[.*", text):
+        hosts, _, count = part.partition(":")
+        if count and (not count.isdecimal() or int(count) < 1):
+            raise ValueError(f"--hosts {text!r}: expected a number of ranks after the colon, got {part!r}")
+        for host in expand_hostlist(hosts):
+            yield host, int(count or 1)
+
+
+def placed(counted: Sequence[tuple[str, int]], placement: str) -> list[str]:
+    """Return the host of every rank, from hosts with their numbers of ranks (Local).
+
+    Parameters
+    ----------
+    counted : sequence of (str, int)
+    placement : str
+        ``"block"``: host after host; ``"cyclic"``: one rank each in turn, as long as a host has places left.
+    """
+    if placement == "block":
+        return [host for host, count in counted for _ in range(count)]
+    most = max((count for _, count in counted), default=0)
+    return [host for turn in range(most) for host, count in counted if turn < count]
+
+
+def _model(options: argparse.Namespace) -> CostModel:
+    return CostModel(
+        intra=_level(options, "intra", options.network_intra),
+        inter=_level(options, "inter", options.network),
+        links_per_node=options.links_per_node,
+    )
+
+
+def _level(options: argparse.Namespace, level: str, name: str) -> Level:
+    alpha, beta = getattr(options, f"alpha_{level}"), getattr(options, f"beta_{level}")
+    try:
+        return network(name).level(alpha, beta, options.gamma)
+    except ValueError as error:
+        cure = f": --alpha-{level} 2us, for example" if name in NETWORKS else ""
+        raise ValueError(f"{error}{cure}") from None
+
+
+def _schedules(options: argparse.Namespace, topology: Topology) -> list[Schedule]:
+    """Return the schedules that were asked for, of all there are for these ranks."""
+    found = candidates(options.collective, topology)
+    asked = options.algorithm or [schedule.name for schedule in found]
+    unknown = sorted(set(asked) - {schedule.name for schedule in found})
+    if unknown:
+        known = ", ".join(schedule.name for schedule in found)
+        raise ValueError(f"no {options.collective} is called {', '.join(unknown)} on these ranks; known ones: {known}")
+    return [schedule for schedule in found if schedule.name in asked]
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+def networks_page() -> str:
+    """Return the table of networks with their figures and sources."""
+    rows = [["network", "latency", "one direction", "source"]]
+    for each in NETWORKS.values():
+        latency = "none published" if each.alpha is None else show_seconds(each.alpha)
+        rows.append([each.name, latency, f"{show_bytes(each.bytes_per_second)}/s", each.source])
+    return quantities.table(rows, left=(0, 3))
+
+
+def _page(options: argparse.Namespace, topology: Topology, model: CostModel, outcomes: Sequence[Outcome]) -> str:
+    title = f"{options.collective} of {show_bytes(options.bytes)} on {topology.describe()}, {topology.size} in all"
+    lines = [title, *_links(options, model), "", outcome_table(outcomes)]
+    played = [outcome for outcome in outcomes if outcome.extrapolated_rounds]
+    if played:
+        lines.append(f"{', '.join(outcome.algorithm for outcome in played)}: most rounds continue at the mean pace")
+    return "\n".join(lines)
+
+
+def _links(options: argparse.Namespace, model: CostModel) -> list[str]:
+    shared = f"{options.links_per_node} link{'s' if options.links_per_node > 1 else ''} a node"
+    reducing = f"{show_bytes(1 / options.gamma)}/s" if options.gamma else "not counted; --gamma says what it takes"
+    return [
+        f"inside    {_figures(options, 'intra', options.network_intra, model.intra)}",
+        f"between   {_figures(options, 'inter', options.network, model.inter)}, {shared}",
+        f"reducing  {reducing}",
+    ]
+
+
+def _figures(options: argparse.Namespace, level: str, name: str, figures: Level) -> str:
+    given = [getattr(options, f"{figure}_{level}") is not None for figure in ("alpha", "beta")]
+    where = "as given" if all(given) else f"{name}, partly as given" if any(given) else name
+    rate = f"{show_bytes(1 / figures.beta)}/s" if figures.beta else "no seconds a byte"
+    return f"{where}: {show_seconds(figures.alpha)} a message, {rate}"
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes, the fastest first, as a table that marks it and says how much longer the others take."""
+    rows = [["algorithm", "rounds", "time", "sent by a rank", "over a node's link", ""]]
+    least = outcomes[0].seconds
+    for outcome in outcomes:
+        amounts = [show_bytes(outcome.bytes_per_rank), show_bytes(outcome.bytes_per_link)]
+        mark = f"{outcome.seconds / least:.2f}x" if outcome.seconds > least > 0 else "best"
+        rows.append([outcome.algorithm, str(outcome.rounds), show_seconds(outcome.seconds), *amounts, mark])
+    return quantities.table(rows)
+
+
+def _as_json(options: argparse.Namespace, topology: Topology, model: CostModel, outcomes: Sequence[Outcome]) -> str:
+    return json.dumps(
+        {
+            "collective": options.collective,
+            "bytes": options.bytes,
+            "ranks": topology.size,
+            "nodes": topology.node_count,
+            "topology": topology.describe(),
+            "model": asdict(model),
+            "best": outcomes[0].algorithm,
+            "outcomes": [asdict(outcome) for outcome in outcomes],
+        },
+        indent=2,
+    )

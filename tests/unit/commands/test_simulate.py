@@ -1,0 +1,159 @@
+"""``mpidist simulate``: arguments, the table, JSON and the plot's curves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.algorithms import names
+from mpidist.collectives.cost import CostModel
+from mpidist.collectives.networks import NETWORKS
+from mpidist.commands.main import main
+from mpidist.commands.simulate import placed
+from mpidist.commands.simulate_plot import against_bytes, against_ranks
+
+FIGURES = ["--alpha-intra", "1us", "--beta-intra", "10GB/s", "--alpha-inter", "1us", "--beta-inter", "10GB/s"]
+
+
+def printed(capsys, *arguments: str) -> str:
+    assert main(["simulate", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def as_json(capsys, *arguments: str) -> dict:
+    return json.loads(printed(capsys, *arguments, "--json"))
+
+
+def complaint(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["simulate", *arguments])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_the_table_has_every_algorithm_and_marks_the_best(capsys):
+    lines = printed(capsys, "--nodes", "4", "--ranks-per-node", "2", "--bytes", "1MB", *FIGURES).splitlines()
+    assert lines[0] == "all_reduce of 1 MB on 4 nodes x 2 ranks, 8 in all"
+    rows = [line.split() for line in lines[lines.index("") + 2 :]]
+    assert {row[0] for row in rows} >= {*names("all_reduce"), "hierarchical_ring"}
+    assert [row[-1] for row in rows].count("best") >= 1 and rows[0][-1] == "best"
+
+
+def test_seconds_are_the_closed_form_of_the_given_figures(capsys):
+    """A ring of 4 ranks on one node: 6 rounds of a quarter of the buffer, 3 of which are reduced."""
+    found = as_json(
+        capsys,
+        "--nodes",
+        "1",
+        "--ranks-per-node",
+        "4",
+        "--bytes",
+        "4MB",
+        "--algorithm",
+        "ring",
+        "--gamma",
+        "20GB/s",
+        *FIGURES,
+    )
+    (ring,) = found["outcomes"]
+    assert ring["seconds"] == pytest.approx(6 * (1e-6 + 1e6 / 10e9) + 3 * 1e6 / 20e9)
+    assert (ring["rounds"], ring["bytes_per_rank"], ring["bytes_per_link"]) == (6, 6e6, 0)
+    assert (found["best"], found["ranks"], found["nodes"], found["bytes"]) == ("ring", 4, 1, 4_000_000)
+
+
+def test_hosts_and_placement(capsys):
+    found = as_json(capsys, "--hosts", "n[1-2]:2,big:4", "--placement", "cyclic", *FIGURES)
+    assert (found["ranks"], found["nodes"]) == (8, 3)
+    assert found["topology"] == "3 nodes: 2+2+4 ranks, cyclic"
+
+
+@pytest.mark.parametrize(
+    "placement, hosts", [("block", ["a", "a", "b", "c", "c", "c"]), ("cyclic", ["a", "b", "c", "a", "c", "c"])]
+)
+def test_how_ranks_are_dealt_to_hosts(placement, hosts):
+    assert placed([("a", 2), ("b", 1), ("c", 3)], placement) == hosts
+
+
+def test_a_link_for_each_rank_is_faster_than_one_for_all(capsys):
+    common = ["--nodes", "4", "--ranks-per-node", "4", "--algorithm", "hierarchical_ring", *FIGURES]
+    one, four = (as_json(capsys, *common, "--links-per-node", links)["outcomes"][0] for links in "14")
+    assert four["seconds"] < one["seconds"]
+    assert four["bytes_per_link"] == pytest.approx(one["bytes_per_link"] / 4)
+
+
+def test_other_collectives(capsys):
+    assert as_json(capsys, "--collective", "broadcast")["best"] == "binomial"
+
+
+def test_the_networks_are_listed_with_their_sources(capsys):
+    page = printed(capsys, "--networks")
+    assert all(network.name in page and network.source in page for network in NETWORKS.values())
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--network", "token-ring"], "token-ring"),
+        (["--network", "infiniband-ndr"], "--alpha-inter"),
+        (["--algorithm", "rings"], "known ones: ring,"),
+        (["--nodes", "0"], "1 or more"),
+        (["--nodes", "2000000"], "are more than the"),
+        (["--bytes", "many"], "a size such as"),
+        (["--jitter", "-1"], "from 0 to 10"),
+        (["--hosts", "a:none"], "number of ranks"),
+        (["--hosts", "n[3-1]"], "runs backwards"),
+        (["--hosts", "n[1"], "cannot read"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(capsys, arguments, words):
+    assert words in complaint(capsys, *arguments)
+
+
+def test_100_000_ranks(capsys):
+    found = as_json(capsys, "--nodes", "12500", "--ranks-per-node", "8", "--network", "ethernet-10g")
+    assert found["ranks"] == 100_000
+    assert len(found["outcomes"]) == len(names("all_reduce")) + 3
+
+
+# -- the plot ----------------------------------------------------------------------------------------------------------
+
+FLAT = CostModel.flat(1e-6, 1e-10)
+
+
+def test_curves_against_the_size_of_the_buffer():
+    curves = against_bytes("all_reduce", 100_000, Topology("aabb"), FLAT, ["recursive_doubling"])
+    assert curves.places == [1024, 4096, 16384, 65536, 100_000]
+    expected = [2 * (1e-6 + 1e-10 * size) for size in curves.places]
+    assert curves.seconds["recursive_doubling"] == pytest.approx(expected)
+
+
+def test_curves_against_ranks_begin_where_an_algorithm_exists():
+    topology = Topology([f"n{rank // 2}" for rank in range(12)])
+    curves = against_ranks("all_reduce", 1000, topology, FLAT, ["ring", "hierarchical_ring"])
+    assert curves.places == [2, 4, 8, 12]
+    assert curves.seconds["hierarchical_ring"][0] is None
+    sizes = (2, 4, 8, 12)
+    assert curves.seconds["ring"] == pytest.approx([2 * (p - 1) * (1e-6 + 1e-7 / p) for p in sizes])
+
+
+def test_a_plot_is_written(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    for against in ("bytes", "ranks"):
+        path = tmp_path / f"{against}.png"
+        printed(capsys, "--bytes", "64KB", "--plot", str(path), "--against", against)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_cure_is_said(tmp_path):
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from mpidist.commands.main import main; sys.exit(main(['simulate', '--plot', 'plot.png']))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "pip install 'mpidist[bench]'" in result.stderr
+    assert "best" in result.stdout  # the table is there all the same
