@@ -20,7 +20,17 @@ FAMILIES = {
     "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: optimizers.Adam(0.1),
     "adamw": lambda: optimizers.AdamW(0.1, weight_decay=0.01),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "rmsprop": lambda: optimizers.RMSprop(0.1),
+    "rmsprop-all": lambda: optimizers.RMSprop(0.1, momentum=0.5, centered=True),
+    "clipped": lambda: optimizers.SGD(0.1, momentum=0.9, clipvalue=0.7, weight_decay=0.1),
 }
+#: Families that look at a whole variable: an element's update depends on the others.
+LAYERWISE = {
+    "lars": lambda: optimizers.LARS(0.1, trust_coefficient=0.1),
+    "lamb": lambda: optimizers.LAMB(0.1, weight_decay=0.01),
+}
+ALL = {**FAMILIES, **LAYERWISE}
 
 
 def steps(optimizer, start, gradients):
@@ -70,6 +80,47 @@ def test_adamw_decays_the_weights_apart_from_the_gradient():
     numpy.testing.assert_allclose(v.value, 4 * 0.95**3, rtol=1e-12)
 
 
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=12), st.floats(0, 1))
+def test_adagrad_is_the_published_rule(gradients, start):
+    v = steps(optimizers.Adagrad(0.1, start, 1e-3), numpy.zeros(1), [numpy.array([g]) for g in gradients])
+    sums = start + numpy.cumsum(numpy.square(gradients))
+    numpy.testing.assert_allclose(v.value, -0.1 * (gradients / numpy.sqrt(sums + 1e-3)).sum(), rtol=1e-9, atol=1e-12)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=12), st.booleans(), st.sampled_from([0.0, 0.5]))
+def test_rmsprop_is_the_published_rule(gradients, centered, momentum):
+    optimizer = optimizers.RMSprop(0.1, 0.8, momentum, 1e-3, centered)
+    v = steps(optimizer, numpy.zeros(1), [numpy.array([g]) for g in gradients])
+    p = running = 0.0
+    for t in range(1, len(gradients) + 1):
+        weights = 0.2 * 0.8 ** numpy.arange(t - 1, -1, -1)
+        squares, mean = weights @ numpy.square(gradients[:t]), weights @ gradients[:t]
+        running = momentum * running + 0.1 * gradients[t - 1] / math.sqrt(squares - centered * mean**2 + 1e-3)
+        p -= running
+    numpy.testing.assert_allclose(v.value, [p], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["sgd", "adam", "adagrad", "rmsprop"])
+def test_every_family_decays_weights_when_asked(family):
+    v = steps(type(FAMILIES[family]())(0.1, weight_decay=0.5), numpy.array([4.0]), [numpy.zeros(1)] * 3)
+    numpy.testing.assert_allclose(v.value, 4 * 0.95**3, rtol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["adamw", "lars", "lamb"])
+def test_variables_can_be_left_out_of_the_decay(family):
+    def make():
+        return {"adamw": optimizers.AdamW, **{"lars": optimizers.LARS, "lamb": optimizers.LAMB}}[family](
+            0.1, weight_decay=0.5
+        )
+
+    optimizer, names = make(), ("kernel", "bias_1", "scale")
+    kernel, bias, scale = (Variable(numpy.full(2, 4.0), name=name) for name in names)
+    optimizer.exclude_from_weight_decay([scale], var_names=["^bias"])
+    optimizer.apply_gradients([(numpy.zeros(2), v) for v in (kernel, bias, scale)])
+    assert (bias.value == 4).all() and (scale.value == 4).all()
+    assert (kernel.value < 4).all()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("elements", [0, 1, SLICE_ELEMENTS - 1, SLICE_ELEMENTS, 2 * SLICE_ELEMENTS + 3])
 def test_every_length_is_updated_as_its_elements_alone(family, elements):
@@ -82,21 +133,21 @@ def test_every_length_is_updated_as_its_elements_alone(family, elements):
     assert elements == 0 or not (whole.value == start).any()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32"])
 def test_short_floats_are_computed_in_float32_and_rounded_once(family, dtype):
     start, gradient = numpy.array([1.0, -2.0, 0.5], dtype), numpy.array([0.25, 0.5, -1.0], dtype)
-    short = steps(FAMILIES[family](), start, [gradient])
-    wide = steps(FAMILIES[family](), start.astype("float32"), [gradient.astype("float32")])
+    short = steps(ALL[family](), start, [gradient])
+    wide = steps(ALL[family](), start.astype("float32"), [gradient.astype("float32")])
     assert short.value.tolist() == wide.value.astype(dtype).tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_dtypes_and_shapes_stay_and_gradients_are_not_changed(family):
     for dtype in ("float16", "float32", "float64"):
         for shape in ((), (2, 3), (0,)):
             v, gradient = Variable(numpy.ones(shape, dtype)), numpy.ones(shape, dtype)
-            optimizer = FAMILIES[family]()
+            optimizer = ALL[family]()
             for _ in range(2):
                 optimizer.apply_gradients([(gradient, v)])
             assert (v.value.dtype, v.value.shape) == (dtype, shape)
@@ -104,11 +155,11 @@ def test_dtypes_and_shapes_stay_and_gradients_are_not_changed(family):
             assert all(slot.shape == shape for slot in optimizer.slots(v).values())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_updates_work_in_place(family):
     v = Variable(numpy.ones(5, "float32"))
     before = v.value
-    FAMILIES[family]().apply_gradients([(numpy.ones(5, "float32"), v)])
+    ALL[family]().apply_gradients([(numpy.ones(5, "float32"), v)])
     assert before is v.value
     assert (before != 1).all()
 
@@ -150,17 +201,17 @@ def test_gradients_are_cast_to_their_variables():
     assert v.value.dtype == "float32"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_state_goes_on_where_it_was(family):
     random = numpy.random.default_rng(1)
     gradients = random.normal(size=(6, 4))
-    optimizer = FAMILIES[family]()
+    optimizer = ALL[family]()
     straight = steps(optimizer, numpy.zeros(4), gradients)
 
-    first = FAMILIES[family]()
+    first = ALL[family]()
     v = steps(first, numpy.zeros(4), gradients[:3])
     state = {key: numpy.array(value) for key, value in first.state().items()}
-    second = FAMILIES[family]()
+    second = ALL[family]()
     second.restore(state)
     assert second.state().keys() == state.keys()
     w = steps(second, numpy.array(v.value), gradients[3:])
@@ -172,7 +223,7 @@ def test_state_goes_on_where_it_was(family):
 
 
 def test_state_from_before_the_first_step_clears_the_slots():
-    optimizer = FAMILIES["momentum"]()
+    optimizer = ALL["momentum"]()
     state = dict(optimizer.state())
     v = steps(optimizer, numpy.zeros(2), [numpy.ones(2)])
     optimizer.restore(state)
@@ -181,26 +232,59 @@ def test_state_from_before_the_first_step_clears_the_slots():
 
 
 def test_state_of_another_model_is_refused():
-    optimizer = FAMILIES["momentum"]()
+    optimizer = ALL["momentum"]()
     optimizer.restore({"iterations": 1, "0/momentum": numpy.zeros(3)})
     with pytest.raises(ValueError, match=r"shape \(3,\), expected \(2,\)"):
         optimizer.apply_gradients([(numpy.ones(2), Variable(numpy.zeros(2)))])
 
 
-def test_momentum_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="momentum"):
-        optimizers.SGD(0.1, momentum=1.5)
+@pytest.mark.parametrize("family", [optimizers.SGD, optimizers.RMSprop, optimizers.LARS])
+def test_momentum_out_of_range_is_refused(family):
+    with pytest.raises(ValueError, match="momentum must be from 0 to 1, got 1.5"):
+        family(0.1, momentum=1.5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def test_other_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="weight_decay must be 0 or more, or None; got -1"):
+        optimizers.SGD(0.1, weight_decay=-1)
+    with pytest.raises(ValueError, match="initial_accumulator_value"):
+        optimizers.Adagrad(0.1, -0.1)
+    with pytest.raises(TypeError, match="weight_decy"):
+        optimizers.Adam(0.1, weight_decy=0.1)
+
+
+def test_which_families_can_be_updated_by_slices():
+    assert all(make().elementwise for make in FAMILIES.values())
+    assert not any(make().elementwise for make in LAYERWISE.values())
+    for option in ({"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"skip_nonfinite": True}):
+        assert not optimizers.SGD(0.1, **option).elementwise
+    assert not optimizers.LossScaleOptimizer(optimizers.SGD(0.1)).elementwise
+
+
+@given(st.lists(st.integers(0, 40), max_size=4), st.sampled_from(sorted(FAMILIES)))
+def test_slices_in_any_order_are_the_whole(cuts, family):
+    random = numpy.random.default_rng(2)
+    start, gradient = random.normal(size=40), random.normal(size=40)
+    expected = steps(FAMILIES[family](), start, [gradient])
+    optimizer, v = FAMILIES[family](), Variable(start)
+    (step,) = optimizer.steps([gradient], [v])
+    bounds = sorted({0, 40, *cuts})
+    for first, last in reversed(list(zip(bounds[:-1], bounds[1:], strict=True))):
+        where = slice(first, last)
+        slots = [slot[where] for slot in optimizer.slot_arrays(v)]
+        optimizer.update(v.storage[where], gradient[where], slots, step)
+    assert v.value.tobytes() == expected.value.tobytes()
+
+
+@pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
 def test_variables_that_are_no_floats_are_refused(family, dtype):
     v = Variable(numpy.zeros(2, dtype), name="count")
     with pytest.raises(TypeError, match=rf"variable 'count\w*' is {dtype} and cannot be updated .*floating dtype"):
-        FAMILIES[family]().apply_gradients([(numpy.ones(2), v)])
+        ALL[family]().apply_gradients([(numpy.ones(2), v)])
     assert not v.value.any()
     with pytest.warns(UserWarning, match="count"):
-        FAMILIES[family]().apply_gradients([(None, v), ([1.0], Variable([1.0]))])
+        ALL[family]().apply_gradients([(None, v), ([1.0], Variable([1.0]))])
 
 
 @pytest.mark.parametrize(

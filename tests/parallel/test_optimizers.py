@@ -1,0 +1,88 @@
+"""The law for every optimizer on the ranks of an mpirun: N ranks equal one rank on the global batch."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.input import Dataset
+from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, RMSprop, schedules
+
+pytestmark = pytest.mark.mpi
+
+STEPS = 20
+OPTIMIZERS = {
+    "sgd": lambda: SGD(0.1),
+    "momentum": lambda: SGD(0.1, momentum=0.9),
+    "nesterov": lambda: SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: Adam(0.01),
+    "adamw": lambda: AdamW(0.01, weight_decay=0.01),
+    "adagrad": lambda: Adagrad(0.1),
+    "rmsprop": lambda: RMSprop(0.01, momentum=0.5),
+    "centered": lambda: RMSprop(0.01, centered=True),
+    "lars": lambda: LARS(0.5, trust_coefficient=0.1),
+    "lamb": lambda: LAMB(0.01, weight_decay=0.01),
+    "clipvalue": lambda: SGD(0.1, clipvalue=0.05),
+    "clipnorm": lambda: SGD(0.1, momentum=0.9, clipnorm=0.1),
+    "global": lambda: Adam(0.01, global_clipnorm=0.1),
+    "accumulated": lambda: Adam(0.01, gradient_accumulation_steps=3),
+    "scaled": lambda: LossScaleOptimizer(SGD(0.1), 2.0**10),
+    "schedule": lambda: SGD(schedules.WarmUp(schedules.CosineDecay(0.2, 15), 5), momentum=0.9),
+}
+
+
+class Model:
+    """Two layers with a tanh between, a bias, and rows of a table; sums of squared errors."""
+
+    def __init__(self, strategy, dtype, optimizer) -> None:
+        random = numpy.random.default_rng(0)
+        self.strategy, self.optimizer = strategy, optimizer
+        with strategy.scope():
+            shapes = {"table": (7, 4), "hidden": (4, 5), "bias": (5,), "out": (5, 2)}
+            self.parameters = [
+                mpidist.Variable((random.normal(size=shape) / 2).astype(dtype), name=name)
+                for name, shape in shapes.items()
+            ]
+
+    def step(self, batch, global_rows):
+        rows, y = batch
+        table, hidden, bias, out = (p.value for p in self.parameters)
+        x = table[rows]
+        activated = numpy.tanh(x @ hidden + bias)
+        error = self.optimizer.scale_loss(2 * (activated @ out - y) / global_rows)
+        back = (error @ out.T) * (1 - activated**2)
+        found = mpidist.IndexedSlices(back @ hidden.T, rows)
+        gradients = [found, x.T @ back, back.sum(axis=0), activated.T @ error]
+        self.optimizer.apply_gradients(zip(gradients, self.parameters, strict=True))
+
+
+def trained(strategy, dtype, optimizer, batch_size):
+    random = numpy.random.default_rng(1)
+    rows, y = random.integers(0, 7, 46), random.normal(size=(46, 2)).astype(dtype)
+    model = Model(strategy, dtype, optimizer)
+    dataset = Dataset.from_arrays((rows, y)).shuffle(seed=3).batch(batch_size).repeat()
+    batches = strategy.experimental_distribute_dataset(dataset)
+    for step, batch in zip(range(STEPS), batches, strict=False):
+        left = 46 - step % -(-46 // batch_size) * batch_size
+        strategy.run(model.step, args=(batch, min(batch_size, left)))
+    return [p.value.copy() for p in model.parameters]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+@pytest.mark.parametrize("batch_size", [16, 5])
+def test_parameters_are_those_of_one_rank(name, dtype, tolerance, batch_size):
+    together = trained(mpidist.MultiWorkerMirroredStrategy(), dtype, OPTIMIZERS[name](), batch_size)
+    alone = trained(mpidist.OneDeviceStrategy("/cpu:0"), dtype, OPTIMIZERS[name](), batch_size)
+    for ours, expected in zip(together, alone, strict=True):
+        numpy.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_all_ranks_hold_the_same_bits(name):
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    parameters = trained(strategy, "float32", OPTIMIZERS[name](), 5)
+    flat = numpy.concatenate([parameter.reshape(-1) for parameter in parameters]).view("uint32")
+    copies = strategy.gather(flat[None], axis=0)
+    assert (copies == copies[0]).all()

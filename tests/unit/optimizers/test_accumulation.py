@@ -1,0 +1,142 @@
+"""Gradient accumulation: one reduction and one update for several micro-batches, resumable between them."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist import optimizers
+from mpidist.collectives.communicator import Communicator
+from mpidist.testing import run_ranks
+from mpidist.variables import IndexedSlices, Variable
+
+
+def host_copies(state):
+    return {key: numpy.array(value) if hasattr(value, "dtype") else value for key, value in state.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_an_update_takes_the_mean_of_its_micro_batches(dtype):
+    optimizer = optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    v = Variable(numpy.zeros(2, dtype))
+    seen = []
+    for k in range(7):
+        optimizer.apply_gradients([(numpy.array([k, 1], dtype), v)])
+        seen.append((optimizer.iterations, optimizer.micro_step, v.value.tolist()))
+    first, second = [-1.0, -1.0], [-5.0, -2.0]
+    assert seen == [
+        (0, 1, [0, 0]),
+        (0, 2, [0, 0]),
+        (1, 0, first),
+        (1, 1, first),
+        (1, 2, first),
+        (2, 0, second),
+        (2, 1, second),
+    ]
+
+
+def test_short_floats_are_added_in_float32():
+    optimizer = optimizers.SGD(1.0, gradient_accumulation_steps=4)
+    v = Variable(numpy.zeros(1, "float16"))
+    for gradient in (2048, 1, 1, 2):  # 2048 + 1 is 2048 in float16
+        optimizer.apply_gradients([(numpy.array([gradient], "float16"), v)])
+    assert v.value.tolist() == [-513.0]
+
+
+def test_limits_hold_for_the_mean():
+    optimizer = optimizers.SGD(1.0, clipnorm=1.0, gradient_accumulation_steps=2)
+    v = Variable(numpy.zeros(1))
+    for gradient in (30.0, -29.0):
+        optimizer.apply_gradients([([gradient], v)])
+    assert v.value.tolist() == [-0.5]
+
+
+def test_rows_and_arrays_add_up():
+    def rows(values, indices):
+        return IndexedSlices(numpy.array(values, "float64").reshape(-1, 1), numpy.array(indices))
+
+    orders = [
+        [rows([1, 2], [0, 2]), rows([3], [2]), numpy.ones((3, 1))],
+        [numpy.ones((3, 1)), rows([3], [2]), rows([1, 2], [0, 2])],
+        [rows([1, 2], [0, 2]), numpy.ones((3, 1)), rows([3], [2])],
+    ]
+    for gradients in orders:
+        optimizer, v = optimizers.SGD(3.0, gradient_accumulation_steps=3), Variable(numpy.zeros((3, 1)))
+        for gradient in gradients:
+            optimizer.apply_gradients([(gradient, v)])
+        assert v.value[:, 0].tolist() == [-2, -1, -6]
+
+
+def test_other_variables_in_the_middle_are_refused():
+    optimizer = optimizers.SGD(1.0, gradient_accumulation_steps=3)
+    v, w = Variable([0.0], name="v"), Variable([0.0], name="w")
+    optimizer.apply_gradients([([1.0], v)])
+    with pytest.raises(ValueError, match=r"micro-batch 2 of 3 has gradients for other variables than the first.*'w"):
+        optimizer.apply_gradients([([1.0], v), ([1.0], w)])
+
+
+def test_less_than_one_is_refused():
+    with pytest.raises(ValueError, match="gradient_accumulation_steps must be 1 or more, got -2"):
+        optimizers.SGD(1.0, gradient_accumulation_steps=-2)
+
+
+class Run:
+    """Micro-batch k of replica r has the gradient k + r / 8; every third makes an update."""
+
+    def __init__(self):
+        self.strategy = mpidist.MultiWorkerMirroredStrategy()
+        with self.strategy.scope():
+            self.v = Variable(numpy.zeros(2))
+        self.optimizer = optimizers.SGD(0.5, momentum=0.5, gradient_accumulation_steps=3)
+
+    def step(self, k, share):
+        gradient = numpy.array([k + self.strategy.extended.replica_id / 8, share])
+        self.strategy.run(lambda: self.optimizer.apply_gradients([(gradient, self.v)]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_one_reduction_for_all_micro_batches(size):
+    def count():
+        run, calls = Run(), []
+        for k in range(6):
+            before = Communicator.world().control.call
+            run.step(k, 1)
+            calls.append(Communicator.world().control.call - before)
+        return calls
+
+    expected = run_ranks(size, count)
+    assert all(calls[:2] == [0, 0] and calls[3:5] == [0, 0] for calls in expected)
+    assert all(calls[2] <= 2 and calls[5] <= 1 for calls in expected)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 3)])
+def test_goes_on_in_the_middle_at_any_number_of_replicas(before, after):
+    def first():
+        run = Run()
+        for k in range(5):
+            run.step(k, 1 / before)
+        return host_copies(run.optimizer.state()), run.v.value.copy()
+
+    states = run_ranks(before, first)
+    state, value = states[0]
+    assert all(str(other) == str(state) for other, _ in states)
+
+    def second():
+        run = Run()
+        run.v.restore(value)
+        run.optimizer.restore(state)
+        assert str(host_copies(run.optimizer.state())) == str(state)  # not summed once more
+        run.step(5, 1 / after)
+        return run.v.value.copy(), run.optimizer.iterations
+
+    # the gradients of replicas r are k + r / 8 for five micro-batches with `before` replicas, then one with `after`
+    def of(size, k):
+        return size * k + sum(range(size)) / 8
+
+    one = sum(of(before, k) for k in range(3)) / 3
+    two = (of(before, 3) + of(before, 4) + of(after, 5)) / 3
+    expected = [-(0.5 * one) - (0.5 * 0.5 * one + 0.5 * two), -0.5 - 0.75]
+    for found, iterations in run_ranks(after, second):
+        numpy.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert iterations == 2
