@@ -72,7 +72,7 @@ class Communicator:
         self.rank = world.transport.rank
         self.size = world.transport.size
         # Segments serve whole worlds only: their flag barrier is the call's own.
-        self._segments = world.segments if self.control.arbiter is None else None
+        self._segments = world.segments if self.topology.node_count == 1 else None
         self._forced = self.control.settings.algorithm
         self._header = numpy.zeros(2, dtype=numpy.uint64)
         self._calls: dict[Any, Call] = {}

@@ -85,11 +85,7 @@ def run_ranks(
     controls = ControlChannel.for_threads(size, hosts, chosen)
     loopback = LoopbackWorld(size, controls=controls, faults=faults, eager_bytes=eager_bytes, memory=memory)
     topology = Topology(hosts)
-    shared: list[SharedSegments | None] = [None] * size
-    if topology.node_count == 1:
-        buffer = bytearray(SharedSegments.nbytes(size, _SEGMENT_BYTES, _PLACE_BYTES))
-        shared = [SharedSegments(buffer, size, _SEGMENT_BYTES, _PLACE_BYTES) for _ in range(size)]
-    pairs = zip(loopback.transports, shared, strict=True)
+    pairs = zip(loopback.transports, _segments(topology), strict=True)
     worlds = [World(transport, topology, transport.control, "run_ranks", segments) for transport, segments in pairs]
     ranks = [_RankThread(world, fn, args) for world in worlds]
     _run_all(ranks, timeout_seconds + _GRACE_SECONDS)
@@ -97,6 +93,14 @@ def run_ranks(
     if errors:
         raise together(errors, size)
     return [rank.result for rank in ranks]
+
+
+def _segments(topology: Topology) -> list[SharedSegments]:
+    """Return by rank the memory that it shares with the ranks of its node."""
+    sizes = map(len, topology.ranks_of_node)
+    memories = [bytearray(SharedSegments.nbytes(size, _SEGMENT_BYTES, _PLACE_BYTES)) for size in sizes]
+    places = zip(topology.node_of, topology.local_size_of, strict=True)
+    return [SharedSegments(memories[node], size, _SEGMENT_BYTES, _PLACE_BYTES) for node, size in places]
 
 
 class _RankThread(threading.Thread):

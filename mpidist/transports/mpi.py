@@ -201,6 +201,8 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
     if board is None:
         board, node_ranks = StatusBoard(bytearray(StatusBoard.nbytes(1)), 1), (world.Get_rank(),)
     alone = len(node_ranks) == world.Get_size()
+    if topology.node_count > 1 and not all(world.allgather(segments is not None)):
+        segments = None  # all ranks must take the same way
     control = ControlChannel(
         world.Get_rank(),
         world.Get_size(),

@@ -71,7 +71,8 @@ class SharedSegments:
 
     The two segments are used in turn by even and odd calls.  A rank that writes into its segment of call k + 2 knows
     that all others are done reading it for call k, since they have posted call k + 1 on the status board before that.
-    Places and flags are for `SegmentPipeline`, which says how they are used.
+    Places and flags are for `SegmentPipeline`, which says how they are used; on several nodes the segments, too, are
+    for `TwoLevel`.
 
     Parameters
     ----------
@@ -89,18 +90,22 @@ class SharedSegments:
     flags : memoryview of 64-bit words
     filled_words, reduced_words : tuple of int
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
-    turn : int
-        The number of turns made so far; the same on all ranks between calls.
+    taken_words : tuple of int
+        By rank: where in `flags` the last bucket stands that the rank has taken.
+    turn, bucket : int
+        The numbers of turns and of buckets made so far; the same on all ranks between calls.
     """
 
     PLACES = 3
 
     def __init__(self, memory: Any, size: int, segment_bytes: int, place_bytes: int) -> None:
-        self.segment_bytes, self.place_bytes, self.turn = segment_bytes, place_bytes, 0
+        self.segment_bytes, self.place_bytes = segment_bytes, place_bytes
+        self.turn = self.bucket = 0
         flag_bytes, segments_bytes = 2 * size * _LINE_BYTES, 2 * size * segment_bytes
         self.flags = memoryview(memory)[:flag_bytes].cast("Q")
         self.filled_words = tuple(2 * rank * _LINE_WORDS for rank in range(size))
         self.reduced_words = tuple((2 * rank + 1) * _LINE_WORDS for rank in range(size))
+        self.taken_words = tuple(word + 1 for word in self.reduced_words)
         values = numpy.frombuffer(memory, dtype=numpy.uint8)[: self.nbytes(size, segment_bytes, place_bytes)]
         self.segments = _cut(values[flag_bytes : flag_bytes + segments_bytes], 2, size)
         self.places = _cut(values[flag_bytes + segments_bytes :], self.PLACES, size)
@@ -119,6 +124,11 @@ class SharedSegments:
         """Say that `rank` has reduced its share of the turn before `turn`."""
         fence()
         self.flags[self.reduced_words[rank]] = turn
+
+    def say_taken(self, rank: int, bucket: int) -> None:
+        """Say that `rank` has copied out all of `bucket`."""
+        fence()
+        self.flags[self.taken_words[rank]] = bucket
 
 
 def _cut(values: Any, count: int, size: int) -> tuple[tuple[Any, ...], ...]:

@@ -1,0 +1,270 @@
+"""All-reduce of a long buffer over several nodes: shared memory inside a node, messages between nodes, both at once.
+
+Nomenclature.  A *segment* is a cache-sized stretch of the buffer, a *bucket* some segments in a row, a *shard* a part
+of every segment; see `lanes` for who carries a shard.  For each bucket a rank
+
+1. fills, segment after segment, its place with its own values; when all ranks of the node have, it adds up the parts of
+   the shards that it carries over these ranks, into its slot (*gather*);
+2. starts the all-reduce of its shards between the nodes, which moves on whenever this rank polls it: after every
+   segment, and in every turn of every wait;
+3. says, when that is done, that its shards are *published*; all ranks of the node copy them out of its slot, and say
+   that the bucket is *taken*.
+
+While one bucket is gathered, those before it are between the nodes.  In a slow network there are always two under way,
+so that the link is never idle.
+
+*Turns* number segments, and *buckets* are numbered, through all calls, alike on the ranks of a node.  Two places a rank
+take turns for filling: nobody overwrites what another still adds up, since it has seen all fill turn t - 1, which they
+did after they had added up turn t - 2.  A slot is written again when all have taken what was in it.
+
+Sums are made in the order of the local ranks, then as the schedule between the nodes says.  So the bits do not depend
+on time, but on how ranks are placed; and on how the buffer is cut where that schedule is a ring of three nodes or more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy
+
+from mpidist.arrays import reduction
+from mpidist.collectives.executor import Executor, Progress
+from mpidist.collectives.lanes import Lanes
+from mpidist.runtime.board import fence
+from mpidist.runtime.control import Watch
+
+#: ``fill(index, place)`` writes this rank's values of segment `index` into `place`, shape (elements of the segment,).
+Fill = Callable[[int, Any], None]
+
+#: ``take(start, values)`` copies reduced values out that belong from element `start` of the buffer on.
+Take = Callable[[int, Any], None]
+
+#: ``transform(start, values)`` changes reduced values in place, before anybody takes them.
+Transform = Callable[[int, Any], None]
+
+#: Into how many buckets a buffer is cut, so that there is something to overlap; but a bucket has so many bytes for each
+#: node at least, since a message of a few KiB takes as long as an empty one.
+_BUCKETS, _LEAST_BUCKET_BYTES = 8, 1 << 17
+
+
+class _UnderWay(NamedTuple):
+    """A bucket that is under way between the nodes: which one of the buffer, and how far its shards are."""
+
+    bucket: int
+    progress: tuple[Progress, ...]
+
+    def poll(self) -> bool:
+        """Move on, and return whether all shards have come back."""
+        return all([progress.done or progress.poll() for progress in self.progress])
+
+    def abandon(self) -> None:
+        """Give up after an error."""
+        for progress in self.progress:
+            progress.abandon()
+
+
+class TwoLevel:
+    """The all-reduce of `elements` values of `dtype`, bound to the lanes.
+
+    Parameters
+    ----------
+    lanes : Lanes
+    elements : int
+        At least 1.
+    dtype : numpy.dtype
+    op : str
+        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
+    scale : float, optional
+        What reduced values are multiplied by, before `transform`.
+    segment_bytes : int, optional
+        Size of a segment; by default all there is room for.
+
+    Attributes
+    ----------
+    bounds : list of (start, stop)
+        The segments, in elements of the buffer.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        elements: int,
+        dtype: numpy.dtype,
+        op: str,
+        scale: float | None = None,
+        segment_bytes: int | None = None,
+    ) -> None:
+        self._lanes, self._segments = lanes, lanes.segments
+        self._dtype, self._scale = dtype, scale
+        self._combine = reduction(op, numpy)
+        step, per_bucket = _sizes(lanes, elements, dtype.itemsize, segment_bytes)
+        self._part = step // lanes.shards
+        self.bounds = [(start, min(start + step, elements)) for start in range(0, elements, step)]
+        count = len(self.bounds)
+        self._buckets = [range(first, min(first + per_bucket, count)) for first in range(0, count, per_bucket)]
+        self._places = [[_view(place, step, dtype) for place in turn] for turn in self._segments.segments]
+        self._slots = [
+            [lanes.values(slot, shard, per_bucket * self._part, dtype) for shard in range(lanes.shards)]
+            for slot in range(lanes.SLOTS)
+        ]
+        self._last = self._executors(self._buckets[-1], op)
+        self._full = self._executors(self._buckets[0], op) if len(self._buckets) > 1 else self._last
+        self._transform: Transform | None = None
+        self._under_way: deque[_UnderWay] = deque()
+
+    def _executors(self, bucket: range, op: str) -> list[list[Executor]]:
+        """Return by slot and lane the all-reduces between nodes for buckets of this length."""
+        lengths = [self._shard_elements(bucket, lane.shard) for lane in self._lanes.mine]
+        pairs = list(zip(self._lanes.mine, lengths, strict=True))
+        slots = range(self._lanes.SLOTS)
+        return [[self._lanes.executor(lane, slot, length, self._dtype, op) for lane, length in pairs] for slot in slots]
+
+    def _shard_elements(self, bucket: range, shard: int) -> int:
+        start, stop = self._part_of(bucket[-1], shard)
+        return (len(bucket) - 1) * self._part + stop - start
+
+    def _part_of(self, index: int, shard: int) -> tuple[int, int]:
+        """Return which elements of segment `index`, counted from its start, belong to a shard."""
+        start, stop = self.bounds[index]
+        length, shards = stop - start, self._lanes.shards
+        return shard * length // shards, (shard + 1) * length // shards
+
+    def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
+        """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
+
+        Collective: every rank calls it in the same order, within a begun call.
+
+        Parameters
+        ----------
+        watch : Watch
+            Of the call.
+        fill : callable
+            Called once for each segment, in order.
+        take : callable
+            Called for every part of the buffer once, in any order.
+        transform : callable, optional
+            Called for every part on one rank of each node, which must make the same of it on all of them.
+
+        Raises
+        ------
+        TransportTimeoutError, RankFailedError
+        """
+        behind = self._lanes.SLOTS - 1
+        self._transform = transform
+        try:
+            for index, bucket in enumerate(self._buckets):
+                self._gather(index, bucket, watch, fill)
+                self._start(index)
+                if index >= behind:
+                    self._take(index - behind, watch, take)
+            for index in range(max(0, len(self._buckets) - behind), len(self._buckets)):
+                self._take(index, watch, take)
+        except BaseException:
+            for under_way in self._under_way:
+                under_way.abandon()
+            raise
+        self._segments.bucket += len(self._buckets)
+
+    def _number(self, index: int) -> int:
+        """Return the number, from 1 on, of a bucket of this run among those of all calls."""
+        return self._segments.bucket + index + 1
+
+    def _slot(self, index: int) -> int:
+        return self._number(index) % self._lanes.SLOTS
+
+    def _gather(self, index: int, bucket: range, watch: Watch, fill: Fill) -> None:
+        """Bring a bucket's shards together in the slots of their carriers on this node."""
+        segments, rank = self._segments, self._lanes.local_rank
+        slot, number = self._slots[self._slot(index)], self._number(index)
+        for place, segment in enumerate(bucket):
+            start, stop = self.bounds[segment]
+            turn = segments.turn
+            fill(segment, self._places[turn & 1][rank][: stop - start])
+            segments.turn = turn = turn + 1
+            segments.say_filled(rank, turn)
+            self._progress()
+            if place == 0:
+                self._wait(segments.taken_words, number - self._lanes.SLOTS, watch)
+            self._wait(segments.filled_words, turn, watch)
+            for lane in self._lanes.mine:
+                self._add_up(self._places[turn - 1 & 1], segment, lane.shard, slot[lane.shard][place * self._part :])
+
+    def _add_up(self, places: Sequence[Any], segment: int, shard: int, target: Any) -> None:
+        """Reduce a shard's part of a segment over the ranks of this node, in their order."""
+        start, stop = self._part_of(segment, shard)
+        out = target[: stop - start]
+        if len(places) == 1:
+            out[...] = places[0][start:stop]
+            return
+        self._combine(places[0][start:stop], places[1][start:stop], out=out)
+        for place in places[2:]:
+            self._combine(out, place[start:stop], out=out)
+
+    def _start(self, index: int) -> None:
+        """Begin to reduce a bucket between the nodes."""
+        executors = self._last if index == len(self._buckets) - 1 else self._full
+        progress = tuple(executor.start() for executor in executors[self._slot(index)])
+        self._under_way.append(_UnderWay(index, progress))
+        self._progress()
+
+    def _progress(self) -> None:
+        """Move on what is under way, and publish what has come back, bucket after bucket."""
+        under_way = self._under_way
+        while under_way and under_way[0].poll():
+            self._publish(under_way.popleft().bucket)
+        for later in islice(under_way, 1, None):
+            later.poll()
+
+    def _publish(self, index: int) -> None:
+        slot = self._slots[self._slot(index)]
+        for lane in self._lanes.mine:
+            values = slot[lane.shard]
+            if self._scale is not None:
+                whole = values[: self._shard_elements(self._buckets[index], lane.shard)]
+                numpy.multiply(whole, self._scale, out=whole)
+            if self._transform is not None:
+                self._hand_over(self._transform, index, lane.shard)
+        self._segments.say_reduced(self._lanes.local_rank, self._number(index))
+
+    def _take(self, index: int, watch: Watch, take: Take) -> None:
+        """Wait until a bucket is published, and hand it out."""
+        number = self._number(index)
+        self._wait(self._segments.reduced_words, number, watch)
+        for shard in range(self._lanes.shards):
+            self._hand_over(take, index, shard)
+        self._segments.say_taken(self._lanes.local_rank, number)
+
+    def _hand_over(self, receiver: Take, index: int, shard: int) -> None:
+        """Give the parts of a shard to who wants them, each with the element that it begins at."""
+        values = self._slots[self._slot(index)][shard]
+        for place, segment in enumerate(self._buckets[index]):
+            start, stop = self._part_of(segment, shard)
+            if start < stop:
+                first = place * self._part
+                receiver(self.bounds[segment][0] + start, values[first : first + stop - start])
+
+    def _wait(self, words: tuple[int, ...], value: int, watch: Watch) -> None:
+        flags = self._segments.flags
+        for word in words:
+            while flags[word] < value:
+                self._progress()
+                watch.tick()
+        fence()
+
+
+def _sizes(lanes: Lanes, elements: int, itemsize: int, segment_bytes: int | None) -> tuple[int, int]:
+    """Return the elements of a segment, a multiple of the number of shards, and the segments of a bucket."""
+    shards, room = lanes.shards, lanes.lane_bytes // itemsize
+    wanted = max(-(-elements // _BUCKETS), _LEAST_BUCKET_BYTES * lanes.node_count // itemsize)
+    per_shard = min(room, -(-wanted // shards))  # of a bucket
+    longest = lanes.segments.segment_bytes
+    longest = longest if segment_bytes is None else min(segment_bytes, longest)
+    per_bucket = -(-per_shard // max(1, longest // itemsize // shards))
+    return per_shard // per_bucket * shards, per_bucket
+
+
+def _view(place: Any, elements: int, dtype: numpy.dtype) -> Any:
+    return place[: elements * dtype.itemsize].view(dtype)
