@@ -1,0 +1,307 @@
+"""Measure what all-reduces cost the ranks of a world: messages and reductions a level, then whole all-reduces.
+
+All is measured through the world's own transport and communicator, in rounds in which the contenders take turns; of
+each round the slowest rank counts, of the rounds the median.  Sizes grow until there are enough, or the next one would
+exceed the budget.  What is far behind at two long sizes in a row is not measured at longer ones.  Every decision is made
+from figures that all ranks share, so that all make the same one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives import selection
+from mpidist.collectives.cost import CostModel, Level
+from mpidist.collectives.figures import Figures
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
+
+#: Seconds that a calibration may take, about, and the longest all-reduce in it: beyond it seconds grow with the bytes.
+BUDGET_SECONDS, LARGEST_BYTES = 1.5, 1 << 24
+
+#: Sizes in bytes of messages and of reductions.
+_MESSAGES = (1, 1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23)
+_REDUCTIONS = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)
+
+#: How many rounds there are, and the fewest there are of contenders that take longer than `_QUICK_SECONDS` together.
+ROUNDS, _LEAST_ROUNDS, _QUICK_SECONDS = 5, 3, 0.02
+
+#: How long a contender runs in one round at least, in seconds and at most in calls.
+_ROUND_SECONDS, _MOST_CALLS = 3e-4, 25
+
+#: From one size to the next: the factor, and a smaller one from where choices begin to differ.
+_STEP, _FINE_STEP, _FINE_BYTES = 16, 4, 1 << 14
+
+#: From one size to the next seconds are expected to grow by so much.
+_GROWTH = 4
+
+#: How many times the best one's seconds are "far behind", and from how many bytes on: before, latency tells nothing yet.
+_FAR, _FAR_BYTES = 3.0, 1 << 18
+
+#: What part of the budget the levels may take.
+_LEVEL_SHARE = 0.25
+
+#: Does once what is measured.
+Run = Callable[[], object]
+
+
+def calibrate(
+    communicator: Communicator,
+    budget_seconds: float = BUDGET_SECONDS,
+    largest_bytes: int = LARGEST_BYTES,
+    rounds: int = ROUNDS,
+) -> Figures:
+    """Measure the ranks of a communicator.
+
+    Collective: every rank calls it in the same order, with the same arguments.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of two ranks or more.
+    budget_seconds : float
+        It takes about so long at most; the first, short sizes are measured in any case.
+    largest_bytes : int
+        Of the all-reduces.
+    rounds : int
+        How often the contenders take turns.
+
+    Raises
+    ------
+    TransportTimeoutError, RankFailedError
+        As of any collective.
+    """
+    stopwatch = Stopwatch(communicator, rounds)
+    model = measure_levels(communicator, _LEVEL_SHARE * budget_seconds, largest_bytes, rounds)
+    names = selection.eligible(communicator.facts())
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    contenders, behind, last = list(names), [], 0.0
+    for nbytes in _sizes(largest_bytes):
+        if stopwatch.elapsed() + _GROWTH * last > budget_seconds:
+            break
+        before = stopwatch.elapsed()
+        source, work = _zeros(nbytes), _zeros(nbytes)
+        seconds = stopwatch.compare([_all_reduce(communicator, name, source, work) for name in contenders])
+        for name, taken in zip(contenders, seconds, strict=True):
+            points[name].append((float(nbytes), taken))
+        limit = _FAR * min(seconds) if nbytes >= _FAR_BYTES else float("inf")
+        far = {name for name, taken in zip(contenders, seconds, strict=True) if taken > limit}
+        contenders = [name for name in contenders if name not in far or name not in behind]
+        behind, last = sorted(far), stopwatch.elapsed() - before
+    return Figures(model, {name: tuple(listed) for name, listed in points.items()})
+
+
+def measure_levels(
+    communicator: Communicator,
+    budget_seconds: float = BUDGET_SECONDS,
+    largest_bytes: int = LARGEST_BYTES,
+    rounds: int = ROUNDS,
+) -> CostModel:
+    """Measure messages inside a node and between nodes, and reductions, as the cost model wants them.
+
+    Collective: every rank calls it in the same order, with the same arguments.  Where all ranks are on one node, or
+    each is on a node of its own, there is one level only, which stands for both.
+    """
+    topology, rank = communicator.topology, communicator.rank
+    sizes = [nbytes for nbytes in _MESSAGES if nbytes <= largest_bytes]
+    stopwatch = Stopwatch(communicator, rounds)
+    reduction = _measured(stopwatch, [n for n in _REDUCTIONS if n <= largest_bytes], budget_seconds / 4, _addition)
+    links, found = None, {}
+    for side, circle in (("intra", _around_node(topology, rank)), ("inter", _around_nodes(topology, rank))):
+        if not any(stopwatch.slowest([circle is not None])):
+            continue
+        exchange = _measured(stopwatch, sizes, budget_seconds / 4, _exchange(communicator, circle))
+        one_way = _measured(stopwatch, sizes, budget_seconds / 4, _one_way(communicator, circle, topology, side))
+        found[side] = Level.measured(exchange, one_way, reduction)
+        if side == "inter":
+            links = _links(stopwatch, communicator, exchange[-1])
+    only = next(iter(found.values()))
+    return CostModel(found.get("intra", only), found.get("inter", only), links)
+
+
+class Stopwatch:
+    """Times that all ranks agree on: those of the slowest one.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    rounds : int
+        How often contenders take turns.
+    """
+
+    def __init__(self, communicator: Communicator, rounds: int = ROUNDS) -> None:
+        self._communicator = communicator
+        self._rounds = rounds
+        self._start = time.perf_counter()
+
+    def slowest(self, values: Any) -> Any:
+        """Return the greatest of each of the values over all ranks, shape as given, float64.  Collective."""
+        found = numpy.array(values, dtype=numpy.float64)
+        self._communicator.all_reduce(found, "max", algorithm=selection.PINNED)
+        return found
+
+    def elapsed(self) -> float:
+        """Return the seconds since the start.  Collective."""
+        return float(self.slowest([time.perf_counter() - self._start])[0])
+
+    def compare(self, runs: Sequence[Run]) -> list[float]:
+        """Return the seconds of one call of each; they take turns, and the first calls do not count.  Collective."""
+        once = self.slowest([self._round(run, 1) for run in runs])
+        once = numpy.minimum(once, self.slowest([self._round(run, 1) for run in runs]))
+        calls = [max(1, min(_MOST_CALLS, int(_ROUND_SECONDS / max(seconds, 1e-9)))) for seconds in once]
+        rounds = self._rounds if once.sum() < _QUICK_SECONDS else max(_LEAST_ROUNDS, self._rounds // 2)
+        times = [[self._round(*pair) for pair in zip(runs, calls, strict=True)] for _ in range(rounds)]
+        return [float(seconds) for seconds in numpy.median(self.slowest(times), axis=0)]
+
+    def _round(self, run: Run, calls: int) -> float:
+        self._communicator.barrier("barrier of a calibration")
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return (time.perf_counter() - start) / calls
+
+
+def _measured(
+    stopwatch: Stopwatch, sizes: Sequence[int], budget_seconds: float, make: Callable[[int], Run]
+) -> list[tuple[float, float]]:
+    """Return (bytes, seconds) of ascending sizes, two at least, as far as the budget goes.  Collective."""
+    points: list[tuple[float, float]] = []
+    start, last = stopwatch.elapsed(), 0.0
+    for nbytes in sizes:
+        before = stopwatch.elapsed()
+        if len(points) >= 2 and before - start + _GROWTH * last > budget_seconds:
+            break
+        points.append((float(nbytes), stopwatch.compare([make(nbytes)])[0]))
+        last = stopwatch.elapsed() - before
+    return points
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def _all_reduce(communicator: Communicator, name: str, source: Any, work: Any) -> Run:
+    """Return one all-reduce as a training loop makes it: packed, by what was bound before."""
+    if name == "shared_memory":
+        return lambda: communicator.all_reduce(work, algorithm=name)  # packs by itself
+    call = communicator.call(f"calibration of {name}", [("", work.dtype, work.shape)])
+    replay, turnstile = communicator.bind(work, "sum", name), communicator.control.turnstile
+
+    def run() -> None:
+        with turnstile:
+            watch = communicator.begin(call)
+            numpy.copyto(work, source)
+            replay(watch)
+
+    return run
+
+
+def _addition(nbytes: int) -> Run:
+    first, second = _zeros(nbytes), _zeros(nbytes)
+    return lambda: numpy.add(first, second, out=first)
+
+
+#: The rank to send to and the one to receive from; None for a rank that takes no part.
+Circle = tuple[int, int] | None
+
+
+def _around_node(topology: Topology, rank: int) -> Circle:
+    """Return the neighbours on this rank's node."""
+    return _neighbours(topology.ranks_of_node[topology.node_of[rank]], rank)
+
+
+def _around_nodes(topology: Topology, rank: int, everyone: bool = False) -> Circle:
+    """Return the ranks of the same local rank on the nodes beside this one; for one rank a node, or for `everyone`."""
+    local = topology.local_rank_of[rank]
+    if local >= (min(topology.local_size_of) if everyone else 1):
+        return None
+    return _neighbours([ranks[local] for ranks in topology.ranks_of_node], rank)
+
+
+def _neighbours(members: Sequence[int], rank: int) -> Circle:
+    index = members.index(rank)
+    return None if len(members) == 1 else (members[(index + 1) % len(members)], members[index - 1])
+
+
+def _exchange(communicator: Communicator, circle: Circle) -> Callable[[int], Run]:
+    """Return what makes a message to one side, while one comes from the other."""
+    transport, watch = communicator.transport, communicator.control.watch
+
+    def make(nbytes: int) -> Run:
+        if circle is None:
+            return _nothing
+        sent, received = _bytes(nbytes), _bytes(nbytes)
+        target, source = circle
+
+        def run() -> None:
+            pendings = [transport.receive(received, source), transport.send(sent, target)]
+            transport.wait(pendings, watch("message of a calibration"))
+
+        return run
+
+    return make
+
+
+def _one_way(communicator: Communicator, circle: Circle, topology: Topology, side: str) -> Callable[[int], Run]:
+    """Return what makes a message forth and half as many back: between pairs of neighbours, one message at a time."""
+    transport, watch = communicator.transport, communicator.control.watch
+    places, sizes = (topology.local_rank_of, topology.local_size_of) if side == "intra" else (topology.node_of, ())
+    place = places[communicator.rank]
+    length = sizes[communicator.rank] if sizes else topology.node_count
+
+    def make(nbytes: int) -> Run:
+        if circle is None or (place ^ 1) >= length:  # the last of an odd number has no partner
+            return _nothing
+        buffer, (right, left) = _bytes(nbytes), circle
+        turns = [False]
+
+        def run() -> None:
+            # the same way in even calls, back in odd ones: who has sent goes on, and waits in the next call
+            forth, turns[0] = turns[0] == bool(place & 1), not turns[0]
+            peer = left if place & 1 else right
+            pending = transport.send(buffer, peer) if forth else transport.receive(buffer, peer)
+            transport.wait([pending], watch("message of a calibration"))
+
+        return run
+
+    return make
+
+
+def _links(stopwatch: Stopwatch, communicator: Communicator, longest: tuple[float, float]) -> int | None:
+    """Return how many messages can leave a node at full speed; None for as many as there are ranks."""
+    topology = communicator.topology
+    most = min(topology.local_size_of)
+    if most == 1:
+        return None
+    nbytes, alone = longest
+    together = _exchange(communicator, _around_nodes(topology, communicator.rank, everyone=True))
+    (seconds,) = stopwatch.compare([together(int(nbytes))])
+    links = max(1, min(most, round(most * alone / seconds)))
+    return links if links < max(topology.local_size_of) else None
+
+
+def _nothing() -> None:
+    """A rank that takes no part."""
+
+
+def _sizes(largest_bytes: int) -> list[int]:
+    """Return the sizes of all-reduces, in bytes: short ones are further apart."""
+    sizes, nbytes = [], 4
+    while nbytes <= largest_bytes:
+        sizes.append(nbytes)
+        nbytes *= _STEP if nbytes < _FINE_BYTES else _FINE_STEP
+    return sizes
+
+
+def _zeros(nbytes: int) -> Any:
+    """Return float32 values in memory that is there, and not one page of zeros seen many times."""
+    return numpy.full(max(1, nbytes // 4), 0.0, dtype=numpy.float32)
+
+
+def _bytes(nbytes: int) -> Any:
+    return numpy.full(nbytes, 0, dtype=numpy.uint8)

@@ -1,0 +1,89 @@
+"""What was measured of a set of ranks: the levels of the cost model, and whole all-reduces by algorithm and size.
+
+The levels price any schedule for any topology.  For these very ranks whole all-reduces are measured besides: MPI's own
+and those through shared memory are no schedules, and of a schedule a measurement knows what a model leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.cost import CostModel, Level, Points, cost
+from mpidist.collectives.rounds import Schedule
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured.
+
+    Attributes
+    ----------
+    model : CostModel
+        Latency, bandwidth and reduction cost inside a node and between nodes.
+    points : mapping of str to tuple of (bytes, seconds)
+        By algorithm: all-reduces of ascending sizes, as the slowest rank saw them.  Those that fall far behind are not
+        measured at long sizes.
+    """
+
+    model: CostModel
+    points: Mapping[str, Points]
+
+    def seconds(self, name: str, nbytes: float, topology: Topology, schedule: Schedule | None = None) -> float | None:
+        """Return what an all-reduce of `nbytes` takes by algorithm `name`; None where nothing tells (Local).
+
+        Between measured sizes, logarithms are interpolated; beyond them, seconds grow with the bytes.  What was not
+        measured is priced by the model, if it has a `schedule`.
+        """
+        points = self.points.get(name, ())
+        if points:
+            return _interpolated(points, nbytes)
+        return None if schedule is None else cost(schedule, topology.size, nbytes, self.model, topology)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as what JSON can hold (Local)."""
+        return {"model": asdict(self.model), "points": {name: list(points) for name, points in self.points.items()}}
+
+    @classmethod
+    def from_json(cls, found: Any) -> Figures:
+        """Return the figures that `to_json` gave (Local).
+
+        Raises
+        ------
+        ValueError
+            It is something else; says what.
+        """
+        try:
+            model = found["model"]
+            levels = {side: _level(model[side]) for side in ("intra", "inter")}
+            points = {str(name): _checked(listed) for name, listed in found["points"].items()}
+            links = model["links_per_node"]
+            return cls(CostModel(**levels, links_per_node=None if links is None else max(1, int(links))), points)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no figures of all-reduces: {type(error).__name__}: {error}") from None
+
+
+def _level(found: Mapping[str, Any]) -> Level:
+    prices = {name: float(found[name]) for name in ("alpha", "beta", "gamma")}
+    if not all(0 <= price < float("inf") for price in prices.values()):
+        raise ValueError(f"expected seconds of 0 or more, got {prices}")
+    return Level(**prices, **{name: _checked(found[name]) for name in ("exchange", "one_way", "reduction")})
+
+
+def _checked(listed: Sequence[Any]) -> Points:
+    points = tuple((float(nbytes), float(seconds)) for nbytes, seconds in listed)
+    sizes = [nbytes for nbytes, _ in points]
+    if sizes != sorted(set(sizes)) or not all(0 < value < float("inf") for point in points for value in point):
+        raise ValueError(f"expected points of ascending sizes, bytes and seconds above 0, got {listed}")
+    return points
+
+
+def _interpolated(points: Points, nbytes: float) -> float:
+    sizes, seconds = zip(*points, strict=True)
+    if nbytes >= sizes[-1]:
+        return seconds[-1] * nbytes / sizes[-1]
+    return float(numpy.exp(numpy.interp(numpy.log(max(nbytes, 1.0)), numpy.log(sizes), numpy.log(seconds))))

@@ -1,0 +1,185 @@
+"""What was measured of a set of ranks, kept from one launch to the next.
+
+One file for each set of hosts, ranks on them, and MPI library: rank 0 reads it, works out what to choose, and sends
+that to all.  A file that cannot be used is said so in a line, and is measured anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpidist.collectives import selection
+from mpidist.collectives.calibration import calibrate
+from mpidist.collectives.figures import Figures
+from mpidist.collectives.selection import Choices
+from mpidist.options import Settings, settings
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
+
+#: To be raised when files of earlier versions of mpidist say something else than those of this one.
+_FORMAT = 1
+
+#: What stands for a set of ranks.
+Key = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a file has: of whom, by which command, and the figures."""
+
+    key: Key
+    measured_by: str
+    figures: Figures
+
+
+def folder(chosen: Settings | None = None) -> Path:
+    """Return where the files are: ``MPIDIST_TUNING_FOLDER``, else a folder in the user's cache (Local)."""
+    chosen = settings() if chosen is None else chosen
+    if chosen.tuning_folder:
+        return Path(chosen.tuning_folder)
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):
+        home = os.path.expanduser("~")
+        cache = os.path.join(home if os.path.isabs(home) else tempfile.gettempdir(), ".cache")
+    return Path(cache, "mpidist", "tuning")
+
+
+def key_of(communicator: Communicator) -> Key:
+    """Return what stands for the ranks of a communicator; the same on all of them (Local)."""
+    topology, facts = communicator.topology, communicator.facts()
+    return {
+        "hosts": sorted(topology.node_names),
+        "ranks": topology.describe(),
+        "mpi": communicator.transport.library,
+        "shared_memory": facts.has_segments,
+        "algorithms": list(selection.eligible(facts)),
+    }
+
+
+def path_of(key: Key, where: Path) -> Path:
+    """Return the file of a set of ranks in the folder `where` (Local)."""
+    raw = json.dumps(key, sort_keys=True).encode()
+    return where / f"{hashlib.blake2b(raw, digest_size=8).hexdigest()}.json"
+
+
+def read(path: Path) -> Record:
+    """Return what a file has (Local).
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or is not there.
+    ValueError
+        It is damaged, or was written by another version; says what is wrong.
+    """
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise ValueError(f"its format is not {_FORMAT}, that of this version of mpidist")
+    try:
+        return Record(found["key"], found["measured_by"], Figures.from_json(found["figures"]))
+    except KeyError as error:
+        raise ValueError(f"it has no {error}") from None
+
+
+def write(record: Record, where: Path) -> Path:
+    """Write what was measured, in one step, so that nobody reads half a file; return its path (Local).
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    path = path_of(record.key, where)
+    content = {
+        "format": _FORMAT,
+        "key": record.key,
+        "measured_by": record.measured_by,
+        "figures": record.figures.to_json(),
+    }
+    where.mkdir(parents=True, exist_ok=True)
+    file, name = tempfile.mkstemp(dir=where, prefix=f"{path.stem}.", suffix=".part")
+    try:
+        with open(file, "w") as stream:
+            json.dump(content, stream)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    return path
+
+
+def look_up(key: Key, where: Path) -> tuple[Record | None, str]:
+    """Return what is stored of a set of ranks, and what is wrong with it, if anything is (Local)."""
+    path = path_of(key, where)
+    try:
+        record = read(path)
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f"the figures of an earlier measurement, {path}, cannot be used ({error})"
+    if record.key != key:
+        return None, f"the figures in {path} are of other ranks ({record.key})"
+    return record, ""
+
+
+def stored(where: Path) -> list[Record]:
+    """Return all that can be read in a folder, in order of the files' names (Local)."""
+    found = []
+    for path in sorted(where.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(read(path))
+    return found
+
+
+def keep(communicator: Communicator, figures: Figures, measured_by: str) -> Path | None:
+    """Write figures where the next launch finds them; say so if that fails (Local).
+
+    A launch without a place to write to works, and measures again next time.
+    """
+    where = folder(communicator.control.settings)
+    try:
+        return write(Record(key_of(communicator), measured_by, figures), where)
+    except OSError as error:
+        communicator.control.warn(
+            f"what was measured cannot be kept in {where} ({error}), and will be measured again in the next launch; "
+            "set MPIDIST_TUNING_FOLDER to a folder that can be written, or MPIDIST_CALIBRATE=0"
+        )
+        return None
+
+
+def choices_for(communicator: Communicator) -> Choices | None:
+    """Return what to choose on these ranks by stored figures, or by new ones where there are none.
+
+    Collective: every rank calls it in the same order.  None where nothing is stored and measuring is switched off.
+    """
+    record, problem = None, ""
+    if communicator.rank == 0:
+        record, problem = look_up(key_of(communicator), folder(communicator.control.settings))
+    found = _from_rank_0(communicator, None if record is None else record.figures)
+    measures = found is None and communicator.control.settings.calibrate
+    if problem:
+        communicator.control.warn(f"{problem}: {'measured anew' if measures else 'mpidist tune measures them anew'}")
+    if not measures:
+        return found
+    figures = calibrate(communicator)
+    if communicator.rank == 0:
+        keep(communicator, figures, "calibration")
+    return _from_rank_0(communicator, figures)
+
+
+def _from_rank_0(communicator: Communicator, figures: Figures | None) -> Choices | None:
+    """Return what rank 0 makes of its figures, if it has any.  Collective."""
+    raw = b""
+    if communicator.rank == 0 and figures is not None:
+        raw = selection.worked_out(figures, communicator.facts()).to_bytes()
+    raw = communicator.exchange(raw, "choice of algorithms")[0]
+    return Choices.from_bytes(raw) if raw else None
