@@ -13,16 +13,17 @@ import numpy
 
 from mpidist import arrays, transports
 from mpidist.arrays import check_reducible, is_device, wire_dtype
-from mpidist.collectives import selection
+from mpidist.collectives import selection, tuning
 from mpidist.collectives.algorithms import algorithm as schedule_of
 from mpidist.collectives.algorithms import hierarchical
 from mpidist.collectives.executor import Executor
-from mpidist.collectives.mismatch import Description, explain
+from mpidist.collectives.mismatch import Description, mismatch_error
 from mpidist.collectives.rounds import Schedule
-from mpidist.collectives.segment_pipeline import Fill, SegmentPipeline
+from mpidist.collectives.segment_pipeline import Fill, SegmentPipeline, Take
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.errors import CollectiveMismatchError, RankFailedError
+from mpidist.errors import RankFailedError
 from mpidist.runtime.control import Watch
+from mpidist.runtime.missed_calls import MISSED, summary
 from mpidist.transports import World
 
 #: Runs the data movement of one call, bound to its buffer.
@@ -74,6 +75,10 @@ class Communicator:
         # Segments serve whole worlds only: their flag barrier is the call's own.
         self._segments = world.segments if self.topology.node_count == 1 else None
         self._forced = self.control.settings.algorithm
+        if self._forced == selection.AUTO and self.control.settings.deterministic:
+            self._forced = selection.PINNED
+        self._choices: selection.Choices | None = None
+        self._is_tuned = self.size == 1 or not self.transport.library
         self._header = numpy.zeros(2, dtype=numpy.uint64)
         self._calls: dict[Any, Call] = {}
         self._schedules: dict[str, Schedule] = {}
@@ -108,14 +113,26 @@ class Communicator:
         ------
         CollectiveMismatchError
             On all ranks: names the ranks that differ, the tensor, and both shapes.
+        RemoteReplicaError
+            The function given to `run` raised on another rank, which therefore does not make this call.
         TransportTimeoutError, RankFailedError
             A rank did not come, and why as far as it is known.
         """
         watch = self.control.begin(call.what, call.digest, timeout_seconds)
         same = self.control.meet(watch) if self.control.arbiter is None else self._same_header(call.digest, watch)
         if not same:
+            if self.control.arbiter is not None and int(self._header[0]) == MISSED:
+                raise self.control.missed.await_error(watch)
             self._raise_mismatch(call, watch)
         return watch
+
+    def miss(self, error: BaseException) -> None:
+        """Make no call of the next number, because the function given to `run` raised `error` on this rank.
+
+        Local: this rank goes on.  The others raise RemoteReplicaError in that call.
+        """
+        if self.size > 1 and self.control.broken is None:
+            self.control.missed.miss(summary(error), lambda watch: self._same_header(MISSED, watch))
 
     def _same_header(self, digest: int, watch: Watch) -> bool:
         """Compare digests by one small all-reduce: the least d and the least of all ~d are complements if all agree."""
@@ -129,7 +146,7 @@ class Communicator:
         answers = self.transport.exchange(json.dumps(call.description).encode(), watch)
         with suppress(RankFailedError):  # who has raised already has also come here
             self.transport.exchange(b"", watch)  # nobody raises, and so fails, while others wait for the answers
-        raise CollectiveMismatchError(explain([json.loads(raw) for raw in answers], watch.call, self.rank))
+        raise mismatch_error([json.loads(raw) for raw in answers], watch.call, self.rank)
 
     def call(
         self,
@@ -143,6 +160,39 @@ class Communicator:
         """
         described = [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]
         return Call({"call": name, "tensors": described, "packs": [list(pack) for pack in packs]})
+
+    # -- what is chosen -----------------------------------------------------------------------------------------------
+
+    def facts(self, has_segments: bool = True) -> selection.Facts:
+        """Return what the choice of an algorithm depends on; Local."""
+        shared = has_segments and self._segments is not None
+        return selection.Facts(self.topology, tuple(self.transport.native), shared, self._choices)
+
+    def prepare(
+        self,
+        nbytes: int,
+        call: Call,
+        algorithm: str | None = None,
+        on_host: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Get what was measured of these ranks, or measure it, before the first `call` that is long enough to matter.
+
+        Collective: every rank calls it in the same order, before it plans an all-reduce of `nbytes`.  It does something
+        once in a launch at most.  Errors as for `begin`.
+        """
+        if self._is_tuned or not on_host or self._asked(algorithm) != selection.AUTO:
+            return
+        if nbytes >= selection.least_bytes(self.facts()):
+            self.check(call, timeout_seconds)
+            self._is_tuned = True
+            self._choices = tuning.choices_for(self)
+
+    def _asked(self, algorithm: str | None) -> str:
+        """Return what is asked for: by a call, else by the settings; those win over a pinned choice, or pin it."""
+        forced, free = self._forced, (selection.AUTO, selection.PINNED)
+        pins = algorithm in free and forced != selection.AUTO and selection.PINNED in (algorithm, forced)
+        return forced if algorithm is None or pins else algorithm
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -177,7 +227,7 @@ class Communicator:
         if call is None:
             if len(self._calls) >= _KEPT_CALLS:
                 del self._calls[next(iter(self._calls))]
-            call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm)
+            call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm, timeout_seconds)
         flat = buffer.reshape(-1)
         with self.control.turnstile:
             if call.segment is not None:
@@ -186,20 +236,25 @@ class Communicator:
                 return
             watch = self.begin(call, timeout_seconds)
             if call.pipeline is not None:
-                call.pipeline.run(watch, _filler(flat, call.pipeline.bounds), flat)
+                call.pipeline.run(watch, _filler(flat, call.pipeline.bounds), _taker(flat))
                 return
             wire = wire_dtype(buffer.dtype)
             work = flat if wire == buffer.dtype else flat.astype(wire)
-            self.bind(work, op, algorithm)(watch)
+            self.bind(work, op, call.algorithm)(watch)
             if work is not flat:
                 flat[...] = work
 
-    def _all_reduce_call(self, buffer: Any, op: str, algorithm: str | None) -> Call:
+    def _all_reduce_call(
+        self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None = None
+    ) -> Call:
         check_reducible(buffer.dtype, op)
         wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
-        pack = self.pack(buffer.size * wire.itemsize, algorithm, on_host)
+        name, tensors, nbytes = f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], buffer.size * wire.itemsize
         self._check_memory(buffer)
-        call = self.call(f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], [pack])
+        self.prepare(nbytes, self.call(name, tensors), algorithm, on_host, timeout_seconds)
+        pack = self.pack(nbytes, algorithm, on_host)
+        call = self.call(name, tensors, [pack])
+        call.algorithm = pack[0]
         if on_host:
             if pack[0] == "shared_memory":
                 call.segment = self.small(buffer.size, wire, op) if wire == buffer.dtype else None
@@ -226,17 +281,24 @@ class Communicator:
 
         An explicit choice is the only way.  The ways give the same bits, so which of them is taken changes no result.
         """
-        chosen = self._chosen(nbytes, algorithm, on_host)
-        if chosen != "shared_memory":
-            return [(chosen, 0)] if chosen != "none" else [(algorithm or self._forced, 0)]
-        if nbytes < _TRIAL_BYTES or (algorithm or self._forced) != "auto":
-            return [(chosen, _SEGMENT_BYTES)]
-        # Of two ranks the ring adds the same two numbers; of more it adds them in another order.
-        return [(chosen, size) for size in _SEGMENT_SIZES] + ([("ring", 0)] if self.size == 2 else [])
+        asked, chosen = self._asked(algorithm), self._chosen(nbytes, algorithm, on_host)
+        if chosen == "none":
+            return [(asked, 0)]
+        if nbytes < _TRIAL_BYTES or asked not in (selection.AUTO, selection.PINNED):
+            return [(chosen, _SEGMENT_BYTES if chosen == "shared_memory" else 0)]
+        # Of two ranks all algorithms add the same two numbers; of more they add them in different orders.
+        names: tuple[str, ...] = (chosen,)
+        if self.size == 2:
+            names = (chosen, "ring") if self._choices is None else selection.near(nbytes, self.facts(on_host))
+        sizes = {name: _SEGMENT_SIZES if name == "shared_memory" else (0,) for name in names}
+        return [(name, size) for name in sizes for size in sizes[name]]
 
     def bytes_per_pack(self, algorithm: str | None) -> int:
         """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
-        return _ONE_PACK if self._chosen(0, algorithm) == "shared_memory" else _MESSAGE_PACK
+        facts, asked = self.facts(), self._asked(algorithm)
+        if facts.has_segments and asked in (selection.AUTO, selection.PINNED, "shared_memory"):
+            return _ONE_PACK
+        return facts.choices.bucket_bytes if facts.choices is not None and asked == selection.AUTO else _MESSAGE_PACK
 
     def pack(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> tuple[str, int]:
         """Return (algorithm, size) of a unit of so many bytes, as it goes into a call's description; Local.
@@ -271,14 +333,11 @@ class Communicator:
         return Executor(self._schedule(chosen), self.transport, buffer, op).run
 
     def _chosen(self, nbytes: int, algorithm: str | None, has_segments: bool = True) -> str:
-        asked = algorithm or self._forced
+        asked = self._asked(algorithm)
         if self.size == 1:
             selection.check_name(asked)
             return "none"
-        facts = selection.Facts(
-            self.topology, tuple(self.transport.native), has_segments and self._segments is not None
-        )
-        return selection.choose(nbytes, facts) if asked == "auto" else selection.check(asked, facts)
+        return selection.asked_for(nbytes, asked, self.facts(has_segments))
 
     def _schedule(self, name: str) -> Schedule:
         if name not in self._schedules:
@@ -393,12 +452,13 @@ class Communicator:
 class Call:
     """A collective call as all ranks must make it: its description, its digest, and what it is bound to."""
 
-    __slots__ = ("description", "digest", "what", "segment", "pipeline")
+    __slots__ = ("description", "digest", "what", "algorithm", "segment", "pipeline")
 
     def __init__(self, description: Description) -> None:
         self.description = description
         self.digest = digest_of(description)
         self.what = _summary(description)
+        self.algorithm: str | None = None
         self.segment: SegmentAllReduce | None = None
         self.pipeline: SegmentPipeline | None = None
 
@@ -428,6 +488,15 @@ def _filler(flat: Any, bounds: Sequence[tuple[int, int]]) -> Fill:
         place[...] = flat[start:stop]
 
     return fill
+
+
+def _taker(flat: Any) -> Take:
+    """Return what copies reduced stretches into a flat array."""
+
+    def take(start: int, values: Any) -> None:
+        flat[start : start + len(values)] = values
+
+    return take
 
 
 def _nothing(watch: Watch) -> None:

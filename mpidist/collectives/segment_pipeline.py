@@ -1,15 +1,15 @@
 """All-reduce of a long buffer through the shared segments of a node, a cache-sized stretch at a time.
 
 Nomenclature.  A *segment* is a stretch of the buffer.  A *turn* numbers segments through all calls, alike on all ranks.
-Each rank has `PLACES` places for segments in shared memory, taken in turn.  In each turn a rank
+Each rank has some places for segments in shared memory, taken in turn.  In each turn a rank
 
 1. fills its place with its own values, and says so (flag *filled*);
 2. takes the reduced values of the turn before, each rank's share from that rank's place, once all said *reduced*;
 3. waits until all have filled, reduces its own share of the segment over all ranks into its own place, and says so.
 
-In turn t a rank fills again the place of turn t - `PLACES`.  With three places nobody reads that any more: it has seen
-all others fill turn t - 1, which they did after they had taken turn t - 3.  Sums are made in rank order, so their bits
-do not depend on how the buffer is cut.
+In turn t a rank fills again the place of turn t - `PLACES`.  With three places or more nobody reads that any more: it
+has seen all others fill turn t - 1, which they did after they had taken turn t - 3.  Sums are made in rank order, so
+their bits do not depend on how the buffer is cut.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist.arrays import reduction
-from mpidist.runtime.board import fence
+from mpidist.collectives.pieces import Transform, owned, shares
+from mpidist.collectives.pieces import segments as cut_segments
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import SharedSegments
 
 #: ``fill(index, place)`` writes this rank's values of segment `index` into `place`, shape (elements of the segment,).
 Fill = Callable[[int, Any], None]
+
+#: ``take(start, values)`` gets the reduced values from element `start` on, to copy them out before it returns.
+Take = Callable[[int, Any], None]
 
 
 class _Place(NamedTuple):
@@ -37,16 +41,19 @@ class _Place(NamedTuple):
         This rank's place.
     operands : tuple of array
         By rank: its values of this rank's share.
+    start : int
+        Where this rank's share begins, from the segment's first element.
     mine : array
         Where this rank's share goes when it is reduced.
-    shares : tuple of (start, stop, array)
-        By rank: its share of the segment, where it is reduced.
+    shares : tuple of (start, array)
+        The shares of the segment, where they are reduced.
     """
 
     whole: Any
     operands: tuple[Any, ...]
+    start: int
     mine: Any
-    shares: tuple[tuple[int, int, Any], ...]
+    shares: tuple[tuple[int, Any], ...]
 
 
 class SegmentPipeline:
@@ -71,6 +78,8 @@ class SegmentPipeline:
     ----------
     bounds : list of (start, stop)
         The segments, in elements of the buffer.
+    owned : list of (start, stop)
+        This rank's shares of them.
     """
 
     def __init__(
@@ -85,13 +94,14 @@ class SegmentPipeline:
     ) -> None:
         room = segments.place_bytes if segment_bytes is None else min(segment_bytes, segments.place_bytes)
         step = max(1, room // dtype.itemsize)
-        self.bounds = [(start, min(start + step, elements)) for start in range(0, elements, step)]
+        self.bounds = cut_segments(elements, step)
         self._segments = segments
         self._rank = rank
         self._combine = reduction(op, numpy)
         self._scale = scale
         self._dtype = dtype
         size = len(segments.places[0])
+        self.owned = owned(elements, step, rank, size)
         self._scratch = numpy.empty(-(-step // size), dtype) if size > 2 else None
         last_start, last_stop = self.bounds[-1]
         self._full = self._places(step)
@@ -103,15 +113,15 @@ class SegmentPipeline:
         found = []
         for by_rank in self._segments.places:
             values = [place[:nbytes].view(self._dtype) for place in by_rank]
-            cuts = [share * length // len(values) for share in range(len(values) + 1)]
+            cuts = shares(length, len(values))
             start, stop = cuts[self._rank], cuts[self._rank + 1]
             operands = tuple(value[start:stop] for value in values)
-            shares = tuple((a, b, value[a:b]) for a, b, value in zip(cuts[:-1], cuts[1:], values, strict=True))
-            found.append(_Place(values[self._rank], operands, operands[self._rank], shares))
+            reduced = tuple((a, value[a:b]) for a, b, value in zip(cuts[:-1], cuts[1:], values, strict=True) if a < b)
+            found.append(_Place(values[self._rank], operands, start, operands[self._rank], reduced))
         return found
 
-    def run(self, watch: Watch, fill: Fill, out: Any) -> None:
-        """Reduce what `fill` gives, into `out`; all ranks get the same bits.
+    def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
+        """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
 
         Collective: every rank of the node calls it in the same order, within a begun call.
 
@@ -121,8 +131,10 @@ class SegmentPipeline:
             Of the call.
         fill : callable
             Called once for each segment, in order.
-        out : array, shape (elements,)
-            Values are converted to its dtype.  May be what `fill` reads: a segment is written after it was read.
+        take : callable
+            Gets every element once, in any order.  May write where `fill` reads: a segment is taken after it was read.
+        transform : callable, optional
+            Called once for each of the `owned` stretches that is not empty, in order, when it is reduced.
 
         Raises
         ------
@@ -137,13 +149,15 @@ class SegmentPipeline:
             turn += 1
             segments.say_filled(self._rank, turn)
             if before is not None:
-                self._take(*before, out, turn - 1, watch)
-            self._wait(segments.filled_words, turn, watch)
+                self._take(*before, take, turn - 1, watch)
+            segments.wait(segments.filled_words, turn, watch)
             self._reduce(place)
+            if transform is not None and len(place.mine):
+                transform(start + place.start, place.mine)
             segments.say_reduced(self._rank, turn)
             before = place, start
         assert before is not None
-        self._take(*before, out, turn, watch)
+        self._take(*before, take, turn, watch)
         segments.turn = turn
 
     def _reduce(self, place: _Place) -> None:
@@ -157,14 +171,7 @@ class SegmentPipeline:
         if self._scale is not None:
             numpy.multiply(place.mine, self._scale, out=place.mine)
 
-    def _take(self, place: _Place, start: int, out: Any, turn: int, watch: Watch) -> None:
-        self._wait(self._segments.reduced_words, turn, watch)
-        for share_start, share_stop, values in place.shares:
-            out[start + share_start : start + share_stop] = values
-
-    def _wait(self, words: tuple[int, ...], turn: int, watch: Watch) -> None:
-        flags = self._segments.flags
-        for word in words:
-            while flags[word] < turn:
-                watch.tick()
-        fence()
+    def _take(self, place: _Place, start: int, take: Take, turn: int, watch: Watch) -> None:
+        self._segments.wait(self._segments.reduced_words, turn, watch)
+        for offset, values in place.shares:
+            take(start + offset, values)

@@ -49,7 +49,7 @@ class FusedAllReduce:
 
     def __init__(self, communicator: Communicator, bytes_per_pack: int = 0, algorithm: str | None = None) -> None:
         self._communicator = communicator
-        self._bytes_per_pack = bytes_per_pack or communicator.bytes_per_pack(algorithm)
+        self._bytes_per_pack = bytes_per_pack
         self._algorithm = algorithm
         self._planned: dict[Any, _PlannedReduction] = {}
 
@@ -91,18 +91,25 @@ class FusedAllReduce:
         else:
             if len(self._planned) >= _KEPT_PLANS:
                 del self._planned[next(iter(self._planned))]
-            planned = self._planned[key] = self._plan(tensors, op, names)
+            planned = self._planned[key] = self._plan(tensors, op, names, timeout_seconds)
         with self._communicator.control.turnstile:
             return planned(tensors, timeout_seconds)
 
-    def _plan(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> _PlannedReduction:
+    def _plan(
+        self, tensors: Sequence[Any], op: str, names: Sequence[str] | None, timeout_seconds: float | None
+    ) -> _PlannedReduction:
         if names is not None and len(names) != len(tensors):
             raise ValueError(f"got {len(tensors)} tensors and {len(names)} names; give each tensor a name, or none")
-        _check_kinds(tensors, self._communicator)
+        communicator = self._communicator
+        _check_kinds(tensors, communicator)
         labels = names if names is not None else [""] * len(tensors)
         signatures = [(name, array.dtype, tuple(array.shape)) for name, array in zip(labels, tensors, strict=True)]
-        plan = build(signatures, op, self._bytes_per_pack)
-        return _PlannedReduction(plan, self._communicator, self._algorithm, tensors)
+        call = communicator.call(f"all_reduce({op})", signatures)
+        on_host = not (tensors and arrays.is_device(tensors[0]))
+        nbytes = sum(array.nbytes for array in tensors)
+        communicator.prepare(nbytes, call, self._algorithm, on_host, timeout_seconds)
+        plan = build(signatures, op, self._bytes_per_pack or communicator.bytes_per_pack(self._algorithm))
+        return _PlannedReduction(plan, communicator, self._algorithm, tensors)
 
 
 class _PlannedReduction:
@@ -221,7 +228,10 @@ class _InSegments:
             else:
                 numpy.concatenate(pieces, out=place)
 
-        self._pipeline.run(watch, fill, out)
+        def take(start: int, values: Any) -> None:
+            out[start : start + len(values)] = values
+
+        self._pipeline.run(watch, fill, take)
 
 
 def _parts(start: int, stop: int, offsets: Sequence[int]) -> list[tuple[int, int, int]]:

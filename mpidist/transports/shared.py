@@ -96,7 +96,7 @@ class SharedSegments:
         The numbers of turns and of buckets made so far; the same on all ranks between calls.
     """
 
-    PLACES = 3
+    PLACES = 4
 
     def __init__(self, memory: Any, size: int, segment_bytes: int, place_bytes: int) -> None:
         self.segment_bytes, self.place_bytes = segment_bytes, place_bytes
@@ -114,6 +114,14 @@ class SharedSegments:
     def nbytes(cls, size: int, segment_bytes: int, place_bytes: int) -> int:
         """Return how much memory all this takes."""
         return size * (2 * _LINE_BYTES + 2 * segment_bytes + cls.PLACES * place_bytes)
+
+    def wait(self, words: Sequence[int], turn: int, watch: Watch) -> None:
+        """Wait until all these flags stand at `turn` or later; errors as for `Watch.tick`."""
+        flags = self.flags
+        for word in words:
+            while flags[word] < turn:
+                watch.tick()
+        fence()
 
     def say_filled(self, rank: int, turn: int) -> None:
         """Say that `rank` has filled its place of the turn before `turn`."""

@@ -1,0 +1,106 @@
+"""Which parts of which tensors lie in a stretch of the flat buffer that they make up.  Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+
+class Piece(NamedTuple):
+    """A part of one tensor.
+
+    Attributes
+    ----------
+    member : int
+        Which tensor.
+    start, stop : int
+        Its elements, in memory order.
+    part : slice or None
+        The same; None for the whole tensor.
+    """
+
+    member: int
+    start: int
+    stop: int
+    part: slice | None
+
+    def of(self, tensors: Sequence[Any]) -> Any:
+        """Return the part, flat unless it is the whole tensor."""
+        tensor = tensors[self.member]
+        return tensor if self.part is None else tensor.reshape(-1)[self.part]
+
+
+class Pieces:
+    """Tensors that lie one after the other in a flat buffer.
+
+    Parameters
+    ----------
+    offsets : sequence of int
+        Where each begins, in elements; one more for the end.
+    """
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self.offsets = tuple(offsets)
+        self.elements = self.offsets[-1]
+        self._found: dict[tuple[int, int], list[Piece]] = {}
+
+    def within(self, start: int, stop: int) -> list[Piece]:
+        """Return the pieces of the buffer's elements from `start` to `stop`; kept for the next time."""
+        found = self._found.get((start, stop))
+        if found is None:
+            found = self._found[start, stop] = self._cut(start, stop)
+        return found
+
+    def _cut(self, start: int, stop: int) -> list[Piece]:
+        offsets, found = self.offsets, []
+        for member in range(bisect_right(offsets, start) - 1, len(offsets) - 1):
+            begin, end = offsets[member], offsets[member + 1]
+            if begin >= stop:
+                break
+            first, last = max(start, begin) - begin, min(stop, end) - begin
+            if first < last:
+                whole = last - first == end - begin
+                found.append(Piece(member, first, last, None if whole else slice(first, last)))
+        return found
+
+    def gather(self, start: int, stop: int, tensors: Sequence[Any], out: Any) -> None:
+        """Copy the elements from `start` to `stop` into the flat `out`, converting to its dtype."""
+        found = self.within(start, stop)
+        if len(found) == 1:
+            out[...] = found[0].of(tensors).reshape(-1)
+        else:
+            numpy.concatenate([piece.of(tensors) for piece in found], axis=None, out=out)
+
+    def scatter(self, start: int, values: Any, tensors: Sequence[Any]) -> None:
+        """Copy flat `values` to where the elements from `start` on lie, converting to the tensors' dtypes."""
+        done = 0
+        for piece in self.within(start, start + len(values)):
+            length = piece.stop - piece.start
+            tensors[piece.member].reshape(-1)[piece.start : piece.stop] = values[done : done + length]
+            done += length
+
+
+def segments(elements: int, step: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of the segments of a buffer, each of `step` elements but the last."""
+    return [(start, min(start + step, elements)) for start in range(0, elements, step)]
+
+
+def shares(length: int, size: int) -> list[int]:
+    """Return where the shares of `size` ranks in a segment begin, and one more for the end."""
+    return [share * length // size for share in range(size + 1)]
+
+
+def owned(elements: int, step: int, rank: int, size: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of this rank's share of every segment."""
+    found = []
+    for start, stop in segments(elements, step):
+        cuts = shares(stop - start, size)
+        found.append((start + cuts[rank], start + cuts[rank + 1]))
+    return found
+
+
+#: ``transform(start, values)`` changes the reduced values from element `start` on, in place, before others get them.
+Transform = Callable[[int, Any], None]
