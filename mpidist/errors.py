@@ -9,8 +9,11 @@
     │   ├── TransportTimeoutError (TimeoutError)  a deadline passed; names the ranks that did not come
     │   └── RankFailedError                       another rank failed, was killed or left early; names it
     ├── CollectiveMismatchError  (ValueError)     ranks called collectives with different tensors
+    │   └── MergeCallError       (RuntimeError)   some replicas made a `merge_call`, and others did not
     ├── RemoteReplicaError       (RuntimeError)   the function given to ``run`` raised on another replica
     ├── TornVariableError        (RuntimeError)   a variable's update was broken off in the middle
+    ├── InputError               (RuntimeError)   an element of a data set could not be made; names it and the cause
+    ├── OutOfRangeError          (IndexError)     `get_next` of an iterator that has no more elements
     ├── UnsupportedDtypeError    (TypeError)      no reduction or transport for this dtype or memory
     ├── MissingDependencyError   (ImportError)    an optional package is needed here
     └── CheckpointError          (RuntimeError)   a checkpoint cannot be written or read
@@ -69,12 +72,45 @@ class CollectiveMismatchError(MpidistError, ValueError):
     on_all_ranks = True
 
 
+class MergeCallError(CollectiveMismatchError, RuntimeError):
+    """Some replicas made a `merge_call` where others called something else."""
+
+
 class RemoteReplicaError(MpidistError, RuntimeError):
-    """The function given to ``run`` raised on another replica."""
+    """The function given to ``run`` raised on another replica; raised by the next collective of all other ranks.
+
+    All ranks agree again on where they are: if each of them catches its error, they can go on together.
+
+    Parameters
+    ----------
+    message : str
+    rank : int
+        The rank on which the function raised, as numbered in the world.
+    cause : str
+        The error there: its type, its text, and the line of the program.
+
+    Attributes
+    ----------
+    rank : int
+    cause : str
+    """
+
+    def __init__(self, message: str, rank: int, cause: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.cause = cause
 
 
 class TornVariableError(MpidistError, RuntimeError):
     """An update of this variable was broken off in the middle: it has no value until it is set or restored."""
+
+
+class InputError(MpidistError, RuntimeError):
+    """An element of a data set could not be read or mapped; the message names it, and the cause is its ``__cause__``."""
+
+
+class OutOfRangeError(MpidistError, IndexError):
+    """`get_next` was called on an iterator that has no more elements."""
 
 
 class UnsupportedDtypeError(MpidistError, TypeError):
