@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from mpidist.errors import CollectiveMismatchError, MergeCallError
+
 #: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...], "packs":
 #: [[algorithm, bytes], ...]}``; packs where something is reduced.  A tensor without a dtype, named ``"what: value"``,
 #: is a *fact*: something else that must be the same on all ranks.
 Description = dict[str, Any]
+
+#: The name of the call with which a `merge_call` begins.
+MERGE_CALL = "merge_call"
 
 #: Of so many groups of ranks is said what they differ in; in a large job all ranks may differ from each other.
 _MOST_GROUPS = 8
@@ -18,6 +23,17 @@ _MOST_GROUPS = 8
 def fact(what: str, value: Any) -> tuple[str, str, tuple[int, ...]]:
     """Return what a description has among its tensors for something else that all ranks must have alike.  Local."""
     return f"{what}: {value}", "", ()
+
+
+def mismatch_error(descriptions: Sequence[Description], number: int, rank: int) -> CollectiveMismatchError:
+    """Return the error to raise, the same on all ranks; parameters as for `explain`.  Local."""
+    text = explain(descriptions, number, rank)
+    if MERGE_CALL in {description["call"] for description in descriptions}:
+        return MergeCallError(
+            f"Some replicas made a different number of replica_context().merge_call() calls. {text}; make each "
+            "merge_call on every replica"
+        )
+    return CollectiveMismatchError(text)
 
 
 def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:

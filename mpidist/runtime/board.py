@@ -18,6 +18,7 @@ UNKNOWN, RUNNING, FAILED, EXPIRED, LEFT = range(5)
 
 _LINE_WORDS = 16
 _TEXT_BYTES = 8192
+_NOTE_BYTES = 1024
 _ALARM = 0
 _STATE, _PID, _START = 4, 5, 6
 _WAITING, _QUIET = 7, 8
@@ -52,12 +53,14 @@ class StatusBoard:
         self.lines = lines
         text_start = (1 + lines) * _LINE_WORDS * 8
         self.words = self._bytes[:text_start].cast("Q")
-        self._text = self._bytes[text_start : text_start + lines * _TEXT_BYTES]
+        notes_start = text_start + lines * _TEXT_BYTES
+        self._text = self._bytes[text_start:notes_start]
+        self._notes = self._bytes[notes_start : notes_start + 2 * lines * _NOTE_BYTES]
 
     @staticmethod
     def nbytes(lines: int) -> int:
         """Return the size in bytes of a board with so many lines."""
-        return (1 + lines) * _LINE_WORDS * 8 + lines * _TEXT_BYTES
+        return (1 + lines) * _LINE_WORDS * 8 + lines * (_TEXT_BYTES + 2 * _NOTE_BYTES)
 
     @staticmethod
     def call_words(line: int) -> tuple[int, int]:
@@ -79,6 +82,20 @@ class StatusBoard:
         self.words[slot + 1] = digest
         fence()
         self.words[slot] = call
+
+    def write_note(self, line: int, call: int, text: str) -> None:
+        """Write what the line's rank has to say of `call`, before it is posted; as many as there are digests are kept.
+
+        The beginning of a long text is kept.
+        """
+        start = (2 * line + (call & 1)) * _NOTE_BYTES
+        self._notes[start : start + _NOTE_BYTES] = text.encode(errors="replace")[:_NOTE_BYTES].ljust(_NOTE_BYTES, b"\0")
+
+    def note(self, line: int, call: int) -> str:
+        """Return what the line's rank wrote of `call`, one of its last two calls."""
+        start = (2 * line + (call & 1)) * _NOTE_BYTES
+        raw = bytes(self._notes[start : start + _NOTE_BYTES])
+        return raw.rstrip(b"\0").decode(errors="ignore")
 
     def call(self, line: int) -> int:
         """Return the number of the last call the line's rank has come to, 0 before the first."""

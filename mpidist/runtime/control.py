@@ -211,6 +211,9 @@ class ControlChannel:
         for line, rank, state in seen:
             if state == states.LEFT and self.board.call(line) < watch.call:
                 return self.left(rank, self.board.call(line), watch)
+            # Between nodes a rank joins a call that it missed at its next one; who leaves makes none.
+            if state == states.LEFT and self.arbiter is not None and (remote := self.missed.error_of(rank, watch)):
+                return remote
         dead = self.killed(watch)
         if dead is not None:
             return dead

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError
+from mpidist.errors import RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel, last_line
 
@@ -99,18 +99,28 @@ class ExitHooks:
     def _told_elsewhere(self, error: BaseException) -> bool:
         """Whether this is the consequence of a failure that its own rank prints."""
         control = self._control
-        if not isinstance(error, RankFailedError) or error.rank is None:
+        if not isinstance(error, (RankFailedError, RemoteReplicaError)) or error.rank is None:
             return False
+        if isinstance(error, RemoteReplicaError):  # which comes before that rank has failed, if its program lets it
+            self._wait_until(lambda: self._has_failed(error.rank), _GRACE_SECONDS)
+            return self._has_failed(error.rank)
         if error.rank not in control.board_ranks:
             return control.arbiter is not None and error.rank in control.arbiter.failed_texts
         line = control.board_ranks.index(error.rank)
         return bool(control.board.text(line)) and control.board.alive(line)
 
+    def _has_failed(self, rank: int) -> bool:
+        """Whether the program of `rank` ended by an error, as far as this rank knows."""
+        control = self._control
+        if rank in control.board_ranks:
+            return control.board.state(control.board_ranks.index(rank)) in _ENDED
+        return control.arbiter is not None and rank in control.arbiter.failed_texts
+
     def _speaks_for_all(self, error: BaseException) -> bool:
         """Whether this rank prints: it alone failed, or it is the lowest of those that raise the same."""
         control = self._control
         on_all_ranks = getattr(error, "on_all_ranks", False)
-        common = on_all_ranks or isinstance(error, (RankFailedError, KeyboardInterrupt))
+        common = on_all_ranks or isinstance(error, (RankFailedError, RemoteReplicaError, KeyboardInterrupt))
         self._wait_until(self._others_failed, _GRACE_SECONDS / (4 if common else 10))
         if min(self._raising_the_same(common)) != control.rank:
             return False

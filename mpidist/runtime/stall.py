@@ -57,6 +57,10 @@ class Arbiter:
         """Tell every rank of another node that this rank has failed."""
         self._tell(self._away, kind="failed", text=text[-4000:])
 
+    def tell_missed(self, call: int, text: str) -> None:
+        """Tell every rank of another node that this rank misses a call, and the error for which it does."""
+        self._tell(self._away, kind="missed", call=call, text=text)
+
     def tell_left(self) -> None:
         """Tell rank 0 that this rank leaves; rank 0 tells every rank of another node."""
         self._tell(self._told_of_leaving, kind="left", call=self._control.call)
@@ -81,6 +85,9 @@ class Arbiter:
 
     def _on_failed(self, sender: int, notice: dict[str, Any]) -> None:
         self._failed[sender] = notice["text"]
+
+    def _on_missed(self, sender: int, notice: dict[str, Any]) -> None:
+        self._control.missed.hear(sender, notice["call"], notice["text"])
 
     def _on_left(self, sender: int, notice: dict[str, Any]) -> None:
         self._left[sender] = self._calls[sender] = notice["call"]
@@ -132,6 +139,9 @@ class Arbiter:
         for rank, call in self._left.items():
             if call < watch.call:
                 return control.left(rank, call, watch)
+            remote = control.missed.error_of(rank, watch)
+            if remote is not None:  # it would have joined at its next call, but makes none
+                return remote
         if self._verdict is not None:
             return control.error(TransportTimeoutError, self._verdict)
         return None

@@ -11,7 +11,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 
 if TYPE_CHECKING:
     from mpidist.runtime.control import ControlChannel
@@ -35,9 +35,17 @@ class Turnstile:
         self._lock = threading.Lock()
         self._call = 0
 
+    def try_acquire(self) -> bool:
+        """Pass without making a call, if nobody is inside; `release` leaves again."""
+        return self._lock.acquire(blocking=False)
+
+    def release(self) -> None:
+        """Leave after `try_acquire`."""
+        self._lock.release()
+
     def __enter__(self) -> None:
         control = self._control
-        if not self._lock.acquire(blocking=False):
+        if not self.try_acquire():
             raise RuntimeError(
                 f"rank {control.rank} of {control.size}: a collective was called while another one is under way, from "
                 "another thread or a signal handler. Ranks count their calls: make all of them from one thread"
@@ -45,13 +53,25 @@ class Turnstile:
         if control.broken is not None:
             self._lock.release()
             raise control.again()
+        if control.missed.pending:
+            self._settle()
         self._call = control.call
+
+    def _settle(self) -> None:
+        """Wait until all ranks have come to the calls that this one misses."""
+        try:
+            self._control.missed.settle()
+        except BaseException as error:
+            self._lock.release()
+            self._control.break_off(error)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         begun = self._control.call != self._call
         self._lock.release()
-        # A mismatch is raised on all ranks together, with nothing under way: they go on in step.
-        if error is not None and begun and not isinstance(error, CollectiveMismatchError):
+        # These are raised on all ranks together, with nothing under way: they go on in step.
+        in_step = isinstance(error, (CollectiveMismatchError, RemoteReplicaError))
+        if error is not None and begun and not in_step:
             self._control.break_off(error)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.input import agreement
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset
@@ -108,6 +109,9 @@ class StrategyExtended:
             What the values are for; a variable lends its name to messages about its gradient.
         """
         return values
+
+    def begin_merge_call(self) -> None:
+        """Return when all replicas have come to this `merge_call`.  Collective."""
 
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
@@ -267,6 +271,18 @@ class MirroredExtended(StrategyExtended):
         pairs = list(zip(values, destinations, strict=True))
         return ops.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
+    def begin_merge_call(self) -> None:
+        """Return when all replicas have come to this `merge_call`.
+
+        Collective.
+
+        Raises
+        ------
+        MergeCallError
+            On all ranks: some replicas called something else.
+        """
+        self.communicator.barrier(MERGE_CALL, self._options.timeout_seconds)
+
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
         return self.cross_device_ops._gather(value, value, axis, self._options.merge(options))
@@ -315,6 +331,22 @@ class MirroredExtended(StrategyExtended):
         call = communicator.call("Variable", [(variable.name, variable.dtype, variable.shape)])
         communicator.check(call, self._options.timeout_seconds)
         communicator.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives.
+
+        An exception is raised here as it is; the other ranks get a RemoteReplicaError in their next collective.
+        """
+        try:
+            return super().call_for_each_replica(fn, args, kwargs)
+        except SystemExit:
+            raise  # the rank leaves, which its exit hook says
+        except BaseException as error:
+            if not (isinstance(error, RemoteReplicaError) or getattr(error, "on_all_ranks", False)):
+                self.communicator.miss(error)
+            raise
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

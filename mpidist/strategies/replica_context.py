@@ -104,10 +104,19 @@ class ReplicaContext:
     ) -> Any:
         """Call ``merge_fn(strategy, *args, **kwargs)`` in a cross-replica context and return what it returns.
 
-        Collective in as far as `merge_fn` is.  It runs on every rank, with this rank's components as arguments, and may
-        use the methods of the strategy: what ``strategy.reduce`` gives is the same everywhere.
+        Collective: every replica calls it in the same order.  It begins when all have come.  `merge_fn` runs on every
+        rank, with this rank's components as arguments, and may use the methods of the strategy: what
+        ``strategy.reduce`` gives is the same everywhere.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of this replica.
+        MergeCallError
+            On all replicas (it is a RuntimeError): some of them called something else in its place.
         """
         context.require_replica(self)
+        self.strategy.extended.begin_merge_call()
         with context.entered(context.Mode(self.strategy, None)):
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpidist.cluster.topology import Topology
-from mpidist.errors import MpidistError, RankFailedError, TransportTimeoutError
+from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
 from mpidist.options import settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports import World, installed
@@ -74,7 +74,7 @@ def run_ranks(
     Exception
         What the ranks raised.  Errors of one type are raised as the first of them, with the others and the ranks in its
         notes; otherwise `RankErrors`.  Either has ``rank_errors``, a dict of all of them by rank.  Ranks that only
-        failed because another one did (RankFailedError) do not count unless there is nothing else.
+        failed because another one did (RankFailedError, RemoteReplicaError) do not count unless there is nothing else.
     TransportTimeoutError
         A rank did not come to an end; the message shows where it stands.
     """
@@ -152,7 +152,8 @@ def _run_all(ranks: Sequence[_RankThread], limit_seconds: float) -> None:
 
 def together(errors: Mapping[int, BaseException], size: int) -> BaseException:
     """Return the one error to raise for the errors of several ranks, given in the order in which they came."""
-    own = {rank: error for rank, error in errors.items() if not isinstance(error, RankFailedError)} or dict(errors)
+    consequences = (RankFailedError, RemoteReplicaError)
+    own = {rank: error for rank, error in errors.items() if not isinstance(error, consequences)} or dict(errors)
     others = {rank: error for rank, error in errors.items() if rank not in own}
     if len({type(error) for error in own.values()}) > 1:
         return RankErrors({**own, **others}, size)
