@@ -44,6 +44,19 @@ except (LookupError, RemoteReplicaError) as error:
     os.write(1, f"{type(error).__name__} on {rank}\\n".encode())  # in one piece
 """
 
+#: All catch it every time, and go on together.
+GO_ON = """
+from mpidist.errors import RemoteReplicaError
+errors = []
+for number in range(5):
+    try:
+        strategy.run(step)
+    except (LookupError, RemoteReplicaError) as error:
+        errors.append(type(error).__name__)
+total = strategy.reduce("SUM", float(rank), axis=None)
+os.write(1, f"{rank}: {errors.count('LookupError')} of {len(errors)}, {total:g}\\n".encode())
+"""
+
 #: Nobody is in a collective when it happens, and nobody makes one afterwards.
 AT_THE_END = """
 def last():
@@ -86,3 +99,10 @@ def test_a_job_whose_ranks_all_catch_it_ends_well(place):
     assert result.returncode == 0, result.stderr
     kinds = ["RemoteReplicaError", "LookupError", "RemoteReplicaError"]
     assert sorted(result.stdout.splitlines()) == sorted(f"{kind} on {rank}" for rank, kind in enumerate(kinds))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_ranks_that_all_catch_it_go_on_in_step(place):
+    result = run_job(3, SCRIPT + GO_ON, env=PLACES[place])
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["0: 0 of 5, 3", "1: 5 of 5, 3", "2: 0 of 5, 3"]
