@@ -61,14 +61,14 @@ class LayerwiseOptimizer(Optimizer):
     def measure_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
     ) -> tuple[float, float]:
-        """Return the sums of squares of a slice of the parameter and of what it is compared to.
+        """Return the sums of squares of a slice of the parameter and of what it is compared to.  Local.
 
         May bring `slots` up to date, which `update_slice` then leaves as they are.
         """
         raise NotImplementedError
 
     def ratio(self, parameter_norm: float, step_norm: float, weight_decay: float) -> float:
-        """Return what the step is scaled by; 1 where a norm is 0."""
+        """Return what the step is scaled by; 1 where a norm is 0.  Local."""
         raise NotImplementedError
 
 
