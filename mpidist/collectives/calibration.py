@@ -2,8 +2,8 @@
 
 All is measured through the world's own transport and communicator, in rounds in which the contenders take turns; of
 each round the slowest rank counts, of the rounds the median.  Sizes grow until there are enough, or the next one would
-exceed the budget.  What is far behind at two long sizes in a row is not measured at longer ones.  Every decision is made
-from figures that all ranks share, so that all make the same one.
+exceed the budget.  What is far behind at two long sizes in a row is not measured at longer ones.  Every decision is
+made from figures that all ranks share, so that all make the same one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
 
 #: Seconds that a calibration may take, about, and the longest all-reduce in it: beyond it seconds grow with the bytes.
-BUDGET_SECONDS, LARGEST_BYTES = 1.5, 1 << 24
+BUDGET_SECONDS, LARGEST_BYTES = 1.0, 1 << 24
 
 #: Sizes in bytes of messages and of reductions.
 _MESSAGES = (1, 1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23)
@@ -41,7 +41,7 @@ _STEP, _FINE_STEP, _FINE_BYTES = 16, 4, 1 << 14
 #: From one size to the next seconds are expected to grow by so much.
 _GROWTH = 4
 
-#: How many times the best one's seconds are "far behind", and from how many bytes on: before, latency tells nothing yet.
+#: How many times the best one's seconds are "far behind", and from how many bytes on: latency alone tells nothing.
 _FAR, _FAR_BYTES = 3.0, 1 << 18
 
 #: What part of the budget the levels may take.
@@ -68,7 +68,7 @@ def calibrate(
     budget_seconds : float
         It takes about so long at most; the first, short sizes are measured in any case.
     largest_bytes : int
-        Of the all-reduces.
+        Of the all-reduces, 64 KiB or more; messages are a quarter of it at most.
     rounds : int
         How often the contenders take turns.
 
@@ -78,7 +78,7 @@ def calibrate(
         As of any collective.
     """
     stopwatch = Stopwatch(communicator, rounds)
-    model = measure_levels(communicator, _LEVEL_SHARE * budget_seconds, largest_bytes, rounds)
+    model = measure_levels(communicator, _LEVEL_SHARE * budget_seconds, largest_bytes // 4, rounds)
     names = selection.eligible(communicator.facts())
     points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     contenders, behind, last = list(names), [], 0.0
@@ -111,7 +111,9 @@ def measure_levels(
     topology, rank = communicator.topology, communicator.rank
     sizes = [nbytes for nbytes in _MESSAGES if nbytes <= largest_bytes]
     stopwatch = Stopwatch(communicator, rounds)
-    reduction = _measured(stopwatch, [n for n in _REDUCTIONS if n <= largest_bytes], budget_seconds / 4, _addition)
+    reduction = _measured(
+        stopwatch, [nbytes for nbytes in _REDUCTIONS if nbytes <= sizes[-1]], budget_seconds / 4, _addition
+    )
     links, found = None, {}
     for side, circle in (("intra", _around_node(topology, rank)), ("inter", _around_nodes(topology, rank))):
         if not any(stopwatch.slowest([circle is not None])):

@@ -7,7 +7,7 @@ and those through shared memory are no schedules, and of a schedule a measuremen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy
@@ -62,7 +62,8 @@ class Figures:
             levels = {side: _level(model[side]) for side in ("intra", "inter")}
             points = {str(name): _checked(listed) for name, listed in found["points"].items()}
             links = model["links_per_node"]
-            return cls(CostModel(**levels, links_per_node=None if links is None else max(1, int(links))), points)
+            links = None if links is None else max(1, int(links))
+            return cls(CostModel(levels["intra"], levels["inter"], links, **_others(model)), points)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no figures of all-reduces: {type(error).__name__}: {error}") from None
 
@@ -71,7 +72,14 @@ def _level(found: Mapping[str, Any]) -> Level:
     prices = {name: float(found[name]) for name in ("alpha", "beta", "gamma")}
     if not all(0 <= price < float("inf") for price in prices.values()):
         raise ValueError(f"expected seconds of 0 or more, got {prices}")
-    return Level(**prices, **{name: _checked(found[name]) for name in ("exchange", "one_way", "reduction")})
+    points = (_checked(found[name]) for name in ("exchange", "one_way", "reduction"))
+    return Level(prices["alpha"], prices["beta"], prices["gamma"], *points)
+
+
+def _others(model: Mapping[str, Any]) -> dict[str, float]:
+    """Return the prices of a model that belong to no level."""
+    levels = {"intra", "inter", "links_per_node"}
+    return {field.name: float(model[field.name]) for field in fields(CostModel) if field.name not in levels}
 
 
 def _checked(listed: Sequence[Any]) -> Points:

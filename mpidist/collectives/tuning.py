@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
 from mpidist.collectives.calibration import calibrate
 from mpidist.collectives.figures import Figures
-from mpidist.collectives.selection import Choices
+from mpidist.collectives.selection import Choices, Facts
 from mpidist.options import Settings, settings
 
 if TYPE_CHECKING:
@@ -33,11 +34,28 @@ Key = dict[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """What a file has: of whom, by which command, and the figures."""
+    """What a file has.
+
+    Attributes
+    ----------
+    key : dict
+        Whose figures they are.
+    hosts : tuple of str
+        The host of every rank.
+    measured_by : str
+        ``"calibration"``, in a launch that found none, or ``"mpidist tune"``.
+    figures : Figures
+    """
 
     key: Key
+    hosts: tuple[str, ...]
     measured_by: str
     figures: Figures
+
+    def facts(self) -> Facts:
+        """Return what a choice among these ranks depends on (Local)."""
+        native = ("all_reduce",) if "native" in self.key["algorithms"] else ()
+        return Facts(Topology(self.hosts), native, self.key["shared_memory"])
 
 
 def folder(chosen: Settings | None = None) -> Path:
@@ -84,9 +102,13 @@ def read(path: Path) -> Record:
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ValueError(f"its format is not {_FORMAT}, that of this version of mpidist")
     try:
-        return Record(found["key"], found["measured_by"], Figures.from_json(found["figures"]))
-    except KeyError as error:
-        raise ValueError(f"it has no {error}") from None
+        key = {**found["key"]}
+        hosts = tuple(str(host) for host in found["hosts"])
+        if not hosts or not {"mpi", "ranks", "shared_memory", "algorithms"} <= set(key):
+            raise ValueError("it does not say whose figures it has")
+        return Record(key, hosts, str(found["measured_by"]), Figures.from_json(found["figures"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def write(record: Record, where: Path) -> Path:
@@ -101,6 +123,7 @@ def write(record: Record, where: Path) -> Path:
     content = {
         "format": _FORMAT,
         "key": record.key,
+        "hosts": record.hosts,
         "measured_by": record.measured_by,
         "figures": record.figures.to_json(),
     }
@@ -109,6 +132,7 @@ def write(record: Record, where: Path) -> Path:
     try:
         with open(file, "w") as stream:
             json.dump(content, stream)
+        os.chmod(name, 0o644)  # a folder may serve several users
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -147,7 +171,7 @@ def keep(communicator: Communicator, figures: Figures, measured_by: str) -> Path
     """
     where = folder(communicator.control.settings)
     try:
-        return write(Record(key_of(communicator), measured_by, figures), where)
+        return write(Record(key_of(communicator), communicator.topology.hosts, measured_by, figures), where)
     except OSError as error:
         communicator.control.warn(
             f"what was measured cannot be kept in {where} ({error}), and will be measured again in the next launch; "

@@ -15,6 +15,10 @@ from importlib import metadata
 
 import mpidist
 from mpidist.cluster.launchers import detect_launcher
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.selection import AUTO
+from mpidist.collectives.tuning import folder, key_of, look_up, stored
+from mpidist.commands.choice_page import page
 from mpidist.commands.cores import visible_cores
 from mpidist.commands.launcher import find_launcher
 from mpidist.commands.probe import GET_MPI, MpiFound, probe_mpi, without_launcher
@@ -56,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     if rank == 0:
         mpi = probe_mpi(start=True)
         sections = (software_rows(), mpi_rows(mpi), world_rows, gpu_rows(), machine_rows(), settings_rows())
-        print("\n\n".join(render(section) for section in sections), flush=True)
+        print("\n\n".join([*(render(section) for section in sections), *all_reduces()]), flush=True)
     return 0
 
 
@@ -117,6 +121,34 @@ def world_page() -> tuple[int, list[Row]]:
         ("topology", f"{found.topology.describe()}: {', '.join(ranks)}"),
         ("transport", found.transport.name),
     ]
+
+
+def all_reduces() -> list[str]:
+    """Return what is chosen for all-reduces, and why: for the world, or for all that was measured of this host; Local.
+
+    Call it on rank 0, once the world is joined.
+    """
+    try:
+        chosen, where = settings(), folder()
+        if chosen.algorithm != AUTO:
+            return [render([("all-reduce", f"always {chosen.algorithm}, by MPIDIST_ALGORITHM")])]
+        if chosen.deterministic:
+            return [render([("all-reduce", "by a fixed table, since MPIDIST_DETERMINISTIC is set")])]
+        if detect_launcher() is None or world().transport.size == 1:
+            records = [record for record in stored(where) if platform.node() in map(_host, record.hosts)]
+            problem = f"nothing was measured on this host yet: mpidist tune -n 2 does so ({where})"
+        else:
+            record, problem = look_up(key_of(Communicator.world()), where)
+            records = [] if record is None else [record]
+            problem = problem or f"by a fixed table, nothing was measured for these ranks yet: mpidist tune ({where})"
+    except (MpidistError, ValueError, ImportError, RuntimeError, OSError) as error:
+        return [render([("all-reduce", f"unknown: {error}")])]
+    return [f"all-reduces of {page(record)}" for record in records] or [render([("all-reduce", problem)])]
+
+
+def _host(name: str) -> str:
+    """Return a host's name without the number of its virtual node."""
+    return name.partition("#")[0]
 
 
 def gpu_rows() -> list[Row]:

@@ -1,0 +1,63 @@
+"""The page that says which all-reduce is chosen for how many bytes, and why: ``mpidist tune`` and ``mpidist info``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpidist.collectives import selection
+from mpidist.collectives.cost import Level
+from mpidist.collectives.figures import Figures
+from mpidist.collectives.selection import Facts
+from mpidist.collectives.tuning import Record
+from mpidist.commands.quantities import show_bytes, show_seconds, table
+
+#: Sizes in bytes on the page: powers of four.
+SIZES = tuple(4**power for power in range(1, 15))
+
+
+def page(record: Record, sizes: Sequence[int] = SIZES) -> str:
+    """Return all that is known of a set of ranks: the levels, and what is chosen for which size (Local)."""
+    facts = record.facts()
+    topology = facts.topology
+    shown = ", ".join(topology.node_names[:4]) + (", ..." if topology.node_count > 4 else "")
+    lines = [f"{topology.describe()} ({shown}), {record.key['mpi']}, measured by {record.measured_by}"]
+    return "\n".join([*lines, "", levels(record.figures, facts), "", choices(record.figures, facts, sizes)])
+
+
+def levels(figures: Figures, facts: Facts) -> str:
+    """Return latency, bandwidth and reduction cost of each level as a table (Local)."""
+    model, topology = figures.model, facts.topology
+    rows = [("level", "latency", "bandwidth", "reduction")]
+    if max(topology.local_size_of) > 1:
+        rows.append(("inside a node", *_prices(model.intra)))
+    if topology.node_count > 1:
+        rows.append(("between nodes", *_prices(model.inter)))
+    return table(rows)
+
+
+def _prices(level: Level) -> tuple[str, str, str]:
+    return show_seconds(level.alpha), _rate(level.beta), _rate(level.gamma)
+
+
+def _rate(seconds_per_byte: float) -> str:
+    return f"{show_bytes(1 / seconds_per_byte)}/s" if seconds_per_byte > 0 else "no limit seen"
+
+
+def choices(figures: Figures, facts: Facts, sizes: Sequence[int] = SIZES) -> str:
+    """Return, by size, what is chosen, the predicted seconds of every candidate, and why it is that one (Local)."""
+    found, names = selection.worked_out(figures, facts), selection.eligible(facts)
+    rows = [("bytes", "chosen", *names, "because")]
+    for nbytes in sizes:
+        chosen = found.near(nbytes, facts.has_segments)[0]
+        seconds = selection.predictions(figures, nbytes, facts)
+        cells = [show_seconds(seconds[name]) if name in seconds else "-" for name in names]
+        rows.append((str(nbytes), chosen, *cells, _reason(chosen, seconds)))
+    text = table(rows, left=(1, len(rows[0]) - 1))
+    if not facts.has_segments:
+        text += f"\nlists of tensors are fused into units of {show_bytes(found.bucket_bytes)}"
+    return text
+
+
+def _reason(chosen: str, seconds: dict[str, float]) -> str:
+    best = min(seconds, key=lambda name: (seconds[name], name))
+    return "quickest" if best == chosen else f"{best} is hardly quicker, within the noise"

@@ -1,0 +1,85 @@
+"""``mpidist tune``: measure what all-reduces cost the ranks of a launch, and keep it for the launches to come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from mpidist.cluster.launchers import detect_launcher
+from mpidist.collectives import tuning
+from mpidist.collectives.calibration import calibrate
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.tuning import Record, key_of
+from mpidist.commands import choice_page, quantities, run
+from mpidist.errors import MpidistError
+
+#: How often the contenders take turns: more often than in a calibration, which a job waits for.
+_ROUNDS = 15
+
+_EPILOG = """examples:
+  mpidist tune -n 4                          four ranks of this machine
+  mpidist tune -n 4 --largest 16MiB --dry-run
+  srun -N 2 --ntasks-per-node 8 python -m mpidist tune
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print the table on rank 0, and return the exit status; Collective under a launcher."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.largest < 1 << 16:
+        parser.error(f"--largest must be 64KiB or more, got {options.largest} bytes")
+    if options.ranks is not None:
+        return run.main(["--quiet", "-n", str(options.ranks), "-m", "mpidist", "tune", *_for_ranks(options)])
+    if detect_launcher() is None:
+        parser.error("-n RANKS is needed, or a launcher such as srun: mpidist tune -n 2")
+    try:
+        return _tune(Communicator.world(), options)
+    except (MpidistError, ValueError) as error:
+        print(f"mpidist tune: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mpidist tune",
+        description="Measures latency, bandwidth, reductions and all-reduces of the ranks, and keeps the figures by "
+        "hosts, ranks on them and MPI library: launches on the same choose their algorithms by them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("-n", "-np", "--ranks", type=int, metavar="RANKS", help="start so many ranks on this machine")
+    add("--largest", type=quantities.nbytes, default=1 << 28, metavar="BYTES", help="longest all-reduce: 256MiB")
+    add("--seconds", type=quantities.seconds, default=60.0, help="about how long it may take at most: 60")
+    add("--json", action="store_true", help="print the figures as JSON")
+    add("--dry-run", action="store_true", help="print the table and keep nothing")
+    return parser
+
+
+def _for_ranks(options: argparse.Namespace) -> list[str]:
+    """Return the arguments that the ranks are given: all but their number."""
+    flags = [flag for flag, asked in (("--json", options.json), ("--dry-run", options.dry_run)) if asked]
+    return ["--largest", str(options.largest), "--seconds", str(options.seconds), *flags]
+
+
+def _tune(communicator: Communicator, options: argparse.Namespace) -> int:
+    if communicator.size == 1:
+        print("mpidist tune: one rank reduces nothing; use two or more: mpidist tune -n 2", file=sys.stderr)
+        return 2
+    start = time.perf_counter()
+    figures = calibrate(communicator, options.seconds, options.largest, _ROUNDS)
+    seconds = time.perf_counter() - start
+    if communicator.rank != 0:
+        return 0
+    record = Record(key_of(communicator), communicator.topology.hosts, "mpidist tune", figures)
+    print(json.dumps(figures.to_json()) if options.json else choice_page.page(record), flush=True)
+    if not options.dry_run:
+        path = tuning.keep(communicator, figures, "mpidist tune")
+        if path is None:
+            return 1
+        print(f"\nmeasured in {seconds:.1f} s, kept in {path}", file=sys.stderr if options.json else sys.stdout)
+    return 0
