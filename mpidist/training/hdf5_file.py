@@ -1,8 +1,9 @@
 """One file of named arrays and numbers, as HDF5: written whole or not at all, every byte of it under a checksum.
 
-Any HDF5 program reads the file.  Every array has its CRC-32 as an attribute.  All that lies outside of the arrays (the
-*skeleton*: HDF5's own structure, names, shapes, attributes) has one in a trailer behind the HDF5 data, and is checked
-before the HDF5 library sees it: given a damaged structure, that library can crash the process.
+Any HDF5 program reads the file.  An array ``a/b/c`` is the data set of that name, with its CRC-32 as an attribute; a
+number ``a/b/c`` is the attribute ``c`` of the group ``a/b``.  All that lies outside of the arrays (the *skeleton*:
+HDF5's own structure, names, shapes, attributes) has a CRC-32 in a trailer behind the HDF5 data, and is checked before
+the HDF5 library sees it: given a damaged structure, that library can crash the process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,12 +20,19 @@ import numpy
 
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError
 
-FORMAT = 1
+FORMAT = 2
+
+#: Attributes of ours that are no numbers of the user's.
+_FORMAT_NAME, _DTYPE_NAME, _CHECKSUM_NAME = "mpidist_format", "dtype", "crc32"
+
+#: HDF5 structures of version 1.8: attributes may be longer than 64 KiB; readable since 2008.
+_LIBRARY_VERSIONS = ("v108", "v110")
 
 #: The end of the file: length and CRC-32 of the trailer's JSON text before it, and a mark.
 _FOOTER = struct.Struct("<QI8s")
-_MARK = b"mpidist\x01"
+_MARK = b"mpidist\x02"
 _READ_BYTES = 1 << 20
+_INT64 = range(-(1 << 63), 1 << 63)
 
 #: Where the arrays lie in the file: (offset, bytes), ascending.
 Ranges = list[tuple[int, int]]
@@ -39,27 +47,75 @@ def write(path: Path, arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str,
         Replaced if it exists; its directory is made.
     arrays : mapping of str to numpy.ndarray
         Names with ``/`` become groups.
-    numbers : mapping of str to (int, float, str, bool or None)
-        Stored as one attribute, as JSON.
+    numbers : mapping of str to anything that JSON can hold
+        Integers of 64 bits, floats and booleans become attributes of these types, all else JSON text.
 
     Raises
     ------
     OSError
         What the file system says; nothing is left behind.
+    TypeError
+        A number is nothing that JSON can hold.
     """
-    os.makedirs(path.parent, exist_ok=True)  # unlike Path.mkdir, it raises errors that have no others behind them
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = begin(path)
     try:
         with open(temporary, "w+b") as file:
-            ranges = _write_hdf5(file, arrays, numbers)
-            _write_trailer(file, ranges)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+            with h5py().File(file, "w", libver=_LIBRARY_VERSIONS) as content:
+                checksums = {name: checksum(array) for name, array in arrays.items()}
+                ranges = fill(content, arrays, numbers, checksums)
+            add_trailer(file, ranges)
+        finish(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def begin(path: Path) -> Path:
+    """Make the directory of a file, and return the name under which it is written.  Local."""
+    os.makedirs(path.parent, exist_ok=True)  # unlike Path.mkdir, it raises errors that have no others behind them
+    return path.with_name(f".{path.name}.partial")
+
+
+def finish(temporary: Path, path: Path) -> None:
+    """Give a file that is written, and on the disk, its name.  Local."""
+    os.replace(temporary, path)
     _sync_directory(path.parent)
+
+
+def fill(
+    content: Any,
+    arrays: Mapping[str, numpy.ndarray],
+    numbers: Mapping[str, Any],
+    checksums: Mapping[str, int],
+    stored: bool = True,
+) -> Ranges:
+    """Write arrays and numbers to an open HDF5 file; return where the arrays are.
+
+    Local; on a file that is open on several ranks collective, and all give the same.
+
+    Parameters
+    ----------
+    content : h5py.File
+    arrays, numbers, checksums : mapping
+    stored : bool
+        Whether to write the arrays' elements too, or only make room for them, which parallel HDF5 does at once.
+    """
+    content.attrs[_FORMAT_NAME] = FORMAT
+    ranges = []
+    for name, array in arrays.items():
+        if stored:
+            entry = content.create_dataset(name, data=storable(array))
+        else:
+            entry = content.create_dataset(name, array.shape, storable(array).dtype)
+        entry.attrs[_DTYPE_NAME] = array.dtype.name
+        entry.attrs[_CHECKSUM_NAME] = checksums[name]
+        if array.size:
+            ranges.append((entry.id.get_offset(), array.nbytes))
+    for name, number in numbers.items():
+        group, _, attribute = name.rpartition("/")
+        holder = content if not group else content[group] if group in content else content.create_group(group)
+        holder.attrs[attribute] = _as_attribute(name, number)
+    return sorted(ranges)
 
 
 def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
@@ -74,14 +130,45 @@ def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
     """
     try:
         with open(path, "rb") as file:
-            _check_skeleton(path, file)
-            with _h5py().File(file, "r") as content:
-                index = json.loads(content.attrs["index"])
-                return {name: _read_array(path, content[name], name) for name in index["arrays"]}, index["numbers"]
+            check_skeleton(path, file)
+            with h5py().File(file, "r") as content:
+                entries = list(_entries("", content))
+                arrays = {name: _read_array(path, entry, name) for name, entry in entries if hasattr(entry, "shape")}
+                return arrays, {name: number for group in entries for name, number in _numbers(*group)}
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"there is no checkpoint {path}") from None
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
+
+
+def _entries(name: str, entry: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, group or data set) for all that is in a group, and for itself."""
+    yield name, entry
+    if not hasattr(entry, "shape"):
+        for key in entry:
+            yield from _entries(f"{name}/{key}" if name else key, entry[key])
+
+
+def _numbers(name: str, entry: Any) -> Iterator[tuple[str, Any]]:
+    ours = (_DTYPE_NAME, _CHECKSUM_NAME) if hasattr(entry, "shape") else () if name else (_FORMAT_NAME,)
+    for key, value in entry.attrs.items():
+        if key not in ours:
+            yield (f"{name}/{key}" if name else key), json.loads(value) if isinstance(value, str) else value.item()
+
+
+def _as_attribute(name: str, number: Any) -> Any:
+    if isinstance(number, (bool, numpy.bool_)):
+        return numpy.bool_(number)
+    if isinstance(number, int) and number in _INT64:
+        return numpy.int64(number)
+    if isinstance(number, float):
+        return numpy.float64(number)
+    try:
+        return json.dumps(number)
+    except TypeError as error:
+        raise TypeError(
+            f"{name!r} cannot be saved: {error}; give arrays and numbers under names of their own"
+        ) from None
 
 
 def checksum(array: numpy.ndarray) -> int:
@@ -89,42 +176,31 @@ def checksum(array: numpy.ndarray) -> int:
     return zlib.crc32(numpy.ascontiguousarray(array).reshape(-1).view("uint8").data)
 
 
-def _write_hdf5(file: BinaryIO, arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any]) -> Ranges:
-    ranges = []
-    with _h5py().File(file, "w") as content:
-        content.attrs["mpidist_format"] = FORMAT
-        content.attrs["index"] = json.dumps({"arrays": list(arrays), "numbers": dict(numbers)})
-        for name, array in arrays.items():
-            entry = content.create_dataset(name, data=_storable(array))
-            entry.attrs["dtype"] = array.dtype.name
-            entry.attrs["crc32"] = checksum(array)
-            if array.size:
-                ranges.append((entry.id.get_offset(), array.nbytes))
-    return sorted(ranges)
-
-
 def _read_array(path: Path, entry: Any, name: str) -> numpy.ndarray:
     array = numpy.asarray(entry[()])
-    _require_checksum(path, f"array {name!r}", checksum(array), int(entry.attrs["crc32"]))
-    dtype = _dtype(path, name, entry.attrs["dtype"])
+    _require_checksum(path, f"array {name!r}", checksum(array), int(entry.attrs[_CHECKSUM_NAME]))
+    dtype = _dtype(path, name, entry.attrs[_DTYPE_NAME])
     return array if array.dtype == dtype else array.view(dtype)
 
 
-def _write_trailer(file: BinaryIO, ranges: Ranges) -> None:
+def add_trailer(file: BinaryIO, ranges: Ranges) -> None:
+    """Write the trailer behind a finished HDF5 file, and wait until all is on the disk.  Local."""
     end = file.seek(0, os.SEEK_END)
     text = json.dumps({"format": FORMAT, "arrays": ranges, "crc32": _skeleton_checksum(file, ranges, end)}).encode()
     file.seek(end)
     file.write(text + _FOOTER.pack(len(text), zlib.crc32(text), _MARK))
+    file.flush()
+    os.fsync(file.fileno())
 
 
-def _check_skeleton(path: Path, file: BinaryIO) -> None:
-    """Raise CheckpointError unless the file is one of ours and its structure is whole; rewinds the file."""
+def check_skeleton(path: Path, file: BinaryIO) -> None:
+    """Raise CheckpointError unless the file is one of ours and its structure is whole; rewinds the file.  Local."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - _FOOTER.size, 0))
     footer = file.read()
     length, expected, mark = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (0, 0, b"")
     end = size - _FOOTER.size - length
-    if mark != _MARK or end < 0:
+    if mark[:-1] != _MARK[:-1] or end < 0:
         raise CheckpointError(f"{path} is truncated, or is no checkpoint: {size} bytes without our mark at their end")
     file.seek(end)
     text = file.read(length)
@@ -159,8 +235,8 @@ def _require_checksum(path: Path, what: str, got: int, expected: int) -> None:
         )
 
 
-def _storable(array: numpy.ndarray) -> numpy.ndarray:
-    """Return the array, or its bits as unsigned integers where HDF5 has no such dtype (bfloat16)."""
+def storable(array: numpy.ndarray) -> numpy.ndarray:
+    """Return the array, or its bits as unsigned integers where HDF5 has no such dtype (bfloat16).  Local."""
     return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
 
 
@@ -174,7 +250,8 @@ def _dtype(path: Path, name: str, text: str) -> numpy.dtype:
         ) from None
 
 
-def _h5py() -> Any:
+def h5py() -> Any:
+    """Return the h5py package; MissingDependencyError where there is none.  Local."""
     try:
         import h5py
     except ImportError:

@@ -24,7 +24,20 @@ ARRAYS = {
     "mask": numpy.array([True, False]),
     "fortran": numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
 }
-NUMBERS = {"optimizer/iterations": 12, "rate": 0.1, "name": "x", "flag": True, "nothing": None}
+NUMBERS = {
+    "optimizer/iterations": 12,
+    "optimizer/deep/er": -(1 << 63),
+    "rate": 0.1,
+    "endless": float("inf"),
+    "name": "x",
+    "text": "1",
+    "flag": True,
+    "nothing": None,
+    "large": 1 << 127,
+    "model/list": [1, "a", {"b": None}],
+    "model/kernel/note": 3,
+    "long": "x" * 100_000,
+}
 
 
 @pytest.fixture
@@ -40,7 +53,8 @@ def names(directory):
 def test_everything_comes_back_bit_for_bit(path):
     arrays, numbers = hdf5_file.read(path)
     assert numbers == NUMBERS
-    assert list(arrays) == list(ARRAYS)
+    assert {name: type(number) for name, number in numbers.items()} == {n: type(x) for n, x in NUMBERS.items()}
+    assert arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         assert (arrays[name].dtype, arrays[name].shape) == (array.dtype, array.shape)
         assert arrays[name].tobytes() == array.tobytes()
@@ -52,6 +66,8 @@ def test_any_hdf5_program_can_read_it(path):
         kernel = file["model/kernel"]
         assert kernel[...].tolist() == ARRAYS["model/kernel"].tolist()
         assert kernel.attrs["crc32"] == zlib.crc32(ARRAYS["model/kernel"].tobytes())
+        assert file["optimizer"].attrs["iterations"] == 12
+        assert (file.attrs["rate"], file.attrs["flag"], file.attrs["name"]) == (0.1, True, '"x"')
 
 
 def test_damage_in_an_array_names_it_and_both_checksums(path):
@@ -96,8 +112,8 @@ def test_missing_and_unreadable(tmp_path):
 
 
 def test_another_format_is_named(path, monkeypatch):
-    monkeypatch.setattr(hdf5_file, "FORMAT", 2)
-    with pytest.raises(CheckpointError, match="has checkpoint format 1; this mpidist reads format 2"):
+    monkeypatch.setattr(hdf5_file, "FORMAT", 3)
+    with pytest.raises(CheckpointError, match="has checkpoint format 2; this mpidist reads format 3"):
         hdf5_file.read(path)
 
 
@@ -115,6 +131,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(path):
 
 
 def test_what_json_cannot_hold_leaves_nothing(tmp_path):
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="'x' cannot be saved: Object of type object is not JSON"):
         hdf5_file.write(tmp_path / "c.h5", {}, {"x": object()})
     assert names(tmp_path) == []
