@@ -1,6 +1,7 @@
 """Which all-reduce is chosen for how many bytes, and what is said about a name that is none."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,10 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
 from mpidist.collectives.algorithms import algorithm, hierarchical, names
 from mpidist.collectives.checker import check
+from mpidist.collectives.cost import CostModel
+from mpidist.collectives.figures import Figures
 from mpidist.collectives.rounds import Schedule
-from mpidist.collectives.selection import Facts
+from mpidist.collectives.selection import Choices, Facts
 
 NODE = Facts(Topology(["a"] * 4), ("all_reduce",), True)
 TWO_NODES = Facts(Topology(list("aabb")), ("all_reduce",), False)
@@ -28,6 +31,9 @@ CHOICES = [
     (THREADS, 1 << 20, "ring"),
 ]
 
+#: What the fixed table never has: it is chosen only where it was measured to be quicker.
+MEASURED_ONLY = {"rabenseifner"}
+
 #: What has no schedule: that all ranks get the same bits is tested on real ranks, in tests/parallel.
 NO_SCHEDULE = {"shared_memory", "native"}
 
@@ -38,7 +44,7 @@ def test_what_is_chosen(facts, nbytes, chosen):
 
 
 def test_all_that_may_be_chosen_is_chosen_somewhere():
-    assert {chosen for _, _, chosen in CHOICES} == set(selection.AUTOMATIC)
+    assert {chosen for _, _, chosen in CHOICES} == set(selection.AUTOMATIC) - MEASURED_ONLY
 
 
 @given(
@@ -86,3 +92,104 @@ def test_an_unknown_name_lists_the_known_ones(facts, name):
 def test_few_messages_between_many_nodes():
     assert selection.between_nodes(Topology(list("ab"))) == "ring"
     assert selection.between_nodes(Topology([str(node) for node in range(100)])) == "rabenseifner"
+
+
+# -- the measured choice ----------------------------------------------------------------------------------------------
+
+#: Prices of messages in a round number of microseconds.
+MODEL = CostModel.flat(alpha=1e-6, beta=1e-9, gamma=1e-10)
+
+
+def figures(**microseconds: float) -> Figures:
+    """Figures in which each algorithm takes so long at 4 KiB, more by the byte beyond, and as long for less."""
+    return Figures(MODEL, {name: ((4096.0, taken * 1e-6),) for name, taken in microseconds.items()})
+
+
+def measured(facts: Facts, **microseconds: float) -> Facts:
+    return replace(facts, choices=selection.worked_out(figures(**microseconds), facts))
+
+
+def test_the_quickest_is_chosen():
+    facts = measured(NODE, shared_memory=50, native=20, recursive_doubling=30, ring=90, rabenseifner=90)
+    assert selection.choose(4096, facts) == "native"
+    assert selection.near(4096, facts) == ("native", "recursive_doubling")
+
+
+@pytest.mark.parametrize(
+    ("native", "chosen"),
+    [(91.0, "native"), (95.0, "shared_memory"), (100.0, "shared_memory"), (101.0, "shared_memory")],
+)
+def test_the_fixed_table_stands_where_the_gain_is_within_the_noise(native, chosen):
+    facts = measured(NODE, shared_memory=100, native=native, recursive_doubling=900, ring=900, rabenseifner=900)
+    assert selection.choose(4096, facts) == chosen
+
+
+def test_a_gain_of_a_microsecond_is_noise():
+    facts = measured(NODE, shared_memory=3, native=1.5, recursive_doubling=900, ring=900, rabenseifner=900)
+    assert selection.choose(4096, facts) == "shared_memory"
+
+
+@given(
+    microseconds=st.fixed_dictionaries({name: st.floats(1, 1e6) for name in selection.eligible(NODE)}),
+    nbytes=st.integers(0, 1 << 30),
+    facts=st.sampled_from([NODE, TWO_NODES, THREADS]),
+)
+def test_what_is_chosen_is_never_far_from_the_best_prediction(microseconds, nbytes, facts):
+    taken = selection.predictions(figures(**microseconds), nbytes, facts)
+    known = measured(facts, **microseconds)
+    chosen = selection.choose(nbytes, known)
+    assert selection.check(chosen, known) == chosen
+    best = min(taken.values())
+    # sizes between two of the grid, at most a half apart, take the choice of the lower one
+    assert taken[chosen] <= 1.5 * max(1.1 * best, best + 2e-6)
+    others = selection.near(nbytes, known)
+    assert others[0] == chosen and len(set(others)) == len(others)
+
+
+def test_without_segments_the_choice_is_another_one():
+    facts = measured(NODE, shared_memory=10, native=50, recursive_doubling=20, ring=90, rabenseifner=90)
+    assert selection.choose(4096, facts) == "shared_memory"
+    assert selection.choose(4096, replace(facts, has_segments=False)) == "recursive_doubling"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1 << 40), st.lists(st.sampled_from(selection.AUTOMATIC), min_size=1)), max_size=5
+    ),
+    st.integers(1, 1 << 30),
+)
+def test_choices_that_are_sent_arrive(rows, bucket_bytes):
+    shared = tuple((start, tuple(names)) for start, names in rows)
+    choices = Choices(shared, ((0, ("ring",)), *shared), bucket_bytes)
+    assert Choices.from_bytes(choices.to_bytes()) == choices
+
+
+@pytest.mark.parametrize(("facts", "nbytes"), [(facts, nbytes) for facts, nbytes, _ in CHOICES])
+def test_a_pinned_choice_knows_no_measurement_and_is_never_left_to_mpi(facts, nbytes):
+    known = measured(facts, shared_memory=100, native=1, recursive_doubling=50, ring=50, hierarchical=50)
+    pinned = selection.asked_for(nbytes, "pinned", known)
+    assert pinned == selection.asked_for(nbytes, "pinned", facts) != "native"
+
+
+def test_an_explicit_choice_wins_over_what_was_measured():
+    known = measured(NODE, shared_memory=1, native=900, recursive_doubling=900, ring=900, rabenseifner=900)
+    assert selection.asked_for(4096, "native", known) == "native"
+    assert selection.asked_for(4096, "auto", known) == "shared_memory"
+
+
+def test_of_two_ranks_the_ring_stands_for_its_twin():
+    assert "rabenseifner" not in selection.eligible(Facts(Topology(["a"] * 2), ("all_reduce",), True))
+    assert "hierarchical" not in selection.eligible(NODE)
+    assert "hierarchical" in selection.eligible(TWO_NODES)
+
+
+def test_units_between_nodes_are_as_long_as_latency_asks_for():
+    latency, per_byte = 1e-3, 1e-9
+    sizes = [4.0**power for power in range(1, 14)]
+    taken = tuple((nbytes, latency + per_byte * nbytes) for nbytes in sizes)
+    names = selection.eligible(TWO_NODES)
+    choices = selection.worked_out(Figures(MODEL, dict.fromkeys(names, taken)), TWO_NODES)
+    # at 1 ms and 1 GB/s, latency is a tenth at 10 MB
+    assert 1 << 22 <= choices.bucket_bytes <= 1 << 25
+    quick = tuple((nbytes, per_byte * nbytes) for nbytes in sizes)
+    assert selection.worked_out(Figures(MODEL, dict.fromkeys(names, quick)), TWO_NODES).bucket_bytes == 1 << 18

@@ -1,0 +1,104 @@
+"""Measured figures: what lies between the points and beyond them, and that a damaged store is seen as such."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.algorithms import algorithm
+from mpidist.collectives.cost import CostModel, Level, cost
+from mpidist.collectives.figures import Figures
+
+NODE = Topology(["a"] * 4)
+MODEL = CostModel(Level.measured([(1.0, 1e-6), (1000.0, 2e-6)]), Level(5e-6, 1e-9, 1e-10), links_per_node=2)
+FIGURES = Figures(MODEL, {"native": ((4.0, 2e-6), (400.0, 8e-6)), "ring": ()})
+
+
+def test_a_measured_size_takes_what_was_measured():
+    assert FIGURES.seconds("native", 4, NODE) == pytest.approx(2e-6)
+    assert FIGURES.seconds("native", 400, NODE) == pytest.approx(8e-6)
+
+
+def test_between_two_sizes_logarithms_are_interpolated():
+    assert FIGURES.seconds("native", 40, NODE) == pytest.approx(math.sqrt(2e-6 * 8e-6))
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 3])
+def test_shorter_ones_take_what_the_shortest_does(nbytes):
+    assert FIGURES.seconds("native", nbytes, NODE) == pytest.approx(2e-6)
+
+
+def test_longer_ones_take_time_by_the_byte():
+    assert FIGURES.seconds("native", 4000, NODE) == pytest.approx(10 * 8e-6)
+
+
+def test_a_schedule_that_was_not_measured_is_priced_by_the_model():
+    ring = algorithm("all_reduce", "ring")
+    assert FIGURES.seconds("ring", 1000, NODE, ring) == cost(ring, 4, 1000, MODEL, NODE)
+
+
+def test_of_what_is_no_schedule_and_was_not_measured_nothing_is_known():
+    assert FIGURES.seconds("shared_memory", 1000, NODE) is None
+
+
+#: Points of strictly ascending sizes.
+points = st.dictionaries(
+    st.integers(1, 1 << 40), st.floats(1e-9, 1e3, allow_nan=False, allow_infinity=False), max_size=6
+).map(lambda found: tuple((float(size), found[size]) for size in sorted(found)))
+
+
+@given(st.dictionaries(st.sampled_from(["ring", "native", "shared_memory"]), points), st.none() | st.integers(1, 8))
+def test_what_is_stored_comes_back(measured, links):
+    figures = Figures(CostModel(MODEL.intra, MODEL.inter, links), measured)
+    assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
+
+
+@given(points.filter(bool), st.floats(0, 1e12))
+def test_seconds_lie_between_those_of_the_neighbours(measured, nbytes):
+    seconds = Figures(MODEL, {"native": measured}).seconds("native", nbytes, NODE)
+    inside = [taken for _, taken in measured]
+    if nbytes <= measured[-1][0]:
+        assert min(inside) * 0.999 <= seconds <= max(inside) * 1.001
+    else:
+        assert seconds == pytest.approx(measured[-1][1] * nbytes / measured[-1][0])
+
+
+def damaged(path, value):
+    found = copy.deepcopy(FIGURES.to_json())
+    place = found
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        [],
+        {},
+        {"model": {}, "points": {}},
+        damaged(["points"], 3),
+        damaged(["points", "native"], [[4, 1e-6], [4, 1e-6]]),
+        damaged(["points", "native"], [[8, 1e-6], [4, 1e-6]]),
+        damaged(["points", "native"], [[4, 0.0]]),
+        damaged(["points", "native"], [[4, float("nan")]]),
+        damaged(["points", "native"], [[4, 1e-6, 1]]),
+        damaged(["points", "native"], [["four", 1e-6]]),
+        damaged(["model", "intra", "alpha"], -1.0),
+        damaged(["model", "intra", "beta"], float("inf")),
+        damaged(["model", "inter"], None),
+        damaged(["model", "links_per_node"], "many"),
+        damaged(["model", "intra", "exchange"], [[1, "x"]]),
+    ],
+)
+def test_what_is_damaged_is_refused(found):
+    with pytest.raises(ValueError):
+        Figures.from_json(found)
