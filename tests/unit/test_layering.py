@@ -37,7 +37,8 @@ LAYERS = (
 
 #: Package -> the only files (as patterns) that may import it.
 FOREIGN = {
-    "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py"),
+    # a benchmark measures its peers, MPI itself among them
+    "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench/*.py"),
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }

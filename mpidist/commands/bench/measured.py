@@ -1,0 +1,69 @@
+"""From contenders to rows: the part that all subcommands share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mpidist.commands.bench.contender import Contender
+from mpidist.commands.bench.peers import Maker, able
+from mpidist.commands.bench.ranks import Ranks
+from mpidist.commands.bench.rows import Row, rows_of, table
+from mpidist.commands.bench.tensors import TensorList
+from mpidist.commands.bench.turns import Budget, Turns
+
+
+@dataclass
+class Measured:
+    """What a subcommand has found in this launch.
+
+    Attributes
+    ----------
+    rows : list of Row
+    missing : dict
+        Contender -> why it could not run.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def add(
+        self,
+        work: str,
+        makers: Iterable[Maker],
+        tensors: TensorList,
+        ranks: Ranks,
+        budget: Budget,
+        reference: str,
+        factor: float,
+    ) -> list[Row]:
+        """Measure some contenders and return their rows, which are kept too.  Collective."""
+        contenders, missing = able(makers, ranks, tensors)
+        for who in missing.keys() - self.missing.keys():
+            ranks.say(f"# without {who}: {missing[who]}")
+        self.missing |= missing
+        rows = _rows(work, contenders, tensors, ranks, budget, reference, factor)
+        self.rows += rows
+        return rows
+
+
+def _rows(
+    work: str,
+    contenders: Sequence[Contender],
+    tensors: TensorList,
+    ranks: Ranks,
+    budget: Budget,
+    reference: str,
+    factor: float,
+) -> list[Row]:
+    try:
+        timings = Turns(contenders, tensors, ranks, budget).run()
+    finally:
+        for contender in contenders:
+            contender.close()
+    return rows_of(work, contenders, timings, tensors, reference, factor)
+
+
+def show(rows: Sequence[Row], ranks: Ranks) -> None:
+    """Print rows as a table, on rank 0."""
+    ranks.say(table(rows))

@@ -1,0 +1,159 @@
+"""What a benchmark has found: launches with their rows, as a file, and as medians over the launches of each kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from mpidist.commands.bench.cache_mode import CacheMode
+from mpidist.commands.bench.rows import Row, table
+
+#: The modes that a launch may have, as they are told.
+MODES = ("one cache", "two caches")
+
+
+@dataclass
+class Launch:
+    """One launch of ranks.
+
+    Attributes
+    ----------
+    subcommand : str
+    command : list of str
+        The words behind ``mpidist``.
+    ranks : int
+    mpi, topology : str
+    cache : CacheMode
+    rows : list of Row
+    missing : dict
+        Contender -> why it could not run.
+    machine : dict
+    """
+
+    subcommand: str
+    command: list[str]
+    ranks: int
+    mpi: str
+    topology: str
+    cache: CacheMode
+    rows: list[Row] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        rows = [row.as_json() for row in self.rows]
+        return {**vars(self), "cache": self.cache.as_json(), "rows": rows}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Launch:
+        """Return what `as_json` gave."""
+        cache = {**values["cache"], "round_trip_nanoseconds": tuple(values["cache"]["round_trip_nanoseconds"])}
+        rows = [Row.from_json(row) for row in values["rows"]]
+        return cls(**{**values, "cache": CacheMode(**cache), "rows": rows})
+
+    def heading(self) -> str:
+        """Return the line above its table."""
+        return f"# {self.subcommand}: {self.mpi}, {self.topology}, {os.cpu_count()} cores, {self.cache.describe()}"
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader must know about this machine and its Python.  Local."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def write(path: Path, launches: Sequence[Launch]) -> None:
+    """Write launches as JSON."""
+    text = json.dumps({"format": "mpidist bench 1", "launches": [each.as_json() for each in launches]}, indent=1)
+    path.write_text(text + "\n")
+
+
+def read(path: Path) -> list[Launch]:
+    """Return the launches of a file.
+
+    Raises
+    ------
+    ValueError
+        It is not a file of `write`.
+    """
+    try:
+        values = json.loads(path.read_text())
+        known = values["format"] == "mpidist bench 1"
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} was not written by mpidist bench --json: {error!r}") from error
+    if not known:
+        raise ValueError(f"{path} has the format {values['format']!r}, expected 'mpidist bench 1'")
+    return [Launch.from_json(each) for each in values["launches"]]
+
+
+def medians(launches: Iterable[Launch]) -> list[Row]:
+    """Return the rows of launches of one kind as one list: medians over the launches.  Local, pure."""
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for launch in launches:
+        for row in launch.rows:
+            groups.setdefault((row.work, row.size, row.who), []).append(row)
+    return [_median(rows) for rows in groups.values()]
+
+
+def _median(rows: list[Row]) -> Row:
+    def of(name: str) -> float:
+        return float(numpy.median([getattr(row, name) for row in rows]))
+
+    counted = [row.wrong for row in rows if row.wrong is not None]
+    low, high = numpy.median([row.quartiles_us for row in rows], axis=0)
+    numbers: dict[str, Any] = {name: of(name) for name in ("time_us", "algbw", "busbw", "ratio", "more_us")}
+    return replace(
+        rows[0],
+        **numbers,
+        quartiles_us=(float(low), float(high)),
+        turns=sum(row.turns for row in rows),
+        wrong=sum(counted) if counted else None,
+        launches=len(rows),
+    )
+
+
+def kinds(launches: Sequence[Launch]) -> dict[tuple[str, int, str], list[Launch]]:
+    """Return the launches by subcommand, number of ranks and cache mode.  Local, pure."""
+    found: dict[tuple[str, int, str], list[Launch]] = {}
+    for launch in launches:
+        found.setdefault((launch.subcommand, launch.ranks, launch.cache.mode), []).append(launch)
+    return found
+
+
+def summary(launches: Sequence[Launch]) -> str:
+    """Return medians over launches for each kind of launch, and which cache mode never came up."""
+    parts = []
+    for (subcommand, ranks, mode), same in kinds(launches).items():
+        title = f"# {subcommand} on {ranks} ranks, {mode}: medians over {len(same)} of {len(launches)} launches"
+        parts.append(f"{title}\n{table(medians(same))}")
+    return "\n\n".join([*parts, *never_came_up(launches)])
+
+
+def never_came_up(launches: Sequence[Launch]) -> list[str]:
+    """Return a line for each cache mode that no launch had; none where it could not be found out."""
+    seen = {launch.cache.mode for launch in launches}
+    if not seen & set(MODES):
+        return ["# cache mode: never found out"]
+    return [f"# cache mode: {mode!r} never came up in {len(launches)} launches" for mode in MODES if mode not in seen]

@@ -1,0 +1,149 @@
+"""A row of the table: what is known about one contender at one size, in nccl-tests' columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy
+
+from mpidist.commands.bench.contender import Contender
+from mpidist.commands.bench.tensors import TensorList
+from mpidist.commands.bench.turns import Timing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one size, in one launch or as the median of several.
+
+    Attributes
+    ----------
+    work : str
+        What was done: ``"resnet50"``, ``"all_reduce"``, ``"sgd"``, ...
+    size, count : int
+        Bytes and elements of a rank's tensors together.
+    type, who, kind : str
+    time_us : float
+        Median over the turns of the slowest rank's time; `quartiles_us` are those beside it.
+    turns : int
+        How often it was timed.
+    algbw, busbw : float
+        GB/s: size by time, and that times a factor which makes it comparable with the speed of a link.
+    reference : str
+        The contender that `ratio` and `more_us` refer to.
+    ratio, more_us : float
+        The time divided by that of the reference, of the same launch; and the microseconds above it.
+    wrong : int or None
+    launches : int
+        How many it is the median of.
+    """
+
+    work: str
+    size: int
+    count: int
+    type: str
+    who: str
+    kind: str
+    time_us: float
+    quartiles_us: tuple[float, float]
+    turns: int
+    algbw: float
+    busbw: float
+    reference: str
+    ratio: float
+    more_us: float
+    wrong: int | None
+    launches: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Row:
+        """Return what `as_json` gave."""
+        return cls(**{**values, "quartiles_us": tuple(values["quartiles_us"])})
+
+
+def all_reduce_factor(size: int) -> float:
+    """Return busbw by algbw of an all-reduce on so many ranks: 2 (P - 1) / P."""
+    return 2 * (size - 1) / size
+
+
+def rows_of(
+    work: str,
+    contenders: Sequence[Contender],
+    timings: Sequence[Timing],
+    tensors: TensorList,
+    reference: str,
+    factor: float,
+) -> list[Row]:
+    """Return a row for each contender.  Local, pure.
+
+    Parameters
+    ----------
+    work : str
+    contenders, timings : sequence
+        In the same order.
+    tensors : TensorList
+    reference : str
+        The name of one of the contenders.
+    factor : float
+        busbw by algbw.
+    """
+    by_name = {each.name: float(numpy.median(timing.seconds)) for each, timing in zip(contenders, timings, strict=True)}
+    base = by_name[reference]
+    found = []
+    for contender, timing in zip(contenders, timings, strict=True):
+        seconds = by_name[contender.name]
+        low, high = numpy.percentile(timing.seconds, [25, 75]) * 1e6
+        algbw = tensors.nbytes / seconds / 1e9
+        found.append(
+            Row(
+                work=work,
+                size=tensors.nbytes,
+                count=tensors.elements,
+                type=tensors.dtype.name,
+                who=contender.name,
+                kind=contender.kind,
+                time_us=seconds * 1e6,
+                quartiles_us=(float(low), float(high)),
+                turns=len(timing.seconds),
+                algbw=algbw,
+                # what is no reduction uses no link
+                busbw=algbw * factor if contender.is_reduction else 0.0,
+                reference=reference,
+                ratio=seconds / base,
+                more_us=(seconds - base) * 1e6,
+                wrong=timing.wrong,
+            )
+        )
+    return found
+
+
+def heading() -> str:
+    """Return the lines above a table."""
+    return (
+        f"#{'size':>10} {'count':>10} {'type':>8} {'':28} {'time':>10} {'algbw':>7} {'busbw':>7} {'ratio':>7} "
+        f"{'more':>10} {'#wrong':>6}\n"
+        f"#{'(B)':>10} {'(elements)':>10} {'':>8} {'':28} {'(us)':>10} {'(GB/s)':>7} {'(GB/s)':>7} {'':>7} {'(us)':>10}"
+    )
+
+
+def line(row: Row) -> str:
+    """Return a row of a table."""
+    busbw = f"{row.busbw:.2f}" if row.busbw else "-"
+    wrong = "-" if row.wrong is None else str(row.wrong)
+    return (
+        f"{row.size:>11} {row.count:>10} {row.type:>8} {row.who:<28} {row.time_us:>10.1f} {row.algbw:>7.2f} "
+        f"{busbw:>7} {row.ratio:>7.2f} {row.more_us:>10.1f} {wrong:>6}"
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as a table, with what their ratios refer to; empty for none."""
+    if not rows:
+        return ""
+    references = ", ".join(dict.fromkeys(row.reference for row in rows))
+    return "\n".join([heading(), *map(line, rows), f"# ratio and more: against {references}"])

@@ -1,0 +1,26 @@
+"""``mpidist bench show``: files of earlier runs as tables, targets and a picture; measures nothing."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mpidist.commands.bench import results, targets
+from mpidist.commands.bench.results import Launch
+
+WHAT = "files of earlier runs, as tables and a picture"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what only this subcommand takes."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written with --json")
+    parser.add_argument("--targets", action="store_true", help="say too which targets they reach")
+
+
+def start(options: argparse.Namespace) -> list[Launch]:
+    """Print what the files hold, and return it.  Local."""
+    launches = [launch for path in options.files for launch in results.read(path)]
+    print(results.summary(launches))
+    if options.targets:
+        print(f"\n{targets.report(launches)}")
+    return launches
