@@ -48,7 +48,7 @@ class Lanes:
     Parameters
     ----------
     segments : SharedSegments
-        Of this rank's node.  Its places, as many as there are slots, are the memory of the slots.
+        Of this rank's node.  Its places are the memory of the slots.
     transport : Transport
         Over the whole world; it has channels.
     topology : Topology
@@ -67,7 +67,7 @@ class Lanes:
         The shards that this rank carries.
     """
 
-    SLOTS = SharedSegments.PLACES
+    SLOTS = 3
 
     def __init__(self, segments: SharedSegments, transport: Transport, topology: Topology, across: Schedule) -> None:
         rank = transport.rank

@@ -19,8 +19,8 @@ from mpidist.collectives.figures import Figures
 from mpidist.collectives.rounds import Schedule
 
 #: The all-reduces that `choose` may return, and those that it may use between nodes: all ranks get the same bits.
-AUTOMATIC = ("shared_memory", "native", "recursive_doubling", "hierarchical", "ring", "rabenseifner")
-BETWEEN_NODES = ("ring", "rabenseifner")
+AUTOMATIC = ("shared_memory", "two_level", "native", "recursive_doubling", "hierarchical", "ring", "rabenseifner")
+BETWEEN_NODES = ("ring", "rabenseifner", "recursive_doubling")
 
 #: What may be asked for besides an algorithm: a choice by what was measured, or by the fixed table.
 AUTO, PINNED = "auto", "pinned"
@@ -56,7 +56,7 @@ class Facts:
     native : tuple of str
         Collectives that the transport has of its own.
     has_segments : bool
-        Whether all ranks share memory, and the buffer is the host's.
+        Whether the ranks of each node share memory, and the buffer is the host's.
     choices : Choices or None
         What follows from measurements; None for the fixed table.
     """
@@ -113,13 +113,13 @@ def near(nbytes: int, facts: Facts) -> tuple[str, ...]:
 
 def fixed(nbytes: int, facts: Facts) -> str:
     """Return the algorithm by the fixed table (Local)."""
-    if facts.has_segments:
-        return "shared_memory"
     topology = facts.topology
+    if facts.has_segments and topology.node_count == 1:
+        return "shared_memory"
     if nbytes < _LARGE_BYTES:
         return "native" if "all_reduce" in facts.native else "recursive_doubling"
     if topology.node_count > 1 and max(topology.local_size_of) > 1:
-        return "hierarchical"
+        return "two_level" if facts.has_segments else "hierarchical"
     return "ring"
 
 
@@ -135,10 +135,12 @@ def pinned(nbytes: int, facts: Facts) -> str:
 def eligible(facts: Facts) -> tuple[str, ...]:
     """Return the algorithms that may be chosen here; of those that do the same, the first of the table (Local)."""
     topology = facts.topology
+    has_levels = topology.node_count > 1 and max(topology.local_size_of) > 1
     usable = {
-        "shared_memory": facts.has_segments,
+        "shared_memory": facts.has_segments and topology.node_count == 1,
+        "two_level": facts.has_segments and has_levels,
         "native": "all_reduce" in facts.native,
-        "hierarchical": topology.node_count > 1 and max(topology.local_size_of) > 1,
+        "hierarchical": has_levels and not facts.has_segments,  # two_level does the same, and more at a time
         "rabenseifner": topology.size > 2,  # of two ranks it is the ring
     }
     return tuple(name for name in AUTOMATIC if usable.get(name, True))
@@ -146,7 +148,7 @@ def eligible(facts: Facts) -> tuple[str, ...]:
 
 def least_bytes(facts: Facts) -> int:
     """Return from what size in bytes on it matters enough what is chosen that it is worth measuring (Local)."""
-    return _LARGE_BYTES << 2 if facts.has_segments else _LARGE_BYTES
+    return _LARGE_BYTES << 2 if facts.has_segments and facts.topology.node_count == 1 else _LARGE_BYTES
 
 
 def worked_out(figures: Figures, facts: Facts) -> Choices:
@@ -193,7 +195,7 @@ def _bucket_bytes(figures: Figures, facts: Facts) -> int:
 
 
 def _schedule(name: str, topology: Topology) -> Schedule | None:
-    if name == "hierarchical":
+    if name in ("hierarchical", "two_level"):  # of the latter, what the model knows: the steps one after the other
         return hierarchical(topology, between_nodes(topology))
     return algorithm("all_reduce", name) if name in names("all_reduce") else None
 
@@ -201,6 +203,18 @@ def _schedule(name: str, topology: Topology) -> Schedule | None:
 def between_nodes(topology: Topology) -> str:
     """Return the algorithm that a hierarchical all-reduce uses between nodes: few messages where nodes are many."""
     return "ring" if topology.node_count <= _MANY_NODES else "rabenseifner"
+
+
+def between_carriers(topology: Topology) -> str:
+    """Return the algorithm between nodes for a two-level all-reduce: its units are small, so messages count.
+
+    Two nodes exchange all they have, which is no more than a ring would send.  Of halving and doubling, unlike a ring,
+    the bits do not depend on how the buffer is cut; but where nodes are no power of two some send twice as much.
+    """
+    nodes = topology.node_count
+    if nodes == 2:
+        return "recursive_doubling"
+    return "rabenseifner" if nodes & (nodes - 1) == 0 or nodes > _MANY_NODES else "ring"
 
 
 def check(name: str, facts: Facts) -> str:
@@ -212,7 +226,8 @@ def check(name: str, facts: Facts) -> str:
         There is no such algorithm, or not for these ranks and this kind of memory; the message lists those there are.
     """
     known = [*names("all_reduce"), "hierarchical"]
-    known += ["shared_memory"] if facts.has_segments else []
+    if facts.has_segments:
+        known.append("shared_memory" if facts.topology.node_count == 1 else "two_level")
     known += ["native"] if "all_reduce" in facts.native else []
     if name not in known:
         raise _unknown(name, known)
@@ -221,7 +236,7 @@ def check(name: str, facts: Facts) -> str:
 
 def check_name(name: str) -> None:
     """Raise ValueError unless there is an algorithm of this name somewhere, be it that one rank needs none."""
-    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "shared_memory", "native"]
+    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "two_level", "shared_memory", "native"]
     if name not in known:
         raise _unknown(name, [name for name in known if name not in (AUTO, PINNED)])
 

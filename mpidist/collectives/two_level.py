@@ -24,7 +24,7 @@ on time, but on how ranks are placed; and on how the buffer is cut where that sc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -33,17 +33,10 @@ import numpy
 from mpidist.arrays import reduction
 from mpidist.collectives.executor import Executor, Progress
 from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.pieces import Transform, segments
+from mpidist.collectives.segment_pipeline import Fill, Take
 from mpidist.runtime.board import fence
 from mpidist.runtime.control import Watch
-
-#: ``fill(index, place)`` writes this rank's values of segment `index` into `place`, shape (elements of the segment,).
-Fill = Callable[[int, Any], None]
-
-#: ``take(start, values)`` copies reduced values out that belong from element `start` of the buffer on.
-Take = Callable[[int, Any], None]
-
-#: ``transform(start, values)`` changes reduced values in place, before anybody takes them.
-Transform = Callable[[int, Any], None]
 
 #: Into how many buckets a buffer is cut, so that there is something to overlap; but a bucket has so many bytes for each
 #: node at least, since a message of a few KiB takes as long as an empty one.
@@ -86,6 +79,8 @@ class TwoLevel:
     ----------
     bounds : list of (start, stop)
         The segments, in elements of the buffer.
+    owned : list of (start, stop)
+        This rank's part of them: of the shards that it carries, segment by segment.
     """
 
     def __init__(
@@ -102,7 +97,8 @@ class TwoLevel:
         self._combine = reduction(op, numpy)
         step, per_bucket = _sizes(lanes, elements, dtype.itemsize, segment_bytes)
         self._part = step // lanes.shards
-        self.bounds = [(start, min(start + step, elements)) for start in range(0, elements, step)]
+        self.bounds = segments(elements, step)
+        self.owned = [self._stretch(index, lane.shard) for index in range(len(self.bounds)) for lane in lanes.mine]
         count = len(self.bounds)
         self._buckets = [range(first, min(first + per_bucket, count)) for first in range(0, count, per_bucket)]
         self._places = [[_view(place, step, dtype) for place in turn] for turn in self._segments.segments]
@@ -132,6 +128,11 @@ class TwoLevel:
         length, shards = stop - start, self._lanes.shards
         return shard * length // shards, (shard + 1) * length // shards
 
+    def _stretch(self, index: int, shard: int) -> tuple[int, int]:
+        """Return the same, counted from the start of the buffer."""
+        first, (start, stop) = self.bounds[index][0], self._part_of(index, shard)
+        return first + start, first + stop
+
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
         """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
 
@@ -146,7 +147,8 @@ class TwoLevel:
         take : callable
             Called for every part of the buffer once, in any order.
         transform : callable, optional
-            Called for every part on one rank of each node, which must make the same of it on all of them.
+            Called once for each of the `owned` stretches that is not empty, in order, when it is reduced.  On every
+            node one rank does so for a stretch: all of them must make the same of it.
 
         Raises
         ------
@@ -219,32 +221,32 @@ class TwoLevel:
             later.poll()
 
     def _publish(self, index: int) -> None:
-        slot = self._slots[self._slot(index)]
-        for lane in self._lanes.mine:
-            values = slot[lane.shard]
-            if self._scale is not None:
-                whole = values[: self._shard_elements(self._buckets[index], lane.shard)]
-                numpy.multiply(whole, self._scale, out=whole)
-            if self._transform is not None:
-                self._hand_over(self._transform, index, lane.shard)
+        bucket, slot = self._buckets[index], self._slots[self._slot(index)]
+        mine = [lane.shard for lane in self._lanes.mine]
+        if self._scale is not None:
+            for shard in mine:
+                values = slot[shard][: self._shard_elements(bucket, shard)]
+                numpy.multiply(values, self._scale, out=values)
+        if self._transform is not None:
+            self._hand_over(self._transform, index, mine)
         self._segments.say_reduced(self._lanes.local_rank, self._number(index))
 
     def _take(self, index: int, watch: Watch, take: Take) -> None:
         """Wait until a bucket is published, and hand it out."""
         number = self._number(index)
         self._wait(self._segments.reduced_words, number, watch)
-        for shard in range(self._lanes.shards):
-            self._hand_over(take, index, shard)
+        self._hand_over(take, index, range(self._lanes.shards))
         self._segments.say_taken(self._lanes.local_rank, number)
 
-    def _hand_over(self, receiver: Take, index: int, shard: int) -> None:
-        """Give the parts of a shard to who wants them, each with the element that it begins at."""
-        values = self._slots[self._slot(index)][shard]
+    def _hand_over(self, receiver: Take, index: int, shards: Sequence[int]) -> None:
+        """Give the parts of some shards to who wants them, each with the element that it begins at."""
+        slot = self._slots[self._slot(index)]
         for place, segment in enumerate(self._buckets[index]):
-            start, stop = self._part_of(segment, shard)
-            if start < stop:
-                first = place * self._part
-                receiver(self.bounds[segment][0] + start, values[first : first + stop - start])
+            first = place * self._part
+            for shard in shards:
+                start, stop = self._stretch(segment, shard)
+                if start < stop:
+                    receiver(start, slot[shard][first : first + stop - start])
 
     def _wait(self, words: tuple[int, ...], value: int, watch: Watch) -> None:
         flags = self._segments.flags

@@ -92,6 +92,8 @@ class SharedSegments:
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
     taken_words : tuple of int
         By rank: where in `flags` the last bucket stands that the rank has taken.
+    verdict_words : tuple of int
+        Where in `flags` local rank 0 tells the others what it knows of other nodes: a call, and two words about it.
     turn, bucket : int
         The numbers of turns and of buckets made so far; the same on all ranks between calls.
     """
@@ -106,6 +108,7 @@ class SharedSegments:
         self.filled_words = tuple(2 * rank * _LINE_WORDS for rank in range(size))
         self.reduced_words = tuple((2 * rank + 1) * _LINE_WORDS for rank in range(size))
         self.taken_words = tuple(word + 1 for word in self.reduced_words)
+        self.verdict_words = (1, 2, 3)  # behind the first word of local rank 0
         values = numpy.frombuffer(memory, dtype=numpy.uint8)[: self.nbytes(size, segment_bytes, place_bytes)]
         self.segments = _cut(values[flag_bytes : flag_bytes + segments_bytes], 2, size)
         self.places = _cut(values[flag_bytes + segments_bytes :], self.PLACES, size)

@@ -26,6 +26,7 @@ CHOICES = [
     (NODE, 1 << 30, "shared_memory"),
     (TWO_NODES, 4, "native"),
     (TWO_NODES, 1 << 20, "hierarchical"),
+    (Facts(TWO_NODES.topology, ("all_reduce",), True), 1 << 20, "two_level"),
     (Facts(Topology(list("abcd")), ("all_reduce",), False), 1 << 20, "ring"),
     (THREADS, 4, "recursive_doubling"),
     (THREADS, 1 << 20, "ring"),
@@ -59,10 +60,13 @@ def test_nothing_else_is_chosen(hosts, nbytes, native, has_segments):
     assert chosen in selection.AUTOMATIC
     assert selection.check(chosen, facts) == chosen
     assert selection.between_nodes(facts.topology) in selection.BETWEEN_NODES
+    assert selection.between_carriers(facts.topology) in selection.BETWEEN_NODES
 
 
 def schedules(name: str, size: int) -> Iterator[Schedule]:
     """Yield what `name` stands for on `size` ranks: the hierarchical one depends on the nodes, which may be uneven."""
+    if name == "two_level":  # inside a node, one rank adds up what all of them have
+        name = selection.between_carriers(Topology([str(node) for node in range(size)]))
     if name != "hierarchical":
         yield algorithm("all_reduce", name)
         return
@@ -92,6 +96,13 @@ def test_an_unknown_name_lists_the_known_ones(facts, name):
 def test_few_messages_between_many_nodes():
     assert selection.between_nodes(Topology(list("ab"))) == "ring"
     assert selection.between_nodes(Topology([str(node) for node in range(100)])) == "rabenseifner"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen"), [(2, "recursive_doubling"), (3, "ring"), (4, "rabenseifner"), (9, "rabenseifner")]
+)
+def test_carriers_exchange_between_two_nodes_and_halve_between_powers_of_two(nodes, chosen):
+    assert selection.between_carriers(Topology([str(node) for node in range(nodes)])) == chosen
 
 
 # -- the measured choice ----------------------------------------------------------------------------------------------

@@ -147,17 +147,25 @@ def test_bits_do_not_depend_on_segments_where_two_nodes_exchange_their_sums():
 @pytest.mark.parametrize("hosts", ["aabb", "aaab", "abcab"])
 def test_every_element_is_transformed_once_on_every_node_before_it_is_taken(hosts):
     def step():
+        communicator, out, seen = Communicator.world(), numpy.zeros(1000), []
         count = numpy.zeros(1000, int)
+        reduction = TwoLevel(_lanes(), 1000, out.dtype, "sum", segment_bytes=200)
+        watch = communicator.begin(communicator.call("test"))
+
+        def fill(index, place):
+            place[...] = 1
 
         def transform(start, values):
+            seen.append((start, start + values.size))
             values += numpy.arange(start, start + values.size)
             count[start : start + values.size] += 1
 
-        return (
-            world().topology.node_of[world().transport.rank],
-            count,
-            _reduce(lambda rank, call: numpy.ones(1000), transform=transform)[0],
-        )
+        def take(start, values):
+            out[start : start + values.size] = values
+
+        reduction.run(watch, fill, take, transform)
+        assert seen == [pair for pair in reduction.owned if pair[0] < pair[1]] == sorted(seen)
+        return communicator.topology.node_of[communicator.rank], count, out
 
     outcomes = run_ranks(len(hosts), step, hosts=hosts)
     for _, _, result in outcomes:
