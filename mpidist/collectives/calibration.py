@@ -16,6 +16,7 @@ import numpy
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
+from mpidist.collectives.algorithms import names
 from mpidist.collectives.cost import CostModel, Level
 from mpidist.collectives.figures import Figures
 
@@ -79,11 +80,11 @@ def calibrate(
     """
     stopwatch = Stopwatch(communicator, rounds)
     model = measure_levels(communicator, _LEVEL_SHARE * budget_seconds, largest_bytes // 4, rounds)
-    names = selection.eligible(communicator.facts())
-    points: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    contenders, behind, last = list(names), [], 0.0
+    contenders: list[str] = list(selection.eligible(communicator.facts()))
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    behind, last = set[str](), 0.0
     for nbytes in _sizes(largest_bytes):
-        if stopwatch.elapsed() + _GROWTH * last > budget_seconds:
+        if last and stopwatch.elapsed() + _GROWTH * last > budget_seconds:
             break
         before = stopwatch.elapsed()
         source, work = _zeros(nbytes), _zeros(nbytes)
@@ -93,7 +94,7 @@ def calibrate(
         limit = _FAR * min(seconds) if nbytes >= _FAR_BYTES else float("inf")
         far = {name for name, taken in zip(contenders, seconds, strict=True) if taken > limit}
         contenders = [name for name in contenders if name not in far or name not in behind]
-        behind, last = sorted(far), stopwatch.elapsed() - before
+        behind, last = far, stopwatch.elapsed() - before
     return Figures(model, {name: tuple(listed) for name, listed in points.items()})
 
 
@@ -189,8 +190,8 @@ def _measured(
 
 def _all_reduce(communicator: Communicator, name: str, source: Any, work: Any) -> Run:
     """Return one all-reduce as a training loop makes it: packed, by what was bound before."""
-    if name == "shared_memory":
-        return lambda: communicator.all_reduce(work, algorithm=name)  # packs by itself
+    if name not in (*names("all_reduce"), "hierarchical", "native"):
+        return lambda: communicator.all_reduce(work, algorithm=name)  # through shared memory: it packs by itself
     call = communicator.call(f"calibration of {name}", [("", work.dtype, work.shape)])
     replay, turnstile = communicator.bind(work, "sum", name), communicator.control.turnstile
 

@@ -1,0 +1,117 @@
+"""Measuring ranks: what is measured on which topology, and that all ranks agree on it.  No time is looked at."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives import calibration, selection
+from mpidist.collectives.calibration import Stopwatch, calibrate, measure_levels
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import RankFailedError
+from mpidist.testing import run_ranks
+
+#: Enough for the smallest sizes, which are measured in any case.
+NO_BUDGET = 0.0
+
+
+def measured(budget_seconds=60.0, largest_bytes=1 << 16):
+    communicator = Communicator.world()
+    figures = calibrate(communicator, budget_seconds, largest_bytes, rounds=1)
+    return figures, selection.eligible(communicator.facts())
+
+
+@pytest.mark.parametrize("hosts", ["aa", "aaa", "ab", "aabb", "abab", "aab"])
+def test_every_candidate_is_measured_at_ascending_sizes_and_all_ranks_agree(hosts):
+    (figures, names), *others = run_ranks(len(hosts), measured, hosts=list(hosts))
+    assert all(other == (figures, names) for other in others)
+    assert set(figures.points) == set(names)
+    for points in figures.points.values():
+        assert [size for size, _ in points] == [4.0, 64.0, 1024.0, 16384.0, 65536.0]
+        assert all(seconds > 0 for _, seconds in points)
+
+
+@pytest.mark.parametrize(("hosts", "levels"), [("aa", 1), ("ab", 1), ("aabb", 2), ("aab", 2)])
+def test_a_level_that_is_not_there_is_the_other_one(hosts, levels):
+    model = run_ranks(len(hosts), measured, hosts=list(hosts))[0][0].model
+    assert (model.intra is model.inter) == (levels == 1)
+    for level in (model.intra, model.inter):
+        assert len(level.exchange) >= 2 and len(level.one_way) >= 2 and level.reduction
+        assert level.alpha > 0 and level.gamma >= 0
+
+
+def test_links_are_no_more_than_the_ranks_of_a_node():
+    model = run_ranks(4, measured, hosts=list("aabb"))[0][0].model
+    assert model.links_per_node in (None, 1)
+    assert run_ranks(2, measured, hosts=list("ab"))[0][0].model.links_per_node is None
+
+
+def test_without_a_budget_there_are_still_points_of_each_candidate():
+    figures, names = run_ranks(2, measured, NO_BUDGET)[0]
+    assert {name: len(points) for name, points in figures.points.items()} == dict.fromkeys(names, 1)
+
+
+def test_the_slowest_rank_counts():
+    def ranks():
+        communicator = Communicator.world()
+        return Stopwatch(communicator).slowest([communicator.rank, -communicator.rank]).tolist()
+
+    assert run_ranks(3, ranks) == [[2.0, 0.0]] * 3
+
+
+def test_contenders_take_turns_and_are_called_as_often_on_all_ranks():
+    def ranks():
+        called = [0, 0]
+
+        def run(index):
+            called[index] += 1
+
+        stopwatch = Stopwatch(Communicator.world(), rounds=3)
+        seconds = stopwatch.compare([lambda: run(0), lambda: run(1)])
+        return called, seconds
+
+    first, *others = run_ranks(3, ranks)
+    assert all(other == first for other in others)
+    assert all(calls >= 3 for calls in first[0]) and len(first[1]) == 2
+
+
+def test_what_is_far_behind_is_not_measured_at_long_sizes(monkeypatch):
+    # from 256 KiB on "ring" takes ten times as long as the others
+    def compare(stopwatch, runs):
+        slow = [10.0 if getattr(run, "of", "") == "ring" else 1.0 for run in runs]
+        return [1e-6 * factor for factor in slow]
+
+    def all_reduce(communicator, name, source, work):
+        def run():
+            raise AssertionError("times are given")
+
+        run.of = name
+        return run
+
+    monkeypatch.setattr(Stopwatch, "compare", compare)
+    monkeypatch.setattr(calibration, "_all_reduce", all_reduce)
+    figures, _ = run_ranks(2, measured, 60.0, 1 << 24)[0]
+    assert [size for size, _ in figures.points["ring"]][-1] == 1 << 20  # it was far behind twice
+    assert [size for size, _ in figures.points["shared_memory"]][-1] == 1 << 24
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_neighbours_on_the_node_and_between_nodes(rank):
+    topology = Topology(list("aabba"))  # node a: 0, 1, 4; node b: 2, 3
+    around_node = {0: (1, 4), 1: (4, 0), 4: (0, 1), 2: (3, 3), 3: (2, 2)}
+    leaders, everyone = {0: (2, 2), 2: (0, 0)}, {0: (2, 2), 2: (0, 0), 1: (3, 3), 3: (1, 1)}
+    assert calibration._around_node(topology, rank) == around_node[rank]
+    assert calibration._around_nodes(topology, rank) == leaders.get(rank)
+    assert calibration._around_nodes(topology, rank, everyone=True) == everyone.get(rank)
+
+
+def test_a_rank_that_fails_meanwhile_ends_it_on_the_others():
+    def ranks():
+        communicator = Communicator.world()
+        if communicator.rank == 1:
+            raise ArithmeticError("not me")
+        measure_levels(communicator, 1.0, 1 << 16, rounds=1)
+
+    with pytest.raises(ArithmeticError) as error:
+        run_ranks(2, ranks)
+    assert isinstance(error.value.rank_errors[0], RankFailedError)
