@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -76,6 +77,26 @@ class MeanOfRows(Mean, abc.ABC):
     @abc.abstractmethod
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return a value for each row, or several, of which the mean counts.  Local."""
+
+
+class MeanOfFunction(MeanOfRows):
+    """The mean of what a function returns for each row.
+
+    Parameters
+    ----------
+    fn : callable
+        ``fn(y_true, y_pred)``, on NumPy arrays.
+    name : str, optional
+        By default the function's.
+    """
+
+    def __init__(self, fn: Callable[[numpy.ndarray, numpy.ndarray], Any], name: str | None = None) -> None:
+        super().__init__(name or str(getattr(fn, "__name__", "metric")))
+        self._fn = fn
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        """Return what the function returns.  Local."""
+        return on_host(self._fn(y_true, y_pred))
 
 
 def _weighted(values: numpy.ndarray, weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:

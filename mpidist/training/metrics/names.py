@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mpidist.training.metrics.accuracy import (
     AccuracyByShape,
@@ -15,6 +16,7 @@ from mpidist.training.metrics.accuracy import (
 from mpidist.training.metrics.auc import AUC
 from mpidist.training.metrics.base import Metric
 from mpidist.training.metrics.confusion import Precision, Recall
+from mpidist.training.metrics.mean import MeanOfFunction
 from mpidist.training.metrics.regression import MeanAbsoluteError, MeanSquaredError
 
 _MAKERS: dict[str, Callable[..., Metric]] = {
@@ -35,25 +37,28 @@ _MAKERS: dict[str, Callable[..., Metric]] = {
 }
 
 
-def get(identifier: str | Metric) -> Metric:
+def get(identifier: str | Metric | Callable[..., Any]) -> Metric:
     """Return the metric that a name means, called by that name; a metric is returned as it is.  Local.
 
     Parameters
     ----------
-    identifier : str or Metric
-        ``"accuracy"`` is the binary, categorical or sparse one, by the shapes of labels and predictions.
+    identifier : str, Metric or callable
+        ``"accuracy"`` is the binary, categorical or sparse one, by the shapes of labels and predictions.  Of a function
+        ``fn(y_true, y_pred)`` that returns a value for each row it is the mean, called by the function's name.
 
     Raises
     ------
     ValueError
         There is no such name.
     TypeError
-        It is neither a name nor a metric.
+        It is none of these.
     """
     if isinstance(identifier, Metric):
         return identifier
+    if callable(identifier) and not isinstance(identifier, type):
+        return MeanOfFunction(identifier)
     if not isinstance(identifier, str):
-        raise TypeError(f"a metric is a mpidist.metrics.Metric or a name, got {type(identifier).__name__}")
+        raise TypeError(f"a metric is a mpidist.metrics.Metric, a name or a function, got {type(identifier).__name__}")
     if identifier not in _MAKERS:
         raise ValueError(f"there is no metric {identifier!r}; known ones: {', '.join(sorted(_MAKERS))}")
     return _MAKERS[identifier](name=identifier)

@@ -1,0 +1,138 @@
+"""From what users give to `fit`, `evaluate` and `predict` to this replica's batches, epoch after epoch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from mpidist.input import structure
+from mpidist.input.dataset import Dataset
+from mpidist.input.distributed import DistributedDataset
+from mpidist.input.from_function import DatasetFromFunction
+
+#: What gives this replica's batches already.
+_DISTRIBUTED = (DistributedDataset, DatasetFromFunction)
+
+#: Rows of a batch of arrays, if nothing else is said; Keras' number.
+BATCH_SIZE = 32
+
+
+def distributed(
+    strategy: Any,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+) -> Any:
+    """Return an iterable of this replica's parts of the global batches.
+
+    Collective where there are several replicas, as `Strategy.experimental_distribute_dataset` is.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    x : array, nested tuples and dicts of arrays, data set, or iterable of global batches
+        What is distributed already is returned as it is.
+    y, sample_weight : array, optional
+        Only with arrays.
+    batch_size : int, optional
+        Rows of a global batch, only with arrays.
+    seed : int, optional
+        Shuffle arrays with it.
+
+    Raises
+    ------
+    ValueError
+        Labels, weights or a batch size come with something that has batches of its own.
+    """
+    if are_arrays(x):
+        given = tuple(part for part in (x, y, sample_weight) if part is not None)
+        dataset = Dataset.from_arrays(given if len(given) > 1 else x)
+        dataset = dataset if seed is None else dataset.shuffle(seed=seed)
+        return strategy.experimental_distribute_dataset(dataset.batch(batch_size or BATCH_SIZE))
+    named = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+    if wrong := [name for name, value in named.items() if value is not None]:
+        raise ValueError(
+            f"{', '.join(wrong)} cannot be given with a {type(x).__name__}, which gives batches of its own"
+        )
+    if isinstance(x, _DISTRIBUTED):
+        return x
+    return strategy.experimental_distribute_dataset(x)
+
+
+def are_arrays(value: Any) -> bool:
+    """Return whether these are arrays, and not something that gives batches.  Local."""
+    if isinstance(value, (tuple, dict)):
+        return all(map(are_arrays, structure.leaves(value)))
+    return isinstance(value, list) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+
+
+class Batches:
+    """The batches of one epoch after another.
+
+    Parameters
+    ----------
+    data : iterable
+        Of this replica's batches; can be iterated again if there is to be more than one epoch.
+    steps_per_epoch : int, optional
+        An epoch has so many batches, and the next one goes on behind them; data that end in the middle of an epoch
+        end it, with a warning.  By default, an epoch is one iteration.
+    """
+
+    def __init__(self, data: Any, steps_per_epoch: int | None = None) -> None:
+        if steps_per_epoch is not None and steps_per_epoch < 1:
+            raise ValueError(f"the number of steps must be 1 or more, got {steps_per_epoch}")
+        self.data = data
+        self.steps_per_epoch = steps_per_epoch
+        self._running: Iterator[Any] | None = None
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of an epoch, None where that is not known before its end."""
+        if self.steps_per_epoch is not None:
+            return self.steps_per_epoch
+        try:
+            return len(self.data)
+        except TypeError:
+            return None
+
+    def epoch(self, first_step: int = 0) -> Iterator[Any]:
+        """Yield the batches of the next epoch, or what is left of it from a step on."""
+        if self.steps_per_epoch is None:
+            running, self._running = self._running, None
+            yield from self.data if running is None else running
+            return
+        for step in range(first_step, self.steps_per_epoch):
+            batch = self._next(may_begin=step == first_step)
+            if batch is _NONE:
+                warnings.warn(
+                    f"the data ended after {step} of {self.steps_per_epoch} steps of an epoch; give it `repeat()`, or "
+                    "fewer steps",
+                    stacklevel=3,
+                )
+                return
+            yield batch
+
+    def skip(self, epoch: int, step: int) -> None:
+        """Leave out what was seen before a position, of data that cannot be set to it.  Local."""
+        if hasattr(self.data, "restore"):
+            return
+        seen = step if self.steps_per_epoch is None else epoch * self.steps_per_epoch + step
+        self._running = iter(self.data)
+        for _ in range(seen):
+            next(self._running, None)
+
+    def _next(self, may_begin: bool) -> Any:
+        """Return the next batch; begins a new iteration where the last one has just ended."""
+        if self._running is None:
+            self._running, may_begin = iter(self.data), False
+        batch = next(self._running, _NONE)
+        if batch is _NONE:
+            self._running = iter(self.data) if may_begin else None
+            return next(self._running, _NONE) if self._running is not None else _NONE
+        return batch
+
+
+_NONE = object()

@@ -1,0 +1,29 @@
+"""Callbacks with Keras' names: what happens at the turns of a training, alike on all ranks."""
+
+from __future__ import annotations
+
+from mpidist.training.callbacks.base import Callback
+from mpidist.training.callbacks.csv_logger import CSVLogger
+from mpidist.training.callbacks.early_stopping import EarlyStopping
+from mpidist.training.callbacks.history import History
+from mpidist.training.callbacks.lambda_callback import LambdaCallback
+from mpidist.training.callbacks.learning_rate import LearningRateScheduler, ReduceLROnPlateau
+from mpidist.training.callbacks.model_checkpoint import BackupAndRestore, ModelCheckpoint
+from mpidist.training.callbacks.progress_bar import ProgressBar
+from mpidist.training.callbacks.tensorboard import TensorBoard
+from mpidist.training.callbacks.terminate_on_nan import TerminateOnNaN
+
+__all__ = [
+    "BackupAndRestore",
+    "CSVLogger",
+    "Callback",
+    "EarlyStopping",
+    "History",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "ModelCheckpoint",
+    "ProgressBar",
+    "ReduceLROnPlateau",
+    "TensorBoard",
+    "TerminateOnNaN",
+]

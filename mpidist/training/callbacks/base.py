@@ -1,0 +1,121 @@
+"""`Callback`: what is called at the turns of a training, on every rank; and the list that calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpidist.training.trainer import Trainer
+
+Logs = dict[str, Any]
+
+
+class Callback:
+    """Base of what a `Trainer` calls at the turns of a training.
+
+    Every rank has its own, and calls it at the same turns with the same logs; so a callback may call collectives, and
+    only what is written to files or shown must be left to the chief (``self.trainer.is_chief``).  All methods are Local
+    and do nothing unless a subclass says otherwise.
+
+    Attributes
+    ----------
+    trainer : Trainer
+        Whose callback it is; `model` is another name of it.
+    params : dict
+        ``epochs`` and ``steps`` (None where that is not known).
+    is_last : bool
+        Whether it is called after all others, because it looks at what they remember.
+    """
+
+    trainer: Trainer
+    params: Mapping[str, Any]
+    is_last = False
+
+    def set_model(self, trainer: Trainer) -> None:
+        """Be told whose callback it is."""
+        self.trainer = trainer
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Be told about the training that begins."""
+        self.params = params
+
+    @property
+    def model(self) -> Trainer:
+        """The trainer."""
+        return self.trainer
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """`fit` begins."""
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """`fit` ends; the logs are those of the last epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """An epoch begins; epochs count from 0."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """An epoch is over, its validation too.
+
+        Logs have the loss and the metrics over all rows of all ranks, and those of the validation as ``val_...``.
+        """
+
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """A step begins; it is number `batch` of its epoch, from 0."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """A step is over; logs have the mean ``loss`` of the epoch so far, over all ranks."""
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """`evaluate` begins, or a validation."""
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """`evaluate` ends, or a validation; logs have its results."""
+
+    def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """A batch is about to be evaluated."""
+
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """A batch has been evaluated."""
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """`predict` begins."""
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """`predict` ends."""
+
+    def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """A batch is about to be predicted."""
+
+    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """A batch has been predicted."""
+
+
+class CallbackList:
+    """Callbacks in their order; knows which of them have anything to do at a turn.
+
+    Parameters
+    ----------
+    callbacks : sequence of Callback
+    trainer : Trainer
+    params : dict
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], trainer: Trainer, params: Mapping[str, Any]) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")
+            callback.set_model(trainer)
+            callback.set_params(params)
+        self._callbacks = sorted(callbacks, key=lambda callback: callback.is_last)
+
+    def hooks(self, name: str) -> list[Any]:
+        """Return the methods of this name that do anything, bound, in order; called in every step."""
+        default = getattr(Callback, name)
+        found = [getattr(callback, name) for callback in self._callbacks]
+        return [hook for hook in found if getattr(hook, "__func__", None) is not default]
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call the methods of this name, in order."""
+        for hook in self.hooks(name):
+            hook(*args)

@@ -1,0 +1,104 @@
+"""`EarlyStopping`: end a training that gets no better."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from mpidist import arrays
+from mpidist.training.callbacks.base import Callback, Logs
+from mpidist.training.callbacks.monitor import Monitor
+
+_log = logging.getLogger("mpidist")
+
+
+class EarlyStopping(Callback):
+    """End a training when a log has stopped to get better.  All methods are Local: all ranks see the same logs.
+
+    Parameters
+    ----------
+    monitor : str
+        A log, such as ``"val_loss"``.
+    min_delta : float
+        A smaller change counts as none.
+    patience : int
+        Epochs without a change for the better after which training ends.
+    mode : str
+        ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
+    baseline : float, optional
+        What the log must get better than.
+    restore_best_weights : bool
+        Whether to go back to the variables of the best epoch in the end.
+    start_from_epoch : int
+        Epochs before it do not count.
+
+    Attributes
+    ----------
+    best : float
+    best_epoch : int
+    stopped_epoch : int
+        0 unless it has ended the training.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        self.monitor = Monitor(monitor, mode, min_delta)
+        self.patience = patience
+        self.baseline = baseline
+        self.restore_best_weights = restore_best_weights
+        self.start_from_epoch = start_from_epoch
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Forget what was best before."""
+        self.best, self.best_epoch, self.stopped_epoch = self.monitor.worst, 0, 0
+        self.wait = 0
+        self._best_copies: list[Any] | None = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Compare; vote for the end where it has taken too long."""
+        value = self.monitor.value(logs, type(self).__name__)
+        if value is None or epoch < self.start_from_epoch:
+            return
+        if self.restore_best_weights and self._best_copies is None:
+            self._keep(epoch)
+        self.wait += 1
+        if self.monitor.is_better(value, self.best):
+            self.best = value
+            self._keep(epoch)
+            if self.baseline is None or self.monitor.is_better(value, self.baseline):
+                self.wait = 0
+        elif self.wait >= self.patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.trainer.stop_training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Go back to the best variables, if asked for."""
+        if self.stopped_epoch and self.trainer.is_chief:
+            _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
+        if self._best_copies is not None:
+            for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
+                variable.storage[...] = copy
+
+    def state(self) -> dict[str, Any]:
+        """Return what is remembered of the epochs before, but for their variables, for a checkpoint.  Local."""
+        return {"best": float.hex(self.best), "best_epoch": self.best_epoch, "wait": self.wait}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.  Local."""
+        self.best, self.best_epoch = float.fromhex(state["best"]), int(state["best_epoch"])
+        self.wait = int(state["wait"])
+
+    def _keep(self, epoch: int) -> None:
+        self.best_epoch = epoch
+        if self.restore_best_weights:
+            storages = [variable.storage for variable in self.trainer.variables]
+            self._best_copies = [arrays.namespace(storage).array(storage) for storage in storages]

@@ -1,0 +1,129 @@
+"""Learning rates that change with the epoch, or when training gets no better; the chief's counts on all ranks."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpidist.training.callbacks.base import Callback, Logs
+from mpidist.training.callbacks.monitor import Monitor
+
+_log = logging.getLogger("mpidist")
+
+
+class LearningRateScheduler(Callback):
+    """Set the learning rate at the beginning of every epoch.
+
+    Collective: `on_epoch_begin` gives all ranks the chief's rate.
+
+    Parameters
+    ----------
+    schedule : callable
+        ``schedule(epoch, learning_rate)``, or ``schedule(epoch)``, returns the rate of the epoch.
+    verbose : int
+        1 logs every change, on the chief.
+    """
+
+    def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
+        self.schedule = schedule
+        self.verbose = verbose
+        self._takes_rate = _takes_two(schedule)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Set the rate of this epoch on all ranks."""
+        optimizer = self.trainer.optimizer
+        rate = self.schedule(epoch, optimizer.learning_rate) if self._takes_rate else self.schedule(epoch)
+        optimizer.learning_rate = self.trainer.from_chief(float(rate))
+        if self.verbose and self.trainer.is_chief:
+            _log.info("epoch %d: learning rate %g", epoch, optimizer.learning_rate)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Add the rate to the logs."""
+        if logs is not None:
+            logs["learning_rate"] = self.trainer.optimizer.learning_rate
+
+
+class ReduceLROnPlateau(Callback):
+    """Reduce the learning rate when a log has stopped to get better.  All methods are Local: all see the same logs.
+
+    Parameters
+    ----------
+    monitor : str
+        A log, such as ``"val_loss"``.
+    factor : float
+        Multiplies the rate; less than 1.
+    patience : int
+        Epochs without a change for the better after which the rate is reduced.
+    mode : str
+        ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
+    min_delta : float
+        A smaller change counts as none.
+    cooldown : int
+        Epochs to wait after a reduction.
+    min_lr : float
+        The rate does not fall below it.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        if not factor < 1:
+            raise ValueError(f"factor must be less than 1 to reduce the learning rate, got {factor}")
+        self.monitor = Monitor(monitor, mode, min_delta)
+        self.factor = factor
+        self.patience = patience
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Forget what was best before."""
+        self.best, self.wait, self.cooldown_counter = self.monitor.worst, 0, 0
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Compare, and reduce the rate where it has taken too long."""
+        if logs is not None:
+            logs["learning_rate"] = self.trainer.optimizer.learning_rate
+        value = self.monitor.value(logs, type(self).__name__)
+        if value is None:
+            return
+        if self.cooldown_counter:
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self.monitor.is_better(value, self.best):
+            self.best, self.wait = value, 0
+        elif not self.cooldown_counter:
+            self.wait += 1
+            if self.wait >= self.patience:
+                self._reduce()
+
+    def state(self) -> dict[str, Any]:
+        """Return what is remembered of the epochs before, for a checkpoint.  Local."""
+        return {"best": float.hex(self.best), "wait": self.wait, "cooldown_counter": self.cooldown_counter}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.  Local."""
+        self.best, self.wait = float.fromhex(state["best"]), int(state["wait"])
+        self.cooldown_counter = int(state["cooldown_counter"])
+
+    def _reduce(self) -> None:
+        optimizer = self.trainer.optimizer
+        if optimizer.learning_rate > self.min_lr:
+            optimizer.learning_rate = max(optimizer.learning_rate * self.factor, self.min_lr)
+            self.cooldown_counter, self.wait = self.cooldown, 0
+
+
+def _takes_two(schedule: Callable[..., float]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0, 0.0)
+    except TypeError:
+        return False
+    return True

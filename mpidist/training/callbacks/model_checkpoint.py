@@ -1,0 +1,127 @@
+"""`ModelCheckpoint` and `BackupAndRestore`: checkpoints of a training, from which it can be gone on with."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpidist.training.callbacks.base import Callback, Logs
+from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.checkpoint import Checkpoint
+from mpidist.training.checkpoint_manager import CheckpointManager
+
+_log = logging.getLogger("mpidist")
+
+
+class ModelCheckpoint(Callback):
+    """Save checkpoints of the training: variables, optimizer, metrics, position, and the data set's, if it has one.
+
+    Collective: all ranks save together, the chief writes.  A checkpoint is numbered by the steps made.
+
+    Parameters
+    ----------
+    directory : str or Path
+        The chief's counts.
+    monitor : str
+        The log by which checkpoints are compared.
+    save_best_only : bool
+        Save only where the log is better than it was.
+    mode : str
+        ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
+    save_freq : str or int
+        ``"epoch"``, or a number of steps.
+    max_to_keep : int or None
+        See `CheckpointManager`.
+    resume : bool
+        Whether `fit` goes on from the newest whole checkpoint of the directory, if there is one: from the step after
+        it, with the rows that were not seen yet.
+
+    Raises
+    ------
+    ValueError
+        Another `save_freq`.
+    """
+
+    is_last = True
+
+    def __init__(
+        self,
+        directory: str | Path,
+        monitor: str = "val_loss",
+        save_best_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        max_to_keep: int | None = 3,
+        resume: bool = False,
+    ) -> None:
+        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
+            raise ValueError(f"save_freq must be 'epoch' or a number of steps, got {save_freq!r}")
+        self.directory = Path(directory)
+        self.monitor = Monitor(monitor, mode)
+        self.save_best_only = save_best_only
+        self.save_freq = save_freq
+        self.max_to_keep = max_to_keep
+        self.resume = resume
+        self.best = self.monitor.worst
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Look at the directory, and restore what is there if asked for.  Collective."""
+        checkpoint = Checkpoint(**self.trainer.checkpoint_objects())
+        self.manager = CheckpointManager(checkpoint, self.directory, self.max_to_keep)
+        if self.resume:
+            restored = self.manager.restore_or_initialize()
+            if restored is not None and self.trainer.is_chief:
+                _log.info("training goes on from %s, in epoch %d", restored, self.trainer.epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save after every so many steps.  Collective then."""
+        if self.save_freq != "epoch" and self.trainer.steps_made % int(self.save_freq) == 0:
+            self._save(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Save after every epoch.  Collective."""
+        if self.save_freq == "epoch":
+            self._save(logs)
+
+    def state(self) -> dict[str, str]:
+        """Return the best value so far, for the checkpoint.  Local."""
+        return {"best": float.hex(self.best)}
+
+    def restore(self, state: Mapping[str, str]) -> None:
+        """Take over what `state` gave.  Local."""
+        self.best = float.fromhex(state["best"])
+
+    def _save(self, logs: Logs | None) -> None:
+        if self.save_best_only:
+            value = self.monitor.value(logs, type(self).__name__)
+            if value is None or not self.monitor.is_better(value, self.best):
+                return
+            self.best = value
+        self.manager.save(self.trainer.steps_made)
+
+
+class BackupAndRestore(ModelCheckpoint):
+    """Go on where a training was interrupted; the checkpoints are removed when it has come to its end.
+
+    Collective: all ranks save together, the chief writes.
+
+    Parameters
+    ----------
+    backup_dir : str or Path
+        For this training alone.
+    save_freq : str or int
+        ``"epoch"``, or a number of steps.
+    delete_checkpoint : bool
+        Whether to remove the directory at the end.
+    """
+
+    def __init__(self, backup_dir: str | Path, save_freq: str | int = "epoch", delete_checkpoint: bool = True) -> None:
+        super().__init__(backup_dir, save_freq=save_freq, max_to_keep=2, resume=True)
+        self.delete_checkpoint = delete_checkpoint
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Remove the directory.  Local; the chief does."""
+        if self.delete_checkpoint and self.trainer.is_chief:
+            shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,52 @@
+"""Which of two values of a monitored log is better."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from mpidist.training.callbacks.base import Logs
+
+#: Ends of the names of logs that are to grow; all others are to fall.
+_GROWING = ("acc", "accuracy", "auc", "precision", "recall")
+_MODES = ("auto", "min", "max")
+
+
+class Monitor:
+    """A log, whether it is to fall or to grow, and by how much it must change to count as better.  Local.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"val_loss"``.
+    mode : str
+        ``"min"``, ``"max"``, or ``"auto"``: by the name.
+    min_delta : float
+    """
+
+    def __init__(self, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of {', '.join(_MODES)}; got {mode!r}")
+        self.name = name
+        self._grows = mode == "max" or (mode == "auto" and name.endswith(_GROWING))
+        self._min_delta = abs(min_delta)
+
+    @property
+    def worst(self) -> float:
+        """What every value is better than."""
+        return -math.inf if self._grows else math.inf
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Return whether a value is better than another by `min_delta`; NaN never is."""
+        return value - self._min_delta > than if self._grows else value + self._min_delta < than
+
+    def value(self, logs: Logs | None, asked: str) -> float | None:
+        """Return the value in the logs; None with a warning that names who `asked` if it is not there."""
+        found = (logs or {}).get(self.name)
+        if found is None:
+            known = ", ".join(logs or {})
+            warnings.warn(
+                f"{asked} monitors {self.name!r}, which the logs do not have; there are: {known}", stacklevel=4
+            )
+            return None
+        return float(found)

@@ -1,0 +1,78 @@
+"""`TensorBoard`: logs as event files, which TensorBoard shows as curves."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from mpidist.errors import MissingDependencyError
+from mpidist.training.callbacks.base import Callback, Logs
+
+_VALIDATION = "val_"
+
+
+class TensorBoard(Callback):
+    """Write the logs to event files; the chief does.  All methods are Local.  Needs ``mpidist[tensorboard]``.
+
+    Curves have Keras' names: ``epoch_loss`` and so on, in the directories ``train`` and ``validation`` of `log_dir`.
+
+    Parameters
+    ----------
+    log_dir : str or Path
+        The chief's counts.
+    update_freq : str or int
+        ``"epoch"``; ``"batch"`` writes ``batch_loss`` after every step too, a number after so many steps.
+
+    Raises
+    ------
+    MissingDependencyError
+        tensorboardX is not installed.
+    """
+
+    def __init__(self, log_dir: str | Path = "logs", update_freq: str | int = "epoch") -> None:
+        if importlib.util.find_spec("tensorboardX") is None:
+            raise MissingDependencyError("event files need tensorboardX: pip install 'mpidist[tensorboard]'")
+        self.log_dir = Path(log_dir)
+        self._every = _steps(update_freq)
+        self._writers: dict[str, Any] = {}
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Write the loss, if asked for."""
+        step = self.trainer.steps_made
+        if self._every and step % self._every == 0:
+            self._write("train", "batch_", {"loss": (logs or {})["loss"]}, step)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Write the logs, and the learning rate."""
+        logs = {"learning_rate": self.trainer.optimizer.learning_rate, **(logs or {})}
+        validation = {name.removeprefix(_VALIDATION): logs.pop(name) for name in list(logs) if _VALIDATION in name[:4]}
+        self._write("train", "epoch_", logs, epoch)
+        if validation:
+            self._write("validation", "epoch_", validation, epoch)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Close the files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    def _write(self, directory: str, prefix: str, logs: Logs, step: int) -> None:
+        if not self.trainer.is_chief:
+            return
+        if directory not in self._writers:
+            from tensorboardX import SummaryWriter
+
+            self._writers[directory] = SummaryWriter(str(self.log_dir / directory))
+        for name, value in logs.items():
+            if not getattr(value, "shape", ()):
+                self._writers[directory].add_scalar(f"{prefix}{name}", float(value), step)
+
+
+def _steps(update_freq: str | int) -> int:
+    """Return after how many steps to write; 0 for never."""
+    if update_freq in ("epoch", "batch"):
+        return int(update_freq == "batch")
+    if not isinstance(update_freq, int) or update_freq < 1:
+        raise ValueError(f"update_freq must be 'epoch', 'batch' or a number of steps, got {update_freq!r}")
+    return update_freq

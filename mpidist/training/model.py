@@ -1,0 +1,194 @@
+"""The user's functions with the variables that they are called on; checks what they return.
+
+Everything here is Local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+from mpidist import arrays, nest
+from mpidist.variables import DistributedVariable, IndexedSlices
+
+
+class Evaluation(NamedTuple):
+    """What the functions say about some rows.
+
+    Attributes
+    ----------
+    loss : float
+        The mean over the rows.
+    gradients : list of array
+        Of that mean, one for each trainable variable, in its shape and dtype; none from `Model.test`.
+    predictions : array or None
+        None if they are not wanted.
+    """
+
+    loss: float
+    gradients: list[Any]
+    predictions: Any
+
+
+class Model:
+    """The functions of a `Trainer`, called on parameters and batches of one row or more, and their variables.
+
+    Parameters
+    ----------
+    value_and_grad_fn, predict_fn, loss_fn : callable
+        See `Trainer`.
+    variables : variable, or nested lists, tuples and dicts of variables
+        Parameters and gradients have this structure.
+    needs_predictions : bool
+        Whether evaluations shall have predictions, for metrics.
+
+    Raises
+    ------
+    TypeError
+        Something is not a variable.
+    ValueError
+        There is no trainable variable, or they belong to several strategies.
+    """
+
+    def __init__(
+        self,
+        value_and_grad_fn: Callable[..., Any],
+        variables: Any,
+        predict_fn: Callable[..., Any] | None = None,
+        loss_fn: Callable[..., Any] | None = None,
+        needs_predictions: bool = False,
+    ) -> None:
+        self._value_and_grad_fn = value_and_grad_fn
+        self._predict_fn = predict_fn
+        self._loss_fn = loss_fn
+        self._needs_predictions = needs_predictions
+        self.structure = variables
+        self.variables = nest.flatten(variables)
+        _require_variables(self.variables)
+        self._is_trainable = [variable.trainable for variable in self.variables]
+        self.trainable = [variable for variable in self.variables if variable.trainable]
+        if not self.trainable:
+            raise ValueError("there is no trainable variable to train; variables that are synchronized on read are not")
+        self.strategy = self.variables[0].strategy
+        self._parameters: Any = None
+
+    def read_variables(self) -> None:
+        """Look at the variables anew; to be called in a replica, before the first step."""
+        self._parameters = nest.pack(self.structure, [variable.value for variable in self.variables])
+
+    def train(self, batch: Any) -> Evaluation:
+        """Return loss, gradients and predictions for a batch; ValueError or TypeError names the rank."""
+        result = self._value_and_grad_fn(self._parameters, *arguments(batch))
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise self._error(TypeError, f"must return (loss, gradients), got {_shape_of(result)}")
+        value, gradients = result
+        loss, predictions = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        found = self._gradients(gradients)
+        return Evaluation(self._number(loss), found, self._predictions(batch, predictions))
+
+    def test(self, batch: Any) -> Evaluation:
+        """Return loss and predictions for a batch; ValueError or TypeError names the rank."""
+        if self._loss_fn is None:
+            return self.train(batch)
+        value = self._loss_fn(self._parameters, *arguments(batch))
+        loss, predictions = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        return Evaluation(self._number(loss, "loss_fn"), [], self._predictions(batch, predictions))
+
+    def predict(self, x: Any) -> Any:
+        """Return the predictions for inputs; ValueError if there is no function for that."""
+        if self._predict_fn is None:
+            raise ValueError(
+                "predictions are needed, for `predict` or for metrics: give the trainer a predict_fn(parameters, x); "
+                "or, for metrics, let value_and_grad_fn return ((loss, predictions), gradients)"
+            )
+        return self._predict_fn(self._parameters, x)
+
+    def _predictions(self, batch: Any, found: Any) -> Any:
+        if not self._needs_predictions:
+            return None
+        if type(batch) is not tuple or len(batch) < 2:
+            raise ValueError(f"metrics need batches (x, y) with labels, got a {type(batch).__name__}")
+        return self.predict(batch[0]) if found is None else found
+
+    def _number(self, loss: Any, name: str = "value_and_grad_fn") -> float:
+        if type(loss) is float:
+            return loss
+        if numpy.shape(loss) != ():
+            what = f"must return the mean loss over the rows, a number; got an array of shape {numpy.shape(loss)}"
+            raise self._error(ValueError, what, name)
+        try:
+            return float(loss)
+        except TypeError:
+            raise self._error(TypeError, f"must return a loss that is a number, got {_shape_of(loss)}", name) from None
+
+    def zeros(self) -> list[Any]:
+        """Return what a rank without rows contributes: a zero gradient for each trainable variable."""
+        zeros = []
+        for variable in self.trainable:
+            zero = arrays.empty_like(variable.storage)
+            zero[...] = 0
+            zeros.append(zero)
+        return zeros
+
+    def _gradients(self, gradients: Any) -> list[Any]:
+        found = nest.flatten(gradients)
+        if len(found) != len(self.variables):
+            what = f"must return a gradient for each of the {len(self.variables)} variables, got {len(found)} of them"
+            raise self._error(ValueError, what)
+        pairs = zip(found, self.variables, self._is_trainable, strict=True)
+        return [self._gradient(gradient, variable) for gradient, variable, is_trainable in pairs if is_trainable]
+
+    def _gradient(self, gradient: Any, variable: DistributedVariable) -> Any:
+        if gradient is None:
+            what = f"returned None as the gradient for variable {variable.name!r}; return zeros, or leave it out of "
+            raise self._error(ValueError, what + "the trainer's variables (or make it with trainable=False)")
+        storage = variable.storage
+        if type(gradient) is not numpy.ndarray:
+            gradient = _dense(gradient, variable)
+        if gradient.shape != storage.shape:
+            what = f"returned a gradient of shape {gradient.shape} for variable {variable.name!r}"
+            raise self._error(ValueError, f"{what}, expected {storage.shape}")
+        return gradient if gradient.dtype == storage.dtype else self._converted(gradient, variable)
+
+    def _converted(self, gradient: Any, variable: DistributedVariable) -> Any:
+        if gradient.dtype.kind in "cOSU":
+            what = f"returned a gradient of dtype {gradient.dtype} for variable {variable.name!r}"
+            raise self._error(TypeError, f"{what}, expected {variable.dtype}")
+        return gradient.astype(variable.dtype)
+
+    def _error(self, kind: type[Exception], what: str, name: str = "value_and_grad_fn") -> Exception:
+        extended = self.strategy.extended
+        return kind(f"rank {extended.replica_id} of {extended.num_replicas}: {name} {what}")
+
+
+def arguments(batch: Any) -> tuple[Any, ...]:
+    """Return what a batch is to a function: a tuple is several arguments, anything else is one."""
+    return batch if type(batch) is tuple else (batch,)
+
+
+def _require_variables(variables: list[Any]) -> None:
+    for number, variable in enumerate(variables):
+        if not isinstance(variable, DistributedVariable):
+            raise TypeError(
+                f"variables must be made by `mpidist.Variable`; number {number} is a {type(variable).__name__}"
+            )
+    strategies = {id(variable.strategy): variable.strategy for variable in variables}
+    if len(strategies) > 1:
+        names = ", ".join(map(repr, strategies.values()))
+        raise ValueError(
+            f"the variables belong to several strategies: {names}; create all of them inside `with strategy.scope():`"
+        )
+
+
+def _dense(gradient: Any, variable: DistributedVariable) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(gradient.values, gradient.indices, variable.shape).to_dense()
+    return arrays.to_array(gradient)
+
+
+def _shape_of(result: Any) -> str:
+    if isinstance(result, (tuple, list)):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"a {type(result).__name__}"

@@ -1,0 +1,56 @@
+"""`Position`: how far a training has come, as plain numbers for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Position:
+    """The next step of a training.  All methods are Local.
+
+    Attributes
+    ----------
+    epoch : int
+        From 0.
+    step : int
+        In the epoch, from 0.
+    rows : int
+        Trained on in this epoch.
+    steps_made : int
+        In all epochs together.
+    loss : float
+        Sum of their losses, to the accuracy in which steps exchange it; for logs of batches.
+    """
+
+    def __init__(self) -> None:
+        self.steps_made = 0
+        self.begin_epoch(0)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch."""
+        self.epoch, self.step, self.rows, self.loss = epoch, 0, 0, 0.0
+
+    def advance(self, rows: int, loss: float) -> None:
+        """Count a step."""
+        self.step += 1
+        self.steps_made += 1
+        self.rows += rows
+        self.loss += loss
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean loss of this epoch so far, 0 before its first row."""
+        return self.loss / self.rows if self.rows else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Return everything as numbers."""
+        loss = float.hex(self.loss)  # as text: JSON has no NaN
+        counts = {"epoch": self.epoch, "step": self.step, "rows": self.rows, "steps_made": self.steps_made}
+        return {**counts, "loss": loss}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self.epoch, self.step, self.rows = int(state["epoch"]), int(state["step"]), int(state["rows"])
+        self.steps_made = int(state["steps_made"])
+        self.loss = float.fromhex(state["loss"])

@@ -1,0 +1,48 @@
+"""`Progress`: what a checkpoint of a training has besides variables, optimizer and data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpidist.training.metrics import Metric
+from mpidist.training.position import Position
+
+
+class Progress:
+    """Position, metrics of the present epoch, and what callbacks remember, as one object of a `Checkpoint`.
+
+    Parameters
+    ----------
+    position : Position
+    metrics : sequence of Metric
+    callbacks : sequence of Callback
+        Those with ``state()`` and ``restore(state)`` take part.
+    """
+
+    def __init__(self, position: Position, metrics: Sequence[Metric], callbacks: Sequence[Any]) -> None:
+        self._position = position
+        self._parts: dict[str, Any] = {f"metrics/{metric.name}": metric for metric in metrics}
+        for callback in callbacks:
+            if hasattr(callback, "state") and hasattr(callback, "restore"):
+                name = f"callbacks/{type(callback).__name__}"
+                same = sum(key.startswith(name) for key in self._parts)
+                self._parts[f"{name}_{same}" if same else name] = callback
+
+    def state(self) -> dict[str, Any]:
+        """Return arrays and numbers by name.
+
+        Collective: every rank calls it in the same order.
+        """
+        found = self._position.state()
+        for name, part in self._parts.items():
+            found.update({f"{name}/{key}": value for key, value in part.state().items()})
+        return found
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave; a metric or callback that was not there keeps what it has.  Local."""
+        self._position.restore(state)
+        for name, part in self._parts.items():
+            own = {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}/")}
+            if own:
+                part.restore(own)

@@ -1,0 +1,494 @@
+"""`Trainer`: `fit`, `evaluate` and `predict` with Keras' meaning, for a function that returns loss and gradients.
+
+Every rank runs the same loop.  In a step the ranks talk once: gradients, counts of rows, loss and votes for an end are
+reduced in one call.  Metrics are added up over the ranks when an epoch, or an evaluation, is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+from mpidist import context
+from mpidist.optimizers import Optimizer
+from mpidist.options import ReduceOp
+from mpidist.training import batches as feeding
+from mpidist.training import predictions
+from mpidist.training.batches import Batches
+from mpidist.training.callbacks.base import Callback, CallbackList, Logs
+from mpidist.training.callbacks.history import History
+from mpidist.training.callbacks.progress_bar import ProgressBar
+from mpidist.training.metrics import Mean, Metric
+from mpidist.training.metrics import get as get_metric
+from mpidist.training.model import Evaluation, Model, arguments
+from mpidist.training.position import Position
+from mpidist.training.progress import Progress
+from mpidist.training.train_step import TrainStep, rows_of
+
+
+class Trainer:
+    """Trains variables by a function that returns loss and gradients, on all replicas of the variables' strategy.
+
+    N ranks do what one rank does on the global batch: everything is weighted by rows, so batches may be uneven, and a
+    replica may have no rows at all, in which case the functions are not called there.
+
+    Local: making one sends nothing.
+
+    Parameters
+    ----------
+    value_and_grad_fn : callable
+        ``fn(parameters, x, y)`` returns ``(loss, gradients)``: the mean loss over the rows given, and its gradient.
+        It may return ``((loss, predictions), gradients)``, from which metrics are computed then.  A batch that is a
+        tuple is passed as several arguments, any other as one.  From any library: by hand, autograd, JAX, PyTorch.
+    variables : variable, or nested lists, tuples and dicts of variables
+        Of one strategy.  ``parameters`` has this structure, with read-only arrays, and ``gradients`` too.  What is
+        returned for variables that are not trainable is not looked at.
+    optimizer : Optimizer
+    metrics : sequence of Metric, str or callable
+        Updated with labels and predictions: the second and first member of a batch that is a tuple ``(x, y)``.  See
+        `mpidist.metrics.get`.
+    predict_fn : callable, optional
+        ``fn(parameters, x)`` returns the predictions, one for each row.
+    loss_fn : callable, optional
+        ``fn(parameters, x, y)`` returns the mean loss, or ``(loss, predictions)``, for `evaluate`, where gradients are
+        not wanted, nor dropout; by default it is what `value_and_grad_fn` says.
+
+    Attributes
+    ----------
+    strategy : Strategy
+    variables : list of Variable
+    optimizer : Optimizer
+    metrics : list of Metric
+    history : History
+        Of the last `fit`.
+    stop_training : bool
+        See `fit`.
+    last_loss : float
+        Of this rank's rows in the last step, 0 if there were none.
+
+    Raises
+    ------
+    TypeError
+        Something is not what it should be.
+    ValueError
+        The variables are not all of one strategy, or not of the strategy in whose scope the trainer is made.
+    """
+
+    def __init__(
+        self,
+        value_and_grad_fn: Callable[..., Any],
+        variables: Any,
+        optimizer: Optimizer,
+        metrics: Iterable[Metric | str | Callable[..., Any]] = (),
+        predict_fn: Callable[..., Any] | None = None,
+        loss_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a mpidist.optimizers.Optimizer, got {type(optimizer).__name__}")
+        found = [get_metric(metric) for metric in metrics]
+        self._model = Model(value_and_grad_fn, variables, predict_fn, loss_fn, needs_predictions=bool(found))
+        self.strategy = _require_scope(self._model.strategy)
+        self.variables = self._model.variables
+        self.optimizer = optimizer
+        self.metrics = [_of_strategy(metric, self.strategy) for metric in found]
+        _require_names(self.metrics)
+        self._loss = _of_strategy(Mean("loss"), self.strategy)
+        self._step = TrainStep(self._model, optimizer)
+        self._position = Position()
+        self._callbacks: Sequence[Callback] = ()
+        self._data: Any = None
+        self._is_training = self._stop_now = self.stop_training = False
+        self.last_loss = 0.0
+        self.history = History()
+
+    # -- what users call ----------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: int | str = "auto",
+        callbacks: Sequence[Callback] = (),
+        validation_data: Any = None,
+        shuffle: bool = True,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+        seed: int = 0,
+    ) -> History:
+        """Train for some epochs.
+
+        Collective: every rank calls it in the same order, with the same data: all rows, on every rank.
+
+        A callback ends the training by ``trainer.stop_training = True``, on one rank or all: it is a vote that goes
+        along with the next step, after which all ranks end together, or is counted at the end of the epoch.
+
+        Parameters
+        ----------
+        x : arrays, Dataset, distributed data set, or iterable of global batches
+            Arrays may be nested in tuples and dicts; with `y` they are the inputs, without it the whole batch.
+        y : array, optional
+            Labels; only with arrays.
+        batch_size : int, optional
+            Rows of a global batch, over all replicas; only with arrays.  32 by default.
+        epochs : int
+            Number of the epoch to train to.
+        verbose : int or str
+            See `mpidist.callbacks.ProgressBar`.
+        callbacks : sequence of Callback
+        validation_data : tuple of arrays, Dataset, or iterable of global batches, optional
+            Evaluated after every epoch; its logs begin with ``val_``.
+        shuffle : bool
+            Whether arrays are shuffled, in another order every epoch, the same on any number of ranks.
+        sample_weight : array, optional
+            A third member of every batch; only with arrays.
+        initial_epoch : int
+            The epoch to begin with, from 0.
+        steps_per_epoch : int, optional
+            An epoch has so many batches; needed for data that repeat forever.
+        validation_steps, validation_batch_size, validation_freq : int, optional
+            Batches of a validation; rows of a batch of it, if it is of arrays; epochs from one to the next.
+        seed : int
+            Of the shuffle.
+
+        Returns
+        -------
+        History
+            Loss and metrics of every epoch, over all rows of all ranks; the same on every rank.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A function returned something else than it should; names the rank.
+        CollectiveMismatchError
+            On all ranks: their data or functions differ.
+        """
+        seeds = seed if shuffle else None
+        self._data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size, seeds)
+        if self._data is not x:  # one that was given has a position of its own
+            _begin_with_epoch(self._data, initial_epoch, steps_per_epoch)
+        data = Batches(self._data, steps_per_epoch)
+        validation = self._validation(validation_data, validation_batch_size or batch_size, validation_steps)
+        self.history = History()
+        self._callbacks = [*callbacks, self.history, ProgressBar(verbose)]
+        called = CallbackList(self._callbacks, self, {"epochs": epochs, "steps": data.steps})
+        self._position.begin_epoch(initial_epoch)
+        self.stop_training = self._stop_now = False
+        self.strategy.run(self._model.read_variables)
+        with self._training():
+            self._fit(data, epochs, called, validation, validation_freq)
+        return self.history
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        return_dict: bool = False,
+    ) -> Any:
+        """Return the mean loss and the metrics over all rows.
+
+        Collective: every rank calls it in the same order, with the same data.  The ranks talk at the end only.
+
+        Parameters
+        ----------
+        x, y, batch_size, sample_weight
+            As for `fit`.
+        verbose : int or str
+            Accepted for Keras' sake.
+        steps : int, optional
+            Evaluate only so many batches.
+        callbacks : sequence of Callback
+        return_dict : bool
+
+        Returns
+        -------
+        float, list of float, or dict
+            The loss; ``[loss, *metrics]`` if there are metrics; or a dict, if asked for.
+        """
+        data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
+        batches = Batches(data, steps)
+        called = CallbackList(callbacks, self, {"epochs": 1, "steps": batches.steps})
+        self.strategy.run(self._model.read_variables)
+        logs = self._evaluate(batches, called)
+        if return_dict:
+            return logs
+        return list(logs.values()) if self.metrics else logs["loss"]
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        steps: int | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Any:
+        """Return the predictions for all rows, in input order, on every rank.
+
+        Collective: every rank calls it in the same order, with the same data.  The ranks talk at the end only.
+
+        Parameters
+        ----------
+        x : as for `fit`
+            Of batches that are tuples, the first member is taken.
+        batch_size : int, optional
+            Rows of a global batch; only with arrays.  32 by default.
+        verbose : int or str
+            Accepted for Keras' sake.
+        steps : int, optional
+            Predict only so many batches.
+        callbacks : sequence of Callback
+
+        Returns
+        -------
+        numpy.ndarray, or nested tuples and dicts of them
+            What `predict_fn` returns, for all rows: as many as the data have.
+
+        Raises
+        ------
+        ValueError
+            There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
+        """
+        data = Batches(feeding.distributed(self.strategy, x, batch_size=batch_size), steps)
+        called = CallbackList(callbacks, self, {"epochs": 1, "steps": data.steps})
+        self.strategy.run(self._model.read_variables)
+        parts, rows = [], []
+        called.call("on_predict_begin", {})
+        for number, batch in enumerate(data.epoch()):
+            called.call("on_predict_batch_begin", number, {})
+            rows.append(rows_of(batch))
+            if rows[-1]:
+                parts.append(self.strategy.run(self._model.predict, (arguments(batch)[0],)))
+            called.call("on_predict_batch_end", number, {})
+        found = predictions.gathered(self.strategy, parts, rows)
+        called.call("on_predict_end", {})
+        return found
+
+    # -- what callbacks ask -------------------------------------------------------------------------------------------
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this rank is the one that writes files and shows progress."""
+        return self.strategy.extended.replica_id == 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step, from 0."""
+        return self._position.epoch
+
+    @property
+    def steps_made(self) -> int:
+        """Training steps made, all epochs and calls of `fit` together."""
+        return self._position.steps_made
+
+    def stop_now(self) -> None:
+        """End the training after this step.
+
+        Local, for decisions that all ranks make at the same turn from what they know together, such as logs.  For
+        others set ``stop_training``.
+        """
+        self._stop_now = self.stop_training = True
+
+    def from_chief(self, value: float) -> float:
+        """Return the chief's number on all ranks.
+
+        Collective: every rank calls it in the same order.
+        """
+        return self.each_rank(value)[0]
+
+    def each_rank(self, value: float) -> list[float]:
+        """Return the number that each rank gave, in rank order.
+
+        Collective: every rank calls it in the same order.
+        """
+        return self.strategy.gather(numpy.array([value], "float64"), axis=0).tolist()
+
+    def checkpoint_objects(self) -> dict[str, Any]:
+        """Return what belongs into a checkpoint of this training, by name: arguments of `Checkpoint`.  Local.
+
+        The data set of the present `fit` is among them, if it has a position.
+        """
+        structure: Any = self._model.structure
+        objects = {
+            "variables": structure if isinstance(structure, (dict, list, tuple)) else [structure],
+            "optimizer": self.optimizer,
+            "training": Progress(self._position, [self._loss, *self.metrics], self._callbacks),
+        }
+        if hasattr(self._data, "state") and hasattr(self._data, "restore"):
+            objects["dataset"] = self._data
+        return objects
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        self._is_training = True
+        try:
+            yield
+        finally:
+            self._is_training = False
+
+    def _fit(
+        self, data: Batches, epochs: int, called: CallbackList, validation: Batches | None, validation_freq: int
+    ) -> None:
+        position, logs = self._position, {}
+        first = (position.epoch, 0)
+        called.call("on_train_begin", {})
+        if (position.epoch, position.step) != first:  # a callback has restored a checkpoint
+            data.skip(position.epoch, position.step)
+        while position.epoch < epochs:
+            epoch = position.epoch
+            called.call("on_epoch_begin", epoch, {})
+            self._train_epoch(data, called)
+            logs = self._results()
+            if validation is not None and (epoch + 1) % validation_freq == 0:
+                logs.update({f"val_{name}": value for name, value in self._evaluate(validation, called).items()})
+            position.begin_epoch(epoch + 1)
+            called.call("on_epoch_end", epoch, logs)
+            if self._all_agree_to_stop():
+                break
+        called.call("on_train_end", logs)
+
+    def _train_epoch(self, data: Batches, called: CallbackList) -> None:
+        position = self._position
+        if position.step == 0:
+            self._reset([self._loss, *self.metrics])
+        begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
+        run, train_on = self.strategy.run, self._train_on
+        first = position.step
+        for step, batch in enumerate(data.epoch(first), first):
+            for hook in begin_hooks:
+                hook(step, {})
+            totals = run(train_on, (batch,))
+            position.advance(totals.rows, totals.loss)
+            if end_hooks:
+                logs = {"loss": position.mean_loss}
+                for hook in end_hooks:
+                    hook(step, logs)
+            if totals.votes or self._stop_now:
+                return
+        if not position.step:
+            raise ValueError(
+                f"the data gave no batch in epoch {position.epoch}; an iterator can be gone through once only: give a "
+                "data set, or the number of steps of an epoch"
+            )
+
+    def _train_on(self, batch: Any) -> Any:
+        """Make a step with this replica's part of a batch; runs in the replica."""
+        totals, evaluation = self._step(batch, self.stop_training)
+        self.last_loss = 0.0 if evaluation is None else evaluation.loss
+        if evaluation is not None:
+            self._count(batch, evaluation)
+        return totals
+
+    def _all_agree_to_stop(self) -> bool:
+        """Return whether any rank has voted for the end.  Collective."""
+        if self.strategy.num_replicas_in_sync == 1:
+            return self.stop_training
+        (votes,) = self.strategy.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(self.stop_training))])
+        return bool(votes)
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _validation(self, data: Any, batch_size: int | None, steps: int | None) -> Batches | None:
+        if data is None:
+            return None
+        x, y, weights = [*data, None, None][:3] if isinstance(data, tuple) else (data, None, None)
+        of_arrays = isinstance(data, tuple) or feeding.are_arrays(data)
+        return Batches(feeding.distributed(self.strategy, x, y, weights, batch_size if of_arrays else None), steps)
+
+    def _evaluate(self, data: Batches, called: CallbackList) -> Logs:
+        """Return loss and metrics over all rows.  Collective."""
+        metrics = [self._loss, *self.metrics]
+        kept = [{name: sums.copy() for name, sums in metric.sums.items()} for metric in metrics]
+        self._reset(metrics)
+        called.call("on_test_begin", {})
+        begin_hooks, end_hooks = called.hooks("on_test_batch_begin"), called.hooks("on_test_batch_end")
+        for number, batch in enumerate(data.epoch()):
+            for hook in begin_hooks:
+                hook(number, {})
+            if rows_of(batch):
+                self.strategy.run(self._test_on, (batch,))
+            for hook in end_hooks:
+                hook(number, {})
+        logs = self._results()
+        if self._is_training:
+            for metric, sums in zip(metrics, kept, strict=True):
+                for name, value in sums.items():
+                    metric.sums[name][...] = value
+        called.call("on_test_end", logs)
+        return logs
+
+    def _test_on(self, batch: Any) -> None:
+        """Evaluate this replica's part of a batch; runs in the replica."""
+        self._count(batch, self._model.test(batch))
+
+    def _count(self, batch: Any, evaluation: Evaluation) -> None:
+        """Take loss and predictions of some rows into account."""
+        rows, sums = rows_of(batch), self._loss.sums
+        sums["total"] += evaluation.loss * rows
+        sums["count"] += rows
+        for metric in self.metrics:
+            metric.update_state(batch[1], evaluation.predictions)
+
+    def _results(self) -> Logs:
+        """Return loss and metrics over what all ranks have seen, in one call.  Collective."""
+        metrics = [self._loss, *self.metrics]
+        sums = [array for metric in metrics for array in metric.sums.values()]
+        reduced = iter(self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums))
+        return {metric.name: metric.compute({name: next(reduced) for name in metric.sums}) for metric in metrics}
+
+    def _reset(self, metrics: Sequence[Metric]) -> None:
+        for metric in metrics:
+            metric.reset_state()
+
+
+def _require_scope(strategy: Any) -> Any:
+    """Return the variables' strategy; ValueError in the scope of another one."""
+    if context.has_strategy() and context.get_strategy() is not strategy:
+        raise ValueError(
+            f"the variables belong to {strategy!r}, and the trainer is made in the scope of "
+            f"{context.get_strategy()!r}; create the variables in that scope too"
+        )
+    return strategy
+
+
+def _of_strategy(metric: Metric, strategy: Any) -> Metric:
+    """Return the metric; takes one that was made outside of all scopes into the strategy."""
+    if context.is_default(metric.strategy):
+        metric.strategy = strategy
+    if metric.strategy is not strategy:
+        raise ValueError(f"metric {metric.name!r} belongs to {metric.strategy!r}, the variables to {strategy!r}")
+    return metric
+
+
+def _require_names(metrics: Sequence[Metric]) -> None:
+    names = ["loss", *(metric.name for metric in metrics)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"metrics need names of their own, also other than 'loss'; these come twice: {twice}")
+
+
+def _begin_with_epoch(data: Any, epoch: int, steps_per_epoch: int | None) -> None:
+    """Let a data set begin where the epochs before would have left it."""
+    if not epoch or not hasattr(data, "restore"):
+        return
+    if steps_per_epoch is None:
+        data.restore({"epoch": epoch, "step": 0})
+        return
+    try:
+        passes, step = divmod(epoch * steps_per_epoch, len(data))
+    except TypeError:  # it repeats forever
+        passes, step = 0, epoch * steps_per_epoch
+    data.restore({"epoch": passes, "step": step})
