@@ -3,124 +3,144 @@
 Two ranks answer each other through a word of shared memory each.  A round trip is two messages, and each takes one or
 two transfers of a cache line: 20 to 50 ns inside a last-level cache, 100 to 200 ns from one to another.  The rest of it
 is what a loop in Python costs, which a rank measures by answering itself; it is subtracted.
+
+A virtual machine's cores may be moved in the middle of a launch, so a benchmark looks again after every turn.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
-from mpidist.commands.bench.ranks import Ranks
 from mpidist.transports.shared import map_together
 
-#: Between the two kinds there is a wide gap.  On a virtual machine of two cores (AMD EPYC) a round trip took 110 to 150
-#: ns more than the loop itself where both cores had one cache, and more than 450 where they had two.
-THRESHOLD_NANOSECONDS = 280.0
+#: The modes of a launch, as they are told; `UNKNOWN` where there are no two cores to ask.
+MODES = ONE_CACHE, TWO_CACHES = ("one cache", "two caches")
+UNKNOWN, CHANGED = "unknown", "changed"
+
+#: Between the two kinds there is a wide gap.  In 40 launches on a virtual machine of two cores (AMD EPYC), idle and
+#: busy, a round trip took 100 to 195 ns more than the loop itself, or 450 to 510; it is their geometric mean.
+THRESHOLD_NANOSECONDS = 300.0
 
 #: Round trips in one try, and tries; the least disturbed try counts.
-_TRIPS, _TRIES = 500, 9
+_TRIPS, _TRIES = 200, 5
 
-#: With more ranks on a node than this, each is tried with the first one only.
+#: With more cores on a node than this, each is tried with the first one only.
 _ALL_PAIRS = 8
 
 #: Words of a cache line pair: flags of two ranks are never fetched together.
 _STRIDE = 16
 
+#: How long a rank sleeps between two looks while others play: on crowded cores it would take their turn.
+_NAP_SECONDS = 50e-6
 
-@dataclass(frozen=True)
-class CacheMode:
-    """What a launch's cores share.
+
+def classify(round_trip_nanoseconds: Sequence[float]) -> str:
+    """Return the mode that these round trips mean.  Local, pure."""
+    if not round_trip_nanoseconds:
+        return UNKNOWN
+    return ONE_CACHE if max(round_trip_nanoseconds) < THRESHOLD_NANOSECONDS else TWO_CACHES
+
+
+class CacheProbe:
+    """Finds out the mode, as often as asked.
+
+    Making it is collective, and so is `look`.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    mpi : module
 
     Attributes
     ----------
-    mode : str
-        ``"one cache"``, ``"two caches"`` (or more), ``"changed"`` during the launch, or ``"unknown"``.
-    round_trip_nanoseconds : tuple of float
-        Of each pair of cores, the loop's own cost subtracted.
-    why : str
-        Why it is unknown, or how it was found out.
+    looks : Counter
+        How often each mode was found.
+    round_trip_nanoseconds : list of float
+        Of the slowest pair of cores, at each look; the loop's own cost is subtracted.
+    is_pinned : bool
+        Whether every rank is tied to one core; if not, ranks are for the moment of a look.
     """
 
-    mode: str
-    round_trip_nanoseconds: tuple[float, ...] = ()
-    why: str = ""
+    def __init__(self, comm: Any, mpi: Any) -> None:
+        self._comm = comm
+        self._node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+        self._core, is_pinned = _core_of(self._node.rank)
+        self.is_pinned = all(comm.allgather(is_pinned))
+        self._pairs = _pairs(self._node.allgather(self._core))
+        nbytes = 8 * _STRIDE * (2 * len(self._pairs) + self._node.size)
+        self._words = memoryview(map_together(nbytes, self._node.rank, self._node.allgather)).cast("Q")
+        self._played = 0
+        self.looks: Counter[str] = Counter()
+        self.round_trip_nanoseconds: list[float] = []
+
+    def look(self) -> str:
+        """Return the mode now, the same on all ranks.  Collective."""
+        with _on_core(self._core):
+            mine = self._trips()
+        trips = [trip for trips_of_rank in self._comm.allgather(mine) for trip in trips_of_rank]
+        mode = classify(trips)
+        self.looks[mode] += 1
+        self.round_trip_nanoseconds += [max(trips)] if trips else []
+        return mode
 
     def describe(self) -> str:
         """Return one line for people."""
-        trips = ", ".join(f"{each:.0f}" for each in sorted(self.round_trip_nanoseconds))
-        told = f" (round trip of a flag {trips} ns, threshold {THRESHOLD_NANOSECONDS:.0f})" if trips else ""
-        return f"{self.mode}{told}{f'; {self.why}' if self.why else ''}"
+        looks, total = self.looks.most_common(), self.looks.total()
+        modes = ", ".join(mode if len(looks) == 1 else f"{mode} in {count} of {total} looks" for mode, count in looks)
+        if not self.round_trip_nanoseconds:
+            return f"{modes}: no two ranks of a node run on different cores"
+        trip = sorted(self.round_trip_nanoseconds)[len(self.round_trip_nanoseconds) // 2]
+        tied = "" if self.is_pinned else "; ranks are not tied to cores, and were for this"
+        return f"{modes} (round trip of a flag {trip:.0f} ns, threshold {THRESHOLD_NANOSECONDS:.0f}{tied})"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
+    def _trips(self) -> list[float]:
+        """Return the round trips, in nanoseconds, of the pairs of which this rank is the first."""
+        node, words, found = self._node, self._words, []
+        for number, pair in enumerate(self._pairs):
+            _meet(node)
+            if node.rank not in pair:
+                continue
+            flags = 2 * number * _STRIDE, (2 * number + 1) * _STRIDE
+            if node.rank == pair[0]:
+                own = _alone(words, (2 * len(self._pairs) + node.rank) * _STRIDE)
+                found.append(max(0.0, _ping_pong(words, *flags, played=self._played) - own))
+            else:
+                _ping_pong(words, *flags[::-1], played=self._played, serve=False)
+        _meet(node)
+        self._played += _TRIES * _TRIPS
+        return found
+
+    def close(self) -> None:
+        """Give the communicator back.  Collective."""
+        self._node.Free()
 
 
-def classify(round_trip_nanoseconds: Sequence[float], why: str = "") -> CacheMode:
-    """Return the mode that these round trips mean.  Local, pure."""
-    if not round_trip_nanoseconds:
-        return CacheMode("unknown", (), why or "no two ranks of a node run on different cores")
-    one = max(round_trip_nanoseconds) < THRESHOLD_NANOSECONDS
-    return CacheMode("one cache" if one else "two caches", tuple(round_trip_nanoseconds), why)
-
-
-def both(before: CacheMode, after: CacheMode) -> CacheMode:
-    """Return the mode of a launch, from what was found at its start and at its end.  Local, pure."""
-    if before.mode == after.mode:
-        trips = zip(before.round_trip_nanoseconds, after.round_trip_nanoseconds, strict=True)
-        return CacheMode(before.mode, tuple(min(pair) for pair in trips), before.why)
-    trips_of_both = (*before.round_trip_nanoseconds, *after.round_trip_nanoseconds)
-    return CacheMode("changed", trips_of_both, f"{before.mode} at the start, {after.mode} at the end")
-
-
-def measure(ranks: Ranks) -> CacheMode:
-    """Return the mode of this launch now, the same on all ranks.  Collective."""
-    node = ranks.comm.Split_type(ranks.mpi.COMM_TYPE_SHARED)
-    try:
-        with _on_one_core(node.rank) as (core, why):
-            trips = _ping_pongs(node, core)
-    finally:
-        node.Free()
-    everywhere = [trip for trips_of_rank in ranks.comm.allgather(trips) for trip in trips_of_rank]
-    return classify(everywhere, why)
+def _core_of(local_rank: int) -> tuple[int, bool]:
+    """Return the core of this rank, and whether it is tied to that."""
+    if not hasattr(os, "sched_getaffinity"):
+        return local_rank, False
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed[local_rank % len(allowed)], len(allowed) == 1
 
 
 @contextmanager
-def _on_one_core(local_rank: int) -> Iterator[tuple[int, str]]:
-    """Stay on one core inside the block, also where the launcher has not tied this rank to one."""
+def _on_core(core: int) -> Iterator[None]:
+    """Stay on a core inside the block."""
     if not hasattr(os, "sched_getaffinity"):
-        yield local_rank, "cores unknown on this system"
+        yield
         return
-    allowed = sorted(os.sched_getaffinity(0))
-    core = allowed[0] if len(allowed) == 1 else allowed[local_rank % len(allowed)]
+    allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
-        yield core, "" if len(allowed) == 1 else "ranks are not tied to cores; they were for the ping-pong"
+        yield
     finally:
         os.sched_setaffinity(0, allowed)
-
-
-def _ping_pongs(node: Any, core: int) -> list[float]:
-    """Return the round trips of this rank's pairs of which it is the first."""
-    pairs = _pairs(node.allgather(core))
-    nbytes = 8 * _STRIDE * (2 * len(pairs) + node.size)
-    words = memoryview(map_together(nbytes, node.rank, node.allgather)).cast("Q")
-    own = _alone(words, (2 * len(pairs) + node.rank) * _STRIDE)
-    found = []
-    for number, pair in enumerate(pairs):
-        node.Barrier()
-        if node.rank in pair:
-            flags = 2 * number * _STRIDE, (2 * number + 1) * _STRIDE
-            trip = _ping_pong(words, *flags) if node.rank == pair[0] else _ping_pong(words, *flags[::-1], serve=False)
-            if node.rank == pair[0]:
-                found.append(max(0.0, trip - own))
-    node.Barrier()
-    return found
 
 
 def _pairs(cores: Sequence[int]) -> list[tuple[int, int]]:
@@ -129,10 +149,17 @@ def _pairs(cores: Sequence[int]) -> list[tuple[int, int]]:
     return [pair for pair in combinations(ranks, 2) if len(ranks) <= _ALL_PAIRS or pair[0] == ranks[0]]
 
 
-def _ping_pong(words: Any, mine: int, theirs: int, serve: bool = True) -> float:
-    """Return nanoseconds of a round trip: the quickest of some tries.  Both words are 0 before."""
+def _meet(node: Any) -> None:
+    """Wait for the other ranks of the node, and leave them the cores meanwhile."""
+    request = node.Ibarrier()
+    while not request.Test():
+        time.sleep(_NAP_SECONDS)
+
+
+def _ping_pong(words: Any, mine: int, theirs: int, played: int, serve: bool = True) -> float:
+    """Return nanoseconds of a round trip: the quickest of some tries.  Both words are `played` before."""
     tries = []
-    for first in range(1, 1 + _TRIES * _TRIPS, _TRIPS):
+    for first in range(played + 1, played + 1 + _TRIES * _TRIPS, _TRIPS):
         start = time.perf_counter_ns()
         for value in range(first, first + _TRIPS):
             if serve:

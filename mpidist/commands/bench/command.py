@@ -11,7 +11,6 @@ from typing import Any
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.commands.bench import (
     all_reduce,
-    cache_mode,
     collectives,
     gradients,
     plot,
@@ -137,22 +136,22 @@ def _launched(options: argparse.Namespace, argv: Sequence[str]) -> list[Launch]:
 def _in_launch(options: argparse.Namespace, module: Any, argv: Sequence[str]) -> list[Launch]:
     """Measure as one of the ranks; only rank 0 returns the launch.  Collective."""
     ranks = Ranks()
-    before = cache_mode.measure(ranks)
+    ranks.probe.look()
     found = Launch(
         subcommand=options.subcommand,
         command=["bench", *argv],
         ranks=ranks.size,
         mpi=ranks.library,
         topology=ranks.communicator.topology.describe(),
-        cache=before,
+        looks={},
         machine=results.machine(),
     )
-    ranks.say(found.heading())
+    cores = f"{found.machine['cores']} cores"
+    ranks.say(f"# {found.subcommand}: {found.mpi}, {found.topology}, {cores}, {ranks.probe.describe()}")
     measured = module.measure(options, ranks)
-    found.cache = cache_mode.both(before, cache_mode.measure(ranks))
-    found.rows, found.missing = measured.rows, measured.missing
-    ranks.say(f"# cache mode: {found.cache.describe()}")
-    ranks.comm.Barrier()
+    found.rows, found.missing, found.looks = measured.rows, measured.missing, dict(ranks.probe.looks)
+    ranks.say(f"# cache mode: {ranks.probe.describe()}")
+    ranks.comm.Barrier()  # a peer's servers end only when nobody needs them any more
     return [found] if ranks.rank == 0 else []
 
 

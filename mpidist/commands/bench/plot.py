@@ -29,9 +29,10 @@ def draw(launches: Sequence[Launch], path: Path) -> None:
     """Draw one panel for each kind of launch: curves over sizes, or bars for one size.  Local."""
     plots, panels = pyplot(), list(kinds(launches).items())
     figure, axes = plots.subplots(1, len(panels), figsize=(7 * len(panels), 5), squeeze=False)
-    for axis, ((subcommand, ranks, mode), same) in zip(axes[0], panels, strict=True):
-        rows = medians(same)
-        axis.set_title(f"{subcommand}, {ranks} ranks, {mode}\n{same[0].mpi}, median of {len(same)} launches")
+    for axis, ((subcommand, ranks, mode), found) in zip(axes[0], panels, strict=True):
+        rows = medians(found)
+        count = max(row.launches for row in rows)
+        axis.set_title(f"{subcommand}, {ranks} ranks, {mode}\n{launches[0].mpi}, median of {count} launches")
         if len({row.size for row in rows}) > 2:
             _curves(axis, rows)
         else:

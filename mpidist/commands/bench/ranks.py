@@ -10,6 +10,7 @@ import numpy
 
 import mpidist
 from mpidist.collectives.communicator import Communicator
+from mpidist.commands.bench.cache_mode import CacheProbe
 from mpidist.commands.bench.tensors import TensorList
 from mpidist.errors import MissingDependencyError
 
@@ -26,6 +27,7 @@ class Ranks:
     strategy : MultiWorkerMirroredStrategy
     communicator : Communicator
     rank, size : int
+    probe : CacheProbe
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class Ranks:
         self.comm = MPI.COMM_WORLD.Dup()
         self.communicator = Communicator.world()
         self.rank, self.size = self.comm.rank, self.comm.size
+        self.probe = CacheProbe(self.comm, MPI)
         self._existing: tuple[TensorList, list[Any]] | None = None
         self._packed: tuple[TensorList, list[Any]] | None = None
 

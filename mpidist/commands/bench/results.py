@@ -12,11 +12,8 @@ from typing import Any
 
 import numpy
 
-from mpidist.commands.bench.cache_mode import CacheMode
+from mpidist.commands.bench.cache_mode import MODES
 from mpidist.commands.bench.rows import Row, table
-
-#: The modes that a launch may have, as they are told.
-MODES = ("one cache", "two caches")
 
 
 @dataclass
@@ -30,7 +27,8 @@ class Launch:
         The words behind ``mpidist``.
     ranks : int
     mpi, topology : str
-    cache : CacheMode
+    looks : dict
+        Cache mode -> how often it was found in the course of the launch.
     rows : list of Row
     missing : dict
         Contender -> why it could not run.
@@ -42,26 +40,23 @@ class Launch:
     ranks: int
     mpi: str
     topology: str
-    cache: CacheMode
+    looks: dict[str, int]
     rows: list[Row] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        rows = [row.as_json() for row in self.rows]
-        return {**vars(self), "cache": self.cache.as_json(), "rows": rows}
+        return {**vars(self), "rows": [row.as_json() for row in self.rows]}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Launch:
         """Return what `as_json` gave."""
-        cache = {**values["cache"], "round_trip_nanoseconds": tuple(values["cache"]["round_trip_nanoseconds"])}
-        rows = [Row.from_json(row) for row in values["rows"]]
-        return cls(**{**values, "cache": CacheMode(**cache), "rows": rows})
+        return cls(**{**values, "rows": [Row.from_json(row) for row in values["rows"]]})
 
-    def heading(self) -> str:
-        """Return the line above its table."""
-        return f"# {self.subcommand}: {self.mpi}, {self.topology}, {os.cpu_count()} cores, {self.cache.describe()}"
+    def within(self, mode: str) -> list[Row]:
+        """Return the rows that were measured in a cache mode."""
+        return [row for row in self.rows if row.cache == mode]
 
 
 def machine() -> dict[str, Any]:
@@ -108,13 +103,12 @@ def read(path: Path) -> list[Launch]:
     return [Launch.from_json(each) for each in values["launches"]]
 
 
-def medians(launches: Iterable[Launch]) -> list[Row]:
-    """Return the rows of launches of one kind as one list: medians over the launches.  Local, pure."""
+def medians(rows: Iterable[Row]) -> list[Row]:
+    """Return one row for each contender, size and work, of the rows of several launches: their median.  Local, pure."""
     groups: dict[tuple[str, int, str], list[Row]] = {}
-    for launch in launches:
-        for row in launch.rows:
-            groups.setdefault((row.work, row.size, row.who), []).append(row)
-    return [_median(rows) for rows in groups.values()]
+    for row in rows:
+        groups.setdefault((row.work, row.size, row.who), []).append(row)
+    return [_median(same) for same in groups.values()]
 
 
 def _median(rows: list[Row]) -> Row:
@@ -134,26 +128,34 @@ def _median(rows: list[Row]) -> Row:
     )
 
 
-def kinds(launches: Sequence[Launch]) -> dict[tuple[str, int, str], list[Launch]]:
-    """Return the launches by subcommand, number of ranks and cache mode.  Local, pure."""
-    found: dict[tuple[str, int, str], list[Launch]] = {}
+def kinds(launches: Sequence[Launch]) -> dict[tuple[str, int, str], list[Row]]:
+    """Return the rows of all launches by subcommand, number of ranks and cache mode.  Local, pure."""
+    found: dict[tuple[str, int, str], list[Row]] = {}
     for launch in launches:
-        found.setdefault((launch.subcommand, launch.ranks, launch.cache.mode), []).append(launch)
+        for row in launch.rows:
+            found.setdefault((launch.subcommand, launch.ranks, row.cache), []).append(row)
     return found
 
 
 def summary(launches: Sequence[Launch]) -> str:
     """Return medians over launches for each kind of launch, and which cache mode never came up."""
     parts = []
-    for (subcommand, ranks, mode), same in kinds(launches).items():
-        title = f"# {subcommand} on {ranks} ranks, {mode}: medians over {len(same)} of {len(launches)} launches"
-        parts.append(f"{title}\n{table(medians(same))}")
+    for (subcommand, ranks, mode), rows in kinds(launches).items():
+        same = medians(rows)
+        count = max(row.launches for row in same)
+        title = f"# {subcommand} on {ranks} ranks, {mode}: medians over {count} launches"
+        parts.append("\n".join([title, *(table([row for row in same if row.work == work]) for work in works(same))]))
     return "\n\n".join([*parts, *never_came_up(launches)])
 
 
+def works(rows: Sequence[Row]) -> list[str]:
+    """Return what was done, in order.  Local, pure."""
+    return list(dict.fromkeys(row.work for row in rows))
+
+
 def never_came_up(launches: Sequence[Launch]) -> list[str]:
-    """Return a line for each cache mode that no launch had; none where it could not be found out."""
-    seen = {launch.cache.mode for launch in launches}
+    """Return a line for each cache mode in which nothing was measured; one where it could not be found out."""
+    seen = {row.cache for launch in launches for row in launch.rows}
     if not seen & set(MODES):
         return ["# cache mode: never found out"]
     return [f"# cache mode: {mode!r} never came up in {len(launches)} launches" for mode in MODES if mode not in seen]

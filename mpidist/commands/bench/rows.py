@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy
 
+from mpidist.commands.bench.cache_mode import CHANGED, UNKNOWN
 from mpidist.commands.bench.contender import Contender
 from mpidist.commands.bench.tensors import TensorList
 from mpidist.commands.bench.turns import Timing
@@ -35,6 +37,8 @@ class Row:
     ratio, more_us : float
         The time divided by that of the reference, of the same launch; and the microseconds above it.
     wrong : int or None
+    cache : str
+        The cache mode of the turns that count.
     launches : int
         How many it is the median of.
     """
@@ -54,6 +58,7 @@ class Row:
     ratio: float
     more_us: float
     wrong: int | None
+    cache: str = UNKNOWN
     launches: int = 1
 
     def as_json(self) -> dict[str, Any]:
@@ -79,7 +84,7 @@ def rows_of(
     reference: str,
     factor: float,
 ) -> list[Row]:
-    """Return a row for each contender.  Local, pure.
+    """Return a row for each contender that had a turn in the cache mode that most turns had.  Local, pure.
 
     Parameters
     ----------
@@ -92,12 +97,15 @@ def rows_of(
     factor : float
         busbw by algbw.
     """
-    by_name = {each.name: float(numpy.median(timing.seconds)) for each, timing in zip(contenders, timings, strict=True)}
-    base = by_name[reference]
+    mode = _mode_of(timings, [each.name for each in contenders].index(reference))
+    within = {each.name: timing.within(mode) for each, timing in zip(contenders, timings, strict=True)}
+    base = float(numpy.median(within[reference]))
     found = []
     for contender, timing in zip(contenders, timings, strict=True):
-        seconds = by_name[contender.name]
-        low, high = numpy.percentile(timing.seconds, [25, 75]) * 1e6
+        if not within[contender.name]:
+            continue
+        seconds = float(numpy.median(within[contender.name]))
+        low, high = numpy.percentile(within[contender.name], [25, 75]) * 1e6
         algbw = tensors.nbytes / seconds / 1e9
         found.append(
             Row(
@@ -109,7 +117,7 @@ def rows_of(
                 kind=contender.kind,
                 time_us=seconds * 1e6,
                 quartiles_us=(float(low), float(high)),
-                turns=len(timing.seconds),
+                turns=len(within[contender.name]),
                 algbw=algbw,
                 # what is no reduction uses no link
                 busbw=algbw * factor if contender.is_reduction else 0.0,
@@ -117,9 +125,17 @@ def rows_of(
                 ratio=seconds / base,
                 more_us=(seconds - base) * 1e6,
                 wrong=timing.wrong,
+                cache=mode,
             )
         )
     return found
+
+
+def _mode_of(timings: Sequence[Timing], reference: int) -> str:
+    """Return the mode that most turns had, as long as the reference had a turn in it; else that they do not tell."""
+    counts = Counter(mode for timing in timings for mode in timing.modes)
+    mode = counts.most_common(1)[0][0]
+    return mode if timings[reference].within(mode) else CHANGED
 
 
 def heading() -> str:
@@ -146,4 +162,5 @@ def table(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     references = ", ".join(dict.fromkeys(row.reference for row in rows))
-    return "\n".join([heading(), *map(line, rows), f"# ratio and more: against {references}"])
+    modes = ", ".join(dict.fromkeys(row.cache for row in rows))
+    return "\n".join([heading(), *map(line, rows), f"# ratio and more: against {references}; {modes}"])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpidist.commands.bench.cache_mode import CHANGED
 from mpidist.commands.bench.contender import Contender
 from mpidist.commands.bench.ranks import Ranks
 from mpidist.commands.bench.tensors import TensorList
@@ -45,12 +46,20 @@ class Timing:
     ----------
     seconds : list of float
         Of one reduction, in each of its turns: the slowest rank's.
+    modes : list of str
+        The cache mode in each of them.
     wrong : int or None
         Wrong elements in its first and its last result, on all ranks together; None if it reduces nothing.
     """
 
     seconds: list[float] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
     wrong: int | None = None
+
+    def within(self, mode: str) -> list[float]:
+        """Return the seconds of the turns in a cache mode; all of them if that is `CHANGED`.  Local, pure."""
+        pairs = zip(self.seconds, self.modes, strict=True)
+        return [seconds for seconds, found in pairs if mode in (found, CHANGED)]
 
 
 def shares(costs: Sequence[float], budget: Budget) -> list[int]:
@@ -103,9 +112,13 @@ class Turns:
         """Measure; the timings are in the order of the contenders.  Collective."""
         costs = [self._warm_up(index) for index in range(len(self._contenders))]
         counts = shares(costs, self._budget)
+        before = self._ranks.probe.look()
         for round_ in range(max(counts)):
             for index in order(counts, round_):
                 self._timings[index].seconds.append(self._turn(index))
+                after = self._ranks.probe.look()
+                self._timings[index].modes.append(after if after == before else CHANGED)
+                before = after
         for index in range(len(self._contenders)):
             self._turn(index, check=True)
             self._kept[index] = None
