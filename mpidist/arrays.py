@@ -157,6 +157,13 @@ def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
     return namespace(like).empty(shape, dtype=dtype)
 
 
+def to_device(array: Any, index: int) -> Any:
+    """Return `array` as a CuPy array in the memory of CUDA device `index`, as it is if it is there already; Local."""
+    cupy = _cupy()
+    with cupy.cuda.Device(index):
+        return cupy.asarray(array)
+
+
 def empty_like(array: Any) -> Any:
     """Return a new uninitialised C-contiguous array of the kind, shape and dtype of `array`."""
     return empty(array.shape, array.dtype, array)

@@ -1,4 +1,4 @@
-"""What the ranks must have alike in a data set: the facts that are compared before they train on it."""
+"""What the ranks must have alike in a data set, and how they tell each other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,25 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import fact
+from mpidist.errors import CollectiveMismatchError
+from mpidist.input import structure
 from mpidist.input.dataset import Dataset
+from mpidist.input.files import FileRows
+from mpidist.input.node import Node
+from mpidist.input.options import AutoShardPolicy
+from mpidist.input.sources import Arrays, Foreign, Generated
+
+#: What a communicator compares: arrays (name, dtype, shape), and facts that look like them.
+Facts = list[tuple[str, Any, tuple[int, ...]]]
 
 #: Bytes of the data that the checksums are over, all arrays together; of long rows a part, but of so many rows.
 _MOST_BYTES = 1 << 18
 _LEAST_ROWS = 16
+
+#: So many files are named in a comparison.
+_MOST_FILES = 8
 
 #: What to do about data sets that differ.
 ADVICE = (
@@ -24,29 +37,114 @@ ADVICE = (
 )
 
 
-def described(dataset: Any) -> list[tuple[str, Any, tuple[int, ...]]]:
+class Agreement:
+    """How the ranks that share a data set keep in step.
+
+    Parameters
+    ----------
+    communicator : Communicator or None
+        None is one rank alone, which agrees with itself.
+    timeout_seconds : float or None
+    """
+
+    def __init__(self, communicator: Communicator | None = None, timeout_seconds: float | None = None) -> None:
+        self._communicator = communicator if communicator is not None and communicator.size > 1 else None
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anybody to agree with."""
+        return self._communicator is not None
+
+    def compare(self, name: str, facts: Facts) -> None:
+        """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""
+        if self._communicator is None:
+            return
+        try:
+            self._communicator.check(self._communicator.call(name, facts), self._timeout_seconds)
+        except CollectiveMismatchError as error:
+            raise CollectiveMismatchError(f"{error}. {ADVICE}") from None
+
+    def largest(self, values: numpy.ndarray) -> numpy.ndarray:
+        """Return the element-wise maximum over all ranks, in place.  Collective."""
+        if self._communicator is not None:
+            self._communicator.all_reduce(values, "max", timeout_seconds=self._timeout_seconds)
+        return values
+
+    def exchange(self, payload: bytes, what: str) -> list[bytes]:
+        """Return what every rank gave, in rank order.  Collective."""
+        if self._communicator is None:
+            return [payload]
+        return self._communicator.exchange(payload, what, self._timeout_seconds)
+
+
+# -- what is compared once ---------------------------------------------------------------------------------------------
+
+
+def described(dataset: Any) -> Facts:
     """Return what `Communicator.call` takes to compare data sets: arrays with all their rows, and facts.  Local."""
     if not isinstance(dataset, Dataset):
         return [fact("type", type(dataset).__name__)]
-    named = sorted(_paths("", dataset.arrays), key=lambda item: item[0])
-    tensors = [(f"array {path}".rstrip(), leaf.dtype, leaf.shape) for path, leaf in named]
-    order = ", ".join(dataset.order) or "as they are"
-    return [
-        *tensors,
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    facts = [
         fact("type", "Dataset"),
+        *([] if policy is AutoShardPolicy.AUTO else [fact("auto_shard_policy", policy.name)]),
         fact("batch size", dataset.batch_size),
-        fact("drop_remainder", dataset.drop_remainder),
-        fact("order of the rows", order),
-        *_checksums(named),
     ]
+    if policy in (AutoShardPolicy.OFF, AutoShardPolicy.HINT):  # each rank may have rows of its own
+        return facts
+    facts += [fact("drop_remainder", dataset.drop_remainder), fact("order of the rows", _order(dataset._node))]
+    sources = list(dataset._node.sources())
+    named = [(_title(number, len(sources)), source) for number, source in enumerate(sources)]
+    tensors = [tensor for title, source in named for tensor in _tensors(title, source)]
+    most_bytes = _MOST_BYTES // max(len(tensors), 1)
+    return [*tensors, *facts, *(each for title, source in named for each in _contents(title, source, most_bytes))]
 
 
-def _checksums(named: list[tuple[str, Any]]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    for path, leaf in named:
+def _order(node: Node) -> str:
+    words = node.words()
+    if words and words[-1].startswith("batch("):  # it has facts of its own
+        words.pop()
+    return ", ".join(words) or "as they are"
+
+
+def _title(number: int, sources: int) -> str:
+    return "" if sources == 1 else f" of source {number}"
+
+
+def _tensors(title: str, source: Node) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+    """Yield the arrays of a source by name, with all their rows."""
+    if isinstance(source, Arrays):
+        for path, leaf in _sorted_paths(source.arrays):
+            yield f"array {path}".rstrip() + title, leaf.dtype, leaf.shape
+    elif isinstance(source, FileRows):
+        for path, spec in _sorted_paths(source.spec()):
+            yield f"array {path}".rstrip() + title, spec.dtype, (source.length, *spec.shape)  # type: ignore[misc]
+
+
+def _contents(title: str, source: Node, most_bytes: int) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+    """Yield facts about the data of a source: checksums of some rows, the names of files."""
+    if isinstance(source, FileRows):
+        rows = [table.rows for table in source.tables]
+        shown = ", ".join(map(str, rows[:_MOST_FILES])) + (", ..." if len(rows) > _MOST_FILES else "")
+        yield fact(f"files{title}", f"{len(rows)} with {shown} rows")
+    for path, leaf in _sorted_paths(_some_rows(source)):
         # bytes that are addresses, or padding between fields, mean nothing on other ranks
         if not leaf.dtype.hasobject and not leaf.dtype.names:
-            value = checksum(leaf, _MOST_BYTES // len(named))
-            yield fact(f"checksum of the data in array {path}".rstrip(), f"{value:#010x}")
+            name = f"checksum of the data in array {path}".rstrip() + title
+            yield fact(name, f"{checksum(leaf, most_bytes):#010x}")
+
+
+def _some_rows(source: Node) -> Any:
+    if isinstance(source, Arrays):
+        return source.arrays
+    if isinstance(source, FileRows) and source.length:
+        return source.gather(0, _spaced(int(source.length), _LEAST_ROWS))
+    return ()
+
+
+def _sorted_paths(value: Any) -> list[tuple[str, Any]]:
+    return sorted(structure.paths(value), key=lambda item: item[0])
 
 
 def checksum(array: Any, most_bytes: int) -> int:
@@ -59,13 +157,13 @@ def checksum(array: Any, most_bytes: int) -> int:
         Short arrays are taken whole; of longer ones evenly spaced rows, and of long rows evenly spaced elements, so
         that the sum is over about so many bytes, but over one element at least.
     """
-    sample = _sample(array, most_bytes) if array.size else array
+    sample = _sample(array, most_bytes) if array.size and array.nbytes else array
     host = arrays.as_host(sample) if arrays.is_device(sample) else sample
-    return zlib.crc32(arrays.byte_view(numpy.ascontiguousarray(host)).data)
+    return zlib.crc32(numpy.ascontiguousarray(host).tobytes())
 
 
 def _sample(array: Any, most_bytes: int) -> Any:
-    row_bytes = array.nbytes // len(array)
+    row_bytes = max(array.nbytes // len(array), 1)
     rows = _spaced(len(array), max(most_bytes // row_bytes, _LEAST_ROWS))
     if row_bytes * len(rows) <= most_bytes:
         return array[rows]
@@ -79,10 +177,9 @@ def _spaced(length: int, most: int) -> numpy.ndarray:
     return numpy.arange(count) * (length - 1) // max(count - 1, 1)
 
 
-def _paths(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (place, array) for everything in nested tuples and dicts."""
-    if isinstance(value, (dict, tuple)):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _paths(f"{prefix}/{key}" if prefix else str(key), item)
-    else:
-        yield prefix, value
+# -- what is compared at every step ------------------------------------------------------------------------------------
+
+
+def watched(node: Node) -> list[Generated | Foreign]:
+    """Return the sources of which only reading tells whether ranks have the same.  Local."""
+    return [source for source in node.sources() if isinstance(source, (Generated, Foreign))]

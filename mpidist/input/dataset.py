@@ -1,70 +1,62 @@
-"""`Dataset`: rows of arrays in memory, shuffled, repeated and batched by index arrays alone.
-
-A data set never touches its rows: it computes which rows make up which batch, the same on every rank, and whoever
-consumes it takes only the rows that he wants.  `rows_of_batches` is that stream of index arrays.
-"""
+"""`Dataset`: elements from arrays, files and functions, in an order that is the same on every rank."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
-
-from mpidist.arrays import to_array
 from mpidist.input import structure
+from mpidist.input.batches import Batch, Unbatch
+from mpidist.input.cache import Cache, Prefetch
+from mpidist.input.files import FileRows, expanded, tables_of
+from mpidist.input.hdf5 import Hdf5Table, OpenFiles
+from mpidist.input.mapping import Filter, Map
+from mpidist.input.node import ArraySpec, Node
+from mpidist.input.numpy_files import npy_table, npz_table
+from mpidist.input.options import Options
+from mpidist.input.order import Repeat, Shard, Shuffle, Window
+from mpidist.input.prefetching import prefetched
+from mpidist.input.sources import Arrays, Generated, Range
+from mpidist.input.text import CsvTable, TextTable
+from mpidist.input.zipped import Concatenate, Zip
 
-#: The stream of one epoch: index arrays, one for each pass over the rows (or, after `batch`, for each batch).
-Stream = Iterator[numpy.ndarray]
+__all__ = ["AUTOTUNE", "ArraySpec", "Dataset"]
 
-#: Makes the stream of epoch number ``epoch``.
-_StreamFn = Callable[[int], Stream]
+#: For `num_parallel_calls` and `prefetch`: leaves the number to mpidist.
+AUTOTUNE = -1
 
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """Shape and dtype of one array of an element; None in the shape is a size that varies.
-
-    Parameters
-    ----------
-    shape : tuple of (int or None)
-    dtype : numpy.dtype
-    """
-
-    shape: tuple[int | None, ...]
-    dtype: Any
+#: How many elements `prefetch(AUTOTUNE)` makes ahead.
+_AHEAD = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows of arrays, and the order in which they come.
+    """Elements, and the order in which they come.  All methods are Local.
 
-    Made by `from_arrays`; every method returns a new data set and leaves this one as it is.  Iterating gives the
-    global batches; `strategy.experimental_distribute_dataset` gives each replica its part of them.
+    Made by one of the ``from_...`` methods; every other method returns a new data set and leaves this one as it is.
+    Elements are arrays, or nested tuples and dicts of them; a list is one array, as in TensorFlow.  Iterating gives the
+    global batches, ``strategy.experimental_distribute_dataset`` each replica its part of them.  Every ``iter()`` is the
+    next epoch, with orders of its own in every `shuffle`.
 
-    Attributes
-    ----------
-    arrays : array, or nested tuples and dicts of arrays
-        The source; all have the same first dimension.
-    batch_size : int or None
-        Rows of a global batch; None before `batch`.
-    drop_remainder : bool
-    order : tuple of str
-        What was done to the order of the rows, such as ``("shuffle(seed=1)", "repeat(2)")``.
+    Data sets of arrays and files stay *indexed* through all that is index arithmetic: `shuffle`, `batch`, `repeat`,
+    `take`, `skip`, `shard`, `zip`, `enumerate`, `concatenate`, and through `map` and `cache`.  Of those a rank reads its
+    own rows only, and a run resumes at once.  `from_generator`, `filter` and `unbatch` make a *stream*: every rank walks
+    through all of it, but maps its own rows only.
     """
 
-    arrays: Any
-    batch_size: int | None = None
-    drop_remainder: bool = False
-    order: tuple[str, ...] = ()
-    _length: int | None = 0
-    _stream_fn: _StreamFn = field(default=lambda epoch: iter(()), repr=False)
+    _node: Node
+    _options: Options = field(default_factory=Options)
+    _epochs: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    # -- sources ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_arrays(cls, arrays: Any) -> Dataset:
-        """Return the data set whose elements are the rows of `arrays`.  Local.
+        """Return the data set whose elements are the rows of `arrays`.
 
         Parameters
         ----------
@@ -77,61 +69,241 @@ class Dataset:
         ValueError
             If there is no array, one is a scalar, or the first dimensions differ.
         """
-        arrays = structure.map_leaves(to_array, arrays)
-        shapes = [leaf.shape for leaf in structure.leaves(arrays)]
-        if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
-            raise ValueError(f"a data set needs arrays with one common first dimension; got the shapes {shapes}")
-        rows = shapes[0][0]
-        return cls(arrays, _length=rows, _stream_fn=lambda epoch: iter((numpy.arange(rows),)))
+        return cls(Arrays(arrays))
 
     from_tensor_slices = from_arrays
 
     @classmethod
     def from_tensors(cls, arrays: Any) -> Dataset:
-        """Return the data set with one element, which is `arrays`.  Local."""
-        return cls.from_arrays(structure.map_leaves(lambda leaf: to_array(leaf)[None], arrays))
+        """Return the data set with one element, which is `arrays`."""
+        return cls.from_arrays(structure.map_leaves(lambda leaf: leaf[None], structure.to_arrays(arrays)))
 
-    def shuffle(self, buffer_size: int | None = None, seed: int | None = None) -> Dataset:
-        """Return the data set in another order every epoch, the same on all ranks.  Local.
+    @classmethod
+    def range(cls, *args: int) -> Dataset:
+        """Return the data set of the numbers of ``range(*args)``, as int64."""
+        numbers = range(*args)
+        return cls(Range(numbers.start, numbers.stop, numbers.step))
+
+    @classmethod
+    def from_generator(
+        cls, generator: Callable[..., Iterable[Any]], output_signature: Any = None, args: tuple[Any, ...] = ()
+    ) -> Dataset:
+        """Return the data set of what a function's iterable gives; a stream.
+
+        Parameters
+        ----------
+        generator : callable
+            ``generator(*args)`` returns an iterable of elements.  It is called again for every epoch, on every rank, and
+            must give the same elements everywhere: seed random numbers alike.
+        output_signature : ArraySpec, or nested tuples and dicts of these, optional
+            What elements are converted to; lists in them become arrays.
+        args : tuple
+
+        Raises
+        ------
+        TypeError
+            It is no function: an iterator can be used once only.
+        """
+        if not callable(generator):
+            raise TypeError(
+                f"from_generator needs a function that returns an iterable, got {type(generator).__name__}: "
+                "`from_generator(lambda: ...)`"
+            )
+        return cls(Generated(generator, tuple(args), output_signature))
+
+    @classmethod
+    def from_hdf5(cls, paths: Any, names: Any = None) -> Dataset:
+        """Return the data set of the rows of arrays in HDF5 files.
+
+        Nothing but the rows of a batch is read, in slices, where HDF5 reads the chunks that they touch.
+
+        Parameters
+        ----------
+        paths : str, path, or list of these
+            Files one after the other; ``*`` and ``?`` are patterns, taken in the order of the names.
+        names : str, or nested tuples and dicts of str, optional
+            The arrays that make up an element, such as ``("images", "labels")``.  None is a dict of all arrays at the
+            top of the file.
+
+        Raises
+        ------
+        FileNotFoundError, KeyError, ValueError
+            There is no such file or array; arrays or files do not fit together.
+        """
+        files = OpenFiles()
+        return cls(tables_of(paths, lambda path: Hdf5Table(path, names, files)))
+
+    @classmethod
+    def from_npy(cls, paths: Any) -> Dataset:
+        """Return the data set of the rows of ``.npy`` files, mapped into memory.
+
+        Parameters
+        ----------
+        paths : str, path or list of these; or nested tuples and dicts of these
+            ``("x.npy", "y.npy")`` are two arrays side by side, ``["a.npy", "b.npy"]`` two files one after the other.
+        """
+        lists = structure.map_leaves(expanded, paths)
+        counts = {len(each) for each in structure.leaves(lists)}
+        if len(counts) != 1:
+            raise ValueError(f"arrays side by side need the same number of files each, got {sorted(counts)}")
+        tables = [npy_table(structure.map_leaves(lambda each: each[n], lists)) for n in range(counts.pop())]  # noqa: B023
+        return cls(FileRows.checked(tables))
+
+    @classmethod
+    def from_npz(cls, paths: Any, names: Any = None) -> Dataset:
+        """Return the data set of the rows of arrays in ``.npz`` files, mapped into memory unless compressed.
+
+        Parameters
+        ----------
+        paths : str, path, or list of these
+        names : str, or nested tuples and dicts of str, optional
+            As for `from_hdf5`.
+        """
+        return cls(tables_of(paths, lambda path: npz_table(path, names)))
+
+    @classmethod
+    def from_text(cls, paths: Any, encoding: str = "utf-8") -> Dataset:
+        """Return the data set of the lines of text files, as str without their line ends.
+
+        Parameters
+        ----------
+        paths : str, path, or list of these
+        encoding : str
+        """
+        return cls(tables_of(paths, lambda path: TextTable(path, encoding)))
+
+    @classmethod
+    def from_csv(
+        cls,
+        paths: Any,
+        columns: Any = None,
+        dtype: Any = "float32",
+        header: bool = True,
+        delimiter: str = ",",
+        encoding: str = "utf-8",
+    ) -> Dataset:
+        """Return the data set of the rows of CSV files: dicts of columns, or tuples where there is no header.
+
+        Parameters
+        ----------
+        paths : str, path, or list of these
+        columns : list of str, optional
+            Those wanted, by name, or by number where there is no header; None is all.
+        dtype : dtype or mapping
+            Of all columns, or of each; those that a mapping leaves out are float32.  ``str`` keeps the text.
+        header : bool
+            Whether the first line of every file has the names.
+        delimiter, encoding : str
+        """
+        return cls(tables_of(paths, lambda path: CsvTable(path, columns, dtype, header, delimiter, encoding)))
+
+    # -- order --------------------------------------------------------------------------------------------------------
+
+    def shuffle(
+        self, buffer_size: int | None = None, seed: int | None = None, reshuffle_each_iteration: bool = True
+    ) -> Dataset:
+        """Return the data set in another order every epoch, the same on all ranks.
 
         Parameters
         ----------
         buffer_size : int, optional
-            Accepted for TensorFlow's sake: all rows take part in the shuffle, whatever it is.
+            Indexed data sets with an end are shuffled as a whole, whatever it is.  A stream goes through a buffer of so
+            many elements (None: of all), what repeats forever is shuffled in blocks of so many.
         seed : int, optional
             Of the orders of all epochs.  None is the seed 0: without a word the orders are the same on all ranks, and
             again in the next run.
+        reshuffle_each_iteration : bool
+            False keeps the first order in every epoch.
         """
-        self._require_rows("shuffle")
-
-        def stream_fn(epoch: int) -> Stream:
-            for number, rows in enumerate(self._stream_fn(epoch)):
-                yield numpy.random.default_rng((seed or 0, epoch, number)).permutation(rows)
-
-        return replace(self, order=(*self.order, f"shuffle(seed={seed or 0})"), _stream_fn=stream_fn)
+        if buffer_size is not None and buffer_size < 1:
+            raise ValueError(f"buffer_size must be 1 or more, got {buffer_size}")
+        return self._then(Shuffle(self._node, buffer_size, seed or 0, reshuffle_each_iteration))
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Return the data set `count` times over; None or a negative count is forever.  Local.
+        """Return the data set `count` times over; None or a negative count is forever.
 
         A shuffle before it gives every repetition an order of its own.
         """
-        forever = count is None or count < 0
-        times = 0 if count is None else count
-        endless = forever and self._length != 0
-        length = None if self._length is None or endless else self._length * max(times, 0)
+        return self._then(Repeat(self._node, None if count is None or count < 0 else count))
 
-        def stream_fn(epoch: int) -> Stream:
-            if length == 0:
-                return
-            first = epoch << 32 if forever else epoch * times
-            for number in itertools.count(first) if forever else range(first, first + times):
-                yield from self._stream_fn(number)
+    def take(self, count: int) -> Dataset:
+        """Return the first `count` elements; all of them if it is negative."""
+        return self if count < 0 else self._then(Window(self._node, 0, count))
 
-        order = (*self.order, f"repeat({'' if forever else count})")
-        return replace(self, order=order, _length=length, _stream_fn=stream_fn)
+    def skip(self, count: int) -> Dataset:
+        """Return the elements without the first `count`; none if it is negative."""
+        return self.take(0) if count < 0 else self._then(Window(self._node, count))
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
-        """Return the data set in global batches of `batch_size` rows.  Local.
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """Return every `num_shards`-th element, from number `index` on.
+
+        Distributed data sets are dealt to the ranks anyway; this is for `distribute_datasets_from_function`.
+        """
+        if num_shards < 1 or not 0 <= index < num_shards:
+            raise ValueError(f"shard needs 0 <= index < num_shards, got num_shards={num_shards} and index={index}")
+        return self._then(Shard(self._node, num_shards, index))
+
+    def concatenate(self, dataset: Dataset) -> Dataset:
+        """Return the elements of this data set, and then those of another."""
+        return self._then(Concatenate(self._node, dataset._node))
+
+    @staticmethod
+    def zip(*datasets: Any) -> Dataset:
+        """Return the elements of several data sets side by side, as many as the shortest has.
+
+        Parameters
+        ----------
+        *datasets : Dataset, or one nested tuple or dict of data sets
+            The elements are structured in the same way.
+        """
+        nested = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
+        return Dataset(Zip(structure.map_leaves(lambda each: each._node, nested)))
+
+    def enumerate(self, start: int = 0) -> Dataset:
+        """Return pairs of a number and an element; the numbers count from `start`."""
+        return self._then(Zip((Range(start, None, 1), self._node)))
+
+    # -- what becomes of the elements ---------------------------------------------------------------------------------
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool = True,
+        by_rows: bool = False,
+    ) -> Dataset:
+        """Return the data set of what a function makes of every element.
+
+        Parameters
+        ----------
+        map_func : callable
+            Gets an element; the items of a tuple are its arguments.  A rank calls it for its own rows only.
+        num_parallel_calls : int, optional
+            How many rows of a batch are mapped at the same time, in threads; `AUTOTUNE` is one for each core.  The
+            order of the elements stays.
+        deterministic : bool
+            Accepted for TensorFlow's sake: the order always stays.
+        by_rows : bool
+            After `batch`, `map_func` gets whole global batches, on every rank.  True says that it works row by row, so
+            that a rank may give it its own rows only, which is quicker.
+        """
+        threads = len(os.sched_getaffinity(0)) if num_parallel_calls == AUTOTUNE else num_parallel_calls or 1
+        if threads < 1:
+            raise ValueError(f"num_parallel_calls must be 1 or more, or AUTOTUNE (-1), got {num_parallel_calls}")
+        return self._then(Map(self._node, map_func, threads, by_rows))
+
+    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+        """Return the elements of which a function says True; a stream."""
+        return self._then(Filter(self._node, predicate))
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool = True,
+    ) -> Dataset:
+        """Return the data set in global batches of `batch_size` rows.
 
         Parameters
         ----------
@@ -139,65 +311,96 @@ class Dataset:
             Rows over all replicas together.
         drop_remainder : bool
             Whether the last batch is left out when it has fewer rows.
+        num_parallel_calls, deterministic
+            Accepted for TensorFlow's sake.
         """
-        self._require_rows("batch")
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
-        rows = self._length
-        length = None if rows is None else rows // batch_size if drop_remainder else -(-rows // batch_size)
+        return self._then(Batch(self._node, batch_size, drop_remainder))
 
-        def stream_fn(epoch: int) -> Stream:
-            return _cut(self._stream_fn(epoch), batch_size, drop_remainder)
+    def unbatch(self) -> Dataset:
+        """Return the rows of batches as elements."""
+        node = self._node
+        return self._then(node.child if isinstance(node, Batch) and not node.drop else Unbatch(node))
 
-        return Dataset(self.arrays, batch_size, drop_remainder, self.order, length, stream_fn)
+    def cache(self) -> Dataset:
+        """Return the data set that keeps its elements in memory: those that this rank has made, in their first order."""
+        return self._then(Cache(self._node))
+
+    def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
+        """Return the data set whose iterators make so many elements ahead of time, in a thread.
+
+        Wherever it stands, it is the last elements of the chain that are made ahead.  The thread ends with its iterator.
+        """
+        return self._then(Prefetch(self._node, _AHEAD if buffer_size < 0 else buffer_size))
+
+    def with_options(self, options: Options) -> Dataset:
+        """Return the data set with options: how it is dealt to ranks."""
+        if not isinstance(options, Options):
+            raise TypeError(f"options must be a mpidist.data.Options, got {type(options).__name__}")
+        return Dataset(self._node, options)
+
+    def _then(self, node: Node) -> Dataset:
+        return Dataset(node, self._options)
+
+    # -- what is in it ------------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a global batch; None before `batch`."""
+        return self._node.batch_size
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether elements are batches, which can be cut into parts."""
+        return self._node.batched
+
+    @property
+    def drop_remainder(self) -> bool:
+        """Whether all batches have `batch_size` rows."""
+        return self._node.drop_remainder
 
     @property
     def element_spec(self) -> Any:
-        """`ArraySpec` of every array of an element; the size of a batch is None unless remainders are dropped."""
-        if self.batch_size is None:
-            return structure.map_leaves(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self.arrays)
-        rows = self.batch_size if self.drop_remainder else None
-        return self.batch_spec(rows)
+        """`ArraySpec` of every array of an element; the size of a batch is None unless remainders are dropped.
 
-    def batch_spec(self, rows: int | None) -> Any:
-        """Return the `ArraySpec` of every array of a batch with `rows` rows.  Local."""
-        return structure.map_leaves(lambda leaf: ArraySpec((rows, *leaf.shape[1:]), leaf.dtype), self.arrays)
+        Where elements are mapped or generated, the first one is made to see what it is.
+        """
+        return self._node.spec()
 
-    def rows_of_batches(self, epoch: int) -> Stream:
-        """Yield the row numbers of every global batch of an epoch.  Local."""
-        return self._stream_fn(epoch)
+    def options(self) -> Options:
+        """Return the options."""
+        return self._options
 
-    def take_rows(self, rows: Any) -> Any:
-        """Return these rows of all arrays, copied.  Local."""
-        return structure.map_leaves(lambda leaf: leaf[rows], self.arrays)
+    def cardinality(self) -> int:
+        """Return the number of elements; -1 is no end, -2 that only iterating tells."""
+        length = self._node.length
+        return -2 if length is None else -1 if length == math.inf else int(length)
 
     def __len__(self) -> int:
-        """Return the number of elements: rows, or batches after `batch`; TypeError when it is infinite."""
-        if self._length is None:
+        """Return the number of elements: rows, or batches after `batch`; TypeError where there is none."""
+        length = self._node.length
+        if length is None:
+            raise TypeError("this data set is a stream (of a generator, or filtered): only iterating tells its length")
+        if length == math.inf:
             raise TypeError("this data set repeats forever and has no length")
-        return self._length
+        return int(length)
 
     def __iter__(self) -> Iterator[Any]:
-        for rows in self._stream_fn(0):
-            if self.batch_size is None:
-                yield from (self.take_rows(row) for row in rows)
-            else:
-                yield self.take_rows(rows)
+        elements = (item() for item in self._node.items(next(self._epochs)))
+        return prefetched(elements, self._node.ahead)
 
-    def _require_rows(self, method: str) -> None:
-        if self.batch_size is not None:
-            raise ValueError(f"`{method}` works on rows; call it before `batch`")
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch's elements."""
+        return iter(self)
 
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Return ``reduce_func(state, element)`` over all elements of the next epoch, begun with `initial_state`."""
+        state = initial_state
+        for element in self:
+            state = reduce_func(state, element)
+        return state
 
-def _cut(passes: Stream, batch_size: int, drop_remainder: bool) -> Stream:
-    """Yield batches of `batch_size` rows from passes of any length; batches straddle passes, as rows follow rows."""
-    left: list[numpy.ndarray] = []
-    for rows in passes:
-        wanted = batch_size - sum(map(len, left))
-        while len(rows) >= wanted:
-            yield numpy.concatenate([*left, rows[:wanted]]) if left else rows[:wanted]
-            rows, left, wanted = rows[wanted:], [], batch_size
-        if len(rows):
-            left.append(rows)
-    if left and not drop_remainder:
-        yield numpy.concatenate(left)
+    def __repr__(self) -> str:
+        words = "".join(f".{word}" for word in self._node.words())
+        return f"<Dataset of {' and '.join(type(source).__name__ for source in self._node.sources())}{words}>"

@@ -1,13 +1,21 @@
-"""`DistributedDataset`: this replica's part of every global batch."""
+"""`DistributedDataset`: this replica's part of every global batch, and its iterators."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mpidist.input import sharding
+from mpidist import arrays, context
+from mpidist.errors import InputError, MpidistError, OutOfRangeError
+from mpidist.input import structure
+from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
+from mpidist.input.feeds import END, ExactFeed, Feed, Position, feed_of, part_spec
+from mpidist.input.options import InputOptions
+from mpidist.input.prefetching import prefetched
+from mpidist.input.sharding import Part
+from mpidist.input.sources import Foreign, explained
 
 
 class DistributedDataset:
@@ -17,11 +25,21 @@ class DistributedDataset:
     may be empty (shape ``(0, ...)``): its replica still joins the collectives of the step.  Every ``iter()`` is
     the next epoch, with a shuffle of its own, from its beginning.
 
+    Iterating is Local for data sets of arrays and files.  It is Collective (every rank iterates, in the same order) where
+    a generator or somebody else's batches are read, which are compared at every step, and where ranks have rows of
+    their own (FILE, OFF, `distribute_datasets_from_function`), of which one may be out before the others.
+
     Parameters
     ----------
     dataset : Dataset
         Batched by the global batch.
     replica_id, num_replicas : int
+    feed : Feed, optional
+        Where the parts come from; None is exact parts of global batches.
+    ahead : int
+        How many parts are made ahead of time, in a thread.
+    fetch_fn : callable, optional
+        ``fetch_fn(array)`` copies an array of a part to where it is wanted.
 
     Raises
     ------
@@ -29,52 +47,260 @@ class DistributedDataset:
         If `dataset` has no batches.
     """
 
-    def __init__(self, dataset: Dataset, replica_id: int, num_replicas: int) -> None:
-        if dataset.batch_size is None:
-            raise ValueError(
-                "Call the `batch` method on the input Dataset in order to be able to split your input across "
-                f"{num_replicas} replicas; the size given to it is the global one."
-            )
+    def __init__(
+        self,
+        dataset: Any,
+        replica_id: int,
+        num_replicas: int,
+        feed: Feed | None = None,
+        ahead: int = 0,
+        fetch_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        if feed is None:
+            feed = ExactFeed(batched(dataset, num_replicas)._node, Part(replica_id, num_replicas), Agreement())
         self.dataset = dataset
         self.replica_id = replica_id
         self.num_replicas = num_replicas
-        self._position = (0, 0)
-        self._next_start = (0, 0)
+        self._feed = feed
+        self._ahead = max(ahead, dataset._node.ahead if isinstance(dataset, Dataset) else 0)
+        self._fetch_fn = fetch_fn
+        self._position = self._next_start = Position()
+        self._latest: Callable[[], DistributedIterator | None] = lambda: None
 
     @property
     def element_spec(self) -> Any:
         """`ArraySpec` of every array of this replica's part; the number of rows is None unless it never varies."""
-        if not self.dataset.drop_remainder or self.dataset.batch_size is None:
-            return self.dataset.element_spec
-        return self.dataset.batch_spec(len(sharding.part(self.dataset.batch_size, self.replica_id, self.num_replicas)))
+        if not isinstance(self.dataset, Dataset):
+            raise TypeError(f"what a {type(self.dataset).__name__} gives is known when it is given: it has no element_spec")
+        return part_spec(self.dataset, Part(self.replica_id, self.num_replicas), isinstance(self._feed, ExactFeed))
 
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next part belongs to, from 0."""
-        return self._position[0]
+        return self._position.epoch
 
-    def state(self) -> dict[str, int]:
-        """Return the position of the next part as plain numbers, for a checkpoint.  Local."""
-        epoch, step = self._position
-        return {"epoch": epoch, "step": step}
+    def state(self) -> dict[str, Any]:
+        """Return the position of the next part as numbers and small arrays, for a checkpoint.  Local."""
+        return self._feed.state(self._position)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let the next ``iter()`` begin at a position that `state` gave, on any number of replicas.  Local."""
-        self._position = self._next_start = (int(state["epoch"]), int(state["step"]))
+        self._position = self._next_start = self._feed.position(state)
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Return ``reduce_func(state, part)`` over all parts of the next epoch, begun with `initial_state`.
+
+        Local, or Collective as iterating is; the result is this replica's.
+        """
+        state = initial_state
+        for part in self:
+            state = reduce_func(state, part)
+        return state
 
     def __len__(self) -> int:
+        """Return the number of steps of an epoch; TypeError where only iterating tells."""
+        if not isinstance(self._feed, ExactFeed):
+            raise TypeError("how many steps an epoch has is not known: ranks have rows of their own")
         return len(self.dataset)
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch, step = self._position = self._next_start
-        self._next_start = (epoch + 1, 0)
-        return self._parts(epoch, step)
+    def __iter__(self) -> DistributedIterator:
+        self._position = self._next_start
+        self._next_start = Position(self._position.epoch + 1)
+        iterator = DistributedIterator(self, self._position)
+        self._latest = weakref.ref(iterator)
+        return iterator
 
-    def _parts(self, epoch: int, first_step: int) -> Iterator[Any]:
-        batches = itertools.islice(self.dataset.rows_of_batches(epoch), first_step, None)
-        for step, rows in enumerate(batches, first_step):
-            mine = sharding.part(len(rows), self.replica_id, self.num_replicas)
-            # A part that is handed out counts as used: a checkpoint after its step goes on with the next one.
-            self._position = (epoch, step + 1)
-            yield self.dataset.take_rows(rows[mine.start : mine.stop])
-        self._position = (epoch + 1, 0)
+    def _moved(self, iterator: DistributedIterator, position: Position) -> None:
+        """Take note of how far an iterator has come; the last one that was made is the data set's position."""
+        if self._latest() is iterator:
+            self._position = position
+
+
+class Optional:
+    """An element, or none; all methods are Local.
+
+    Parameters
+    ----------
+    elements : tuple
+        Of one element or none.
+    """
+
+    def __init__(self, *elements: Any) -> None:
+        self._elements = elements
+
+    def has_value(self) -> bool:
+        """Return whether there is an element."""
+        return bool(self._elements)
+
+    def get_value(self) -> Any:
+        """Return the element; ValueError if there is none."""
+        if not self._elements:
+            raise ValueError("this Optional has no value: the data set has ended")
+        return self._elements[0]
+
+
+class DistributedIterator(Iterator[Any]):
+    """One walk through a distributed data set; made by ``iter(distributed_dataset)``.
+
+    Taking an element is Local or Collective as it is for the data set.
+    """
+
+    def __init__(self, owner: DistributedDataset, position: Position) -> None:
+        self._owner = owner
+        self._open(position)
+
+    def _open(self, position: Position) -> None:
+        self._position = position
+        self._ended = False
+        self._batches = prefetched(self._fetched(self._owner._feed, position, self._owner._fetch_fn), self._owner._ahead)
+
+    @staticmethod
+    def _fetched(feed: Feed, position: Position, fetch_fn: Callable[[Any], Any] | None) -> Iterator[tuple[Any, Any]]:
+        for batch, note in feed.open(position):
+            yield (batch if fetch_fn is None else structure.map_leaves(fetch_fn, batch)), note
+
+    def __next__(self) -> Any:
+        if context.get_replica_context() is not None and context.has_strategy():
+            raise ValueError(
+                "next(iterator) should be called from outside of replica_fn. e.g. strategy.run(replica_fn, "
+                "args=(next(iterator),))"
+            )
+        if self._ended:
+            raise StopIteration
+        batch, note = self._made()
+        batch, rows = self._owner._feed.agreed(batch, note, self._position)
+        epoch, step = self._position.epoch, self._position.step
+        self._ended = batch is END
+        # A part that is handed out counts as used: a checkpoint after its step goes on with the next one.
+        self._position = Position(epoch + 1) if self._ended else Position(epoch, step + 1, rows)
+        self._owner._moved(self, self._position)
+        if self._ended:
+            raise StopIteration
+        return batch
+
+    def _made(self) -> tuple[Any, Any]:
+        try:
+            return next(self._batches, (END, None))
+        except Exception as error:
+            self._ended = True
+            if isinstance(error, MpidistError) and not isinstance(error, InputError):
+                raise
+            rank, size = self._owner.replica_id, self._owner.num_replicas
+            is_ours = isinstance(error, InputError)
+            raise InputError(
+                f"rank {rank} of {size}: no batch for step {self._position.step} of epoch {self._position.epoch}: "
+                f"{error if is_ours else explained(error)}"
+            ) from (error.__cause__ if is_ours else error)
+
+    def get_next(self) -> Any:
+        """Return the next element.  Local, or Collective as it is for the data set.
+
+        Raises
+        ------
+        OutOfRangeError
+            There are no more.
+        """
+        for element in self:
+            return element
+        raise OutOfRangeError("End of sequence: the distributed data set has no more elements in this epoch")
+
+    def get_next_as_optional(self) -> Optional:
+        """Return the next element as an `Optional`, without a value at the end.  Local, or Collective as above."""
+        for element in self:
+            return Optional(element)
+        return Optional()
+
+    @property
+    def element_spec(self) -> Any:
+        """As of the data set."""
+        return self._owner.element_spec
+
+    def state(self) -> dict[str, Any]:
+        """Return the position of the next element as numbers and small arrays, for a checkpoint.  Local."""
+        return self._owner._feed.state(self._position)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position that `state` gave, on any number of replicas.  Local."""
+        self._open(self._owner._feed.position(state))
+        self._owner._moved(self, self._position)
+
+
+def batched(dataset: Any, num_replicas: int) -> Dataset:
+    """Return the data set if it has batches.  Local.
+
+    Raises
+    ------
+    ValueError
+        It has none.
+    """
+    if not isinstance(dataset, Dataset) or not dataset._node.batched:
+        raise ValueError(
+            "Call the `batch` method on the input Dataset in order to be able to split your input across "
+            f"{num_replicas} replicas; the size given to it is the global one."
+        )
+    return dataset
+
+
+def distributed(
+    dataset: Any,
+    replica_id: int,
+    num_replicas: int,
+    agreement: Agreement,
+    is_one_worker: bool = False,
+    options: InputOptions | None = None,
+    fetch_fn: Callable[[Any], Any] | None = None,
+) -> DistributedDataset:
+    """Return this replica's parts of a data set that was found alike on all ranks.  Local.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    replica_id, num_replicas : int
+    agreement : Agreement
+    is_one_worker : bool
+        Whether sharding policies have nothing to deal.
+    options : InputOptions, optional
+    fetch_fn : callable, optional
+        Copies an array to the replica's device, where `options` ask for it.
+    """
+    feed = feed_of(batched(dataset, num_replicas), replica_id, num_replicas, agreement, is_one_worker)
+    return fed(dataset, replica_id, num_replicas, feed, options, fetch_fn)
+
+
+def fed(
+    dataset: Any,
+    replica_id: int,
+    num_replicas: int,
+    feed: Feed,
+    options: InputOptions | None = None,
+    fetch_fn: Callable[[Any], Any] | None = None,
+) -> DistributedDataset:
+    """Return a distributed data set with a feed, fetched as options ask for.  Local."""
+    wanted = fetch_fn if options is not None and options.experimental_fetch_to_device else None
+    ahead = options.experimental_per_replica_buffer_size if options is not None and wanted is not None else 0
+    return DistributedDataset(dataset, replica_id, num_replicas, feed, ahead, wanted)
+
+
+def as_dataset(dataset: Any) -> Dataset:
+    """Return a data set, or any iterable of batches as one.  Local.
+
+    Raises
+    ------
+    TypeError
+        It cannot be iterated.
+    """
+    if isinstance(dataset, Dataset):
+        return dataset
+    if not hasattr(dataset, "__iter__") or hasattr(dataset, "shape"):
+        raise TypeError(
+            f"a data set to be distributed must be a mpidist.data.Dataset or an iterable of batches, got "
+            f"{type(dataset).__name__}: make one with `mpidist.data.Dataset.from_arrays(arrays).batch("
+            "global_batch_size)`, or give each rank its own batches with `distribute_datasets_from_function`"
+        )
+    return Dataset(Foreign(dataset))
+
+
+def fetch_to(device_name: str) -> Callable[[Any], Any] | None:
+    """Return what copies arrays to a device; None for the host, where they are.  Local."""
+    kind, index = device_name.split(":")[-2:]  # /job:worker/replica:0/task:1/device:GPU:0
+    return None if kind != "GPU" else lambda array: arrays.to_device(array, int(index))

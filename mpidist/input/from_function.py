@@ -1,13 +1,8 @@
-"""Data sets that a user's function makes on every rank: `InputContext`, and the loop that keeps the ranks in step."""
+"""`InputContext`: what the function that makes a rank's own data set is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from mpidist.input import structure
-from mpidist.input.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -37,32 +32,15 @@ class InputContext:
         return global_batch_size // self.num_replicas_in_sync
 
 
-class DatasetFromFunction:
-    """This rank's own batches, until every rank is out of them; a rank that is out early gets empty ones.
-
-    Collective: every rank iterates, and before each batch the ranks tell each other whether there is one.
+@dataclass(frozen=True)
+class ValueContext:
+    """What the function of `experimental_distribute_values_from_function` is told.
 
     Parameters
     ----------
-    dataset : iterable
-        Of batches for one replica: nested tuples and dicts of arrays.
-    any_fn : callable
-        ``any_fn(flag)`` returns whether the flag is true on any rank.  Collective.
+    replica_id_in_sync_group : int
+    num_replicas_in_sync : int
     """
 
-    def __init__(self, dataset: Iterable[Any], any_fn: Callable[[bool], bool]) -> None:
-        self.dataset = dataset
-        self._any_fn = any_fn
-
-    def __iter__(self) -> Iterator[Any]:
-        batches, out = iter(self.dataset), object()
-        # empty arrays are like the last batch, or like the source when there never was one
-        like = self.dataset.arrays if isinstance(self.dataset, Dataset) else out
-        while True:
-            batch = next(batches, out)
-            if not self._any_fn(batch is not out):
-                return
-            like = like if batch is out else batch
-            if like is out:
-                raise ValueError("this rank's data set gave no batch, while other ranks' did: its shapes are unknown")
-            yield structure.map_leaves(lambda leaf: leaf[:0], like) if batch is out else batch
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1

@@ -6,6 +6,8 @@ later replicas get what is left, possibly nothing: 4 rows on 3 replicas are 2, 2
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 def part(rows: int, replica_id: int, num_replicas: int) -> range:
     """Return the rows of a global batch that one replica gets.  Local.
@@ -52,3 +54,24 @@ def rotated_batch_sizes(global_batch: int, worker: int, num_workers: int, replic
     sizes = [small + (replica < larger) for replica in range(num_replicas)]
     first = worker * replicas_per_worker
     return sizes[first:] + sizes[:first]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One replica's part of every global batch; the one of a single replica is the whole batch.
+
+    Parameters
+    ----------
+    replica_id, num_replicas : int
+    """
+
+    replica_id: int = 0
+    num_replicas: int = 1
+
+    def of(self, rows: int) -> range:
+        """Return the rows of this part, of so many.  Local."""
+        return range(rows) if self.num_replicas == 1 else part(rows, self.replica_id, self.num_replicas)
+
+
+#: The whole batch.
+WHOLE = Part()

@@ -1,9 +1,16 @@
-"""Nested structures of arrays: tuples and dicts, as elements of a data set are."""
+"""Nested structures of arrays: tuples and dicts, as elements of a data set are.
+
+A list is not a structure but one array, as in TensorFlow: ``([1.0], [2.0])`` is a pair of arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy
+
+from mpidist import arrays
 
 
 def leaves(structure: Any) -> Iterator[Any]:
@@ -18,11 +25,124 @@ def leaves(structure: Any) -> Iterator[Any]:
         yield structure
 
 
-def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Return `structure` with ``function(leaf)`` in place of every leaf; named tuples keep their type.  Local."""
+def paths(structure: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (place, leaf) for everything in `structure`; a place is such as ``"0/x"``.  Local."""
+    if isinstance(structure, (dict, tuple)):
+        for key, item in structure.items() if isinstance(structure, dict) else enumerate(structure):
+            yield from paths(item, f"{prefix}/{key}" if prefix else str(key))
+    else:
+        yield prefix, structure
+
+
+def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
+    """Return `structure` with ``function(leaf, ...)`` in place of every leaf; named tuples keep their type.  Local.
+
+    Parameters
+    ----------
+    function : callable
+    structure : nested tuples and dicts
+    *others : nested tuples and dicts
+        With the same places; their leaves are further arguments of the function.
+
+    Raises
+    ------
+    ValueError
+        The others have other places.
+    """
     if isinstance(structure, dict):
-        return {key: map_leaves(function, value) for key, value in structure.items()}
+        if any(not isinstance(other, dict) or other.keys() != structure.keys() for other in others):
+            raise _different(structure, others)
+        return {key: map_leaves(function, structure[key], *(other[key] for other in others)) for key in structure}
     if isinstance(structure, tuple):
-        mapped = [map_leaves(function, value) for value in structure]
+        if any(not isinstance(other, tuple) or len(other) != len(structure) for other in others):
+            raise _different(structure, others)
+        mapped = [map_leaves(function, *items) for items in zip(structure, *others, strict=True)]
         return type(structure)(*mapped) if hasattr(structure, "_fields") else tuple(mapped)
-    return function(structure)
+    if any(isinstance(other, (dict, tuple)) for other in others):
+        raise _different(structure, others)
+    return function(structure, *others)
+
+
+def _different(structure: Any, others: Sequence[Any]) -> ValueError:
+    shapes = [map_leaves(lambda leaf: "*", each) for each in (structure, *others)]
+    other = next(shape for shape in shapes if shape != shapes[0])
+    return ValueError(f"elements of one data set must have one structure, got {shapes[0]} and {other}")
+
+
+def to_arrays(structure: Any) -> Any:
+    """Return `structure` with every leaf as an array; a list is one array.  Local."""
+    return map_leaves(_to_array, structure)
+
+
+def _to_array(leaf: Any) -> Any:
+    try:
+        return arrays.to_array(leaf)
+    except ValueError as error:
+        raise ValueError(f"{error}. A list is taken as one array; for several arrays use a tuple or a dict") from error
+
+
+def from_batch(batch: Any) -> Any:
+    """Return a batch of somebody else's making: a list of arrays is a tuple, every leaf an array.  Local."""
+    if isinstance(batch, dict):
+        return {key: from_batch(value) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        items = [from_batch(value) for value in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+    if isinstance(batch, list) and any(hasattr(item, "shape") or isinstance(item, (dict, tuple)) for item in batch):
+        return tuple(from_batch(item) for item in batch)
+    return _to_array(batch)
+
+
+def stack(elements: Sequence[Any]) -> Any:
+    """Return elements of one structure joined along a new first axis.  Local.
+
+    Raises
+    ------
+    ValueError
+        Their structures, or the shapes of their arrays, differ.
+    """
+    first = elements[0]
+    if not isinstance(first, (dict, tuple)):
+        return _stacked(*elements)
+    return map_leaves(_stacked, *elements)
+
+
+def _stacked(*items: Any) -> Any:
+    try:
+        if arrays.is_device(items[0]):
+            return arrays.namespace(items[0]).stack(items)
+    except TypeError:  # a number or a string, which NumPy makes an array of
+        pass
+    if not numpy.shape(items[0]):
+        return numpy.array(items)
+    try:
+        return numpy.stack(items)
+    except ValueError:
+        shapes = sorted({numpy.shape(item) for item in items}, key=repr)
+        raise ValueError(f"elements of one batch must have one shape, got {shapes}; pad them with `map`") from None
+
+
+def concatenate(batches: Sequence[Any]) -> Any:
+    """Return batches of one structure joined along their first axis.  Local."""
+    if len(batches) == 1:
+        return batches[0]
+    return map_leaves(lambda *items: arrays.namespace(items[0]).concatenate(items), *batches)
+
+
+def rows_of(batch: Any) -> int:
+    """Return how many rows a batch has.  Local.
+
+    Raises
+    ------
+    ValueError
+        It has no array, a scalar in it, or arrays of different lengths.
+    """
+    shapes = [numpy.shape(leaf) for leaf in leaves(batch)]
+    if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(f"the arrays of a batch need one common first dimension; got the shapes {shapes}")
+    return shapes[0][0]
+
+
+def rows(batch: Any, wanted: range) -> Any:
+    """Return these contiguous rows of a batch, without a copy.  Local."""
+    return map_leaves(lambda leaf: leaf[wanted.start : wanted.stop], batch)

@@ -7,25 +7,23 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-
-import numpy
 
 from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cross_device_ops import component, parse_reduce_op
-from mpidist.input.from_function import DatasetFromFunction, InputContext
 from mpidist.options import ReduceOp
 from mpidist.strategies import reduction
 from mpidist.strategies.extended import MirroredExtended, StrategyExtended
+from mpidist.strategies.input_methods import InputMethods
 from mpidist.strategies.replica_context import ReplicaContext
 
 __all__ = ["MirroredExtended", "ReplicaContext", "Strategy", "StrategyExtended"]
 
 
-class Strategy:
+class Strategy(InputMethods):
     """How training is spread over replicas; each replica is one rank on one device.
 
     A rank's plain value is its component of a distributed value: `run` returns what the function returned on this rank,
@@ -179,56 +177,6 @@ class Strategy:
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return this rank's components of a value: ``(value,)``, as a rank is one replica.  Local."""
         return (value,)
-
-    # -- input --------------------------------------------------------------------------------------------------------
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """Return an iterable of this replica's parts of the global batches of `dataset`.
-
-        Collective: every rank calls it in the same order, with the same data set: all rows, on every rank.  The ranks
-        compare the arrays' shapes and dtypes, a checksum of some of their rows, batches and order; later, nothing is
-        sent.
-
-        Parameters
-        ----------
-        dataset : mpidist.data.Dataset
-            Batched by the global batch, which is cut into contiguous parts of ``ceil(rows / replicas)`` rows.
-        options : InputOptions, optional
-
-        Raises
-        ------
-        TypeError, ValueError
-            It is no `Dataset`, or has no batches.  (Strategies that distribute nothing take it as it is.)
-        CollectiveMismatchError
-            On all ranks: their data sets differ; says in what.  Data that are meant to differ by rank are for
-            `distribute_datasets_from_function`.
-        """
-        context.require_cross_replica(self)
-        return self.extended.distribute_dataset(dataset)
-
-    def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Iterable[Any]], options: Any = None
-    ) -> DatasetFromFunction:
-        """Return an iterable of the batches of ``dataset_fn(input_context)``, which is called once on every rank.
-
-        Collective when iterated: it goes on until all ranks are out of batches; who is out early gets empty ones.
-
-        Parameters
-        ----------
-        dataset_fn : callable
-            Gets an `InputContext` and returns this rank's data set, batched for one replica: nothing is split here.
-        options : InputOptions, optional
-        """
-        context.require_cross_replica(self)
-        replicas = self.num_replicas_in_sync
-        dataset = dataset_fn(InputContext(replicas, self.extended.replica_id, replicas))
-        return DatasetFromFunction(dataset, self._is_true_anywhere)
-
-    experimental_distribute_datasets_from_function = distribute_datasets_from_function
-
-    def _is_true_anywhere(self, flag: bool) -> bool:
-        (count,) = self.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(flag))])
-        return bool(count > 0)
 
     # -- facts --------------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,12 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
-from mpidist.input import agreement
+from mpidist.input.agreement import Agreement, described
 from mpidist.input.dataset import Dataset
-from mpidist.input.distributed import DistributedDataset
+from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fed, fetch_to
+from mpidist.input.feeds import FunctionFeed
+from mpidist.input.from_function import InputContext
+from mpidist.input.options import InputOptions
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.reduction import like_given
 from mpidist.strategies.replica_context import ReplicaContext
@@ -44,6 +47,8 @@ class StrategyExtended:
 
     num_replicas = 1
     replica_id = 0
+    #: Whether all replicas count as one worker, so that data sets are cut exactly whatever their sharding policy.
+    is_one_worker = False
     #: What TensorFlow asks of TPUs only.
     experimental_require_static_shapes = False
 
@@ -156,10 +161,25 @@ class StrategyExtended:
 
     # -- input --------------------------------------------------------------------------------------------------------
 
-    def distribute_dataset(self, dataset: Any) -> Any:
-        """Return this replica's parts of the global batches: here all rows, and any iterable as it is.  Local."""
-        is_batched = isinstance(dataset, Dataset) and dataset.batch_size is not None
-        return DistributedDataset(dataset, replica_id=0, num_replicas=1) if is_batched else dataset
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
+        """Return this replica's parts of the global batches: here all rows, and what has no batches as it is.  Local."""
+        if not isinstance(dataset, Dataset) or not dataset.is_batched:
+            return dataset
+        return distributed(dataset, 0, 1, Agreement(), True, options, fetch_to(self.device_name))
+
+    def distribute_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
+        return self._distribute_own(dataset_fn, options, Agreement())
+
+    def _distribute_own(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None, agreement: Agreement
+    ) -> DistributedDataset:
+        number, replicas = self.replica_id, self.num_replicas
+        dataset = dataset_fn(InputContext(replicas, number, replicas))
+        feed = FunctionFeed(dataset, number, replicas, agreement)
+        return fed(dataset, number, replicas, feed, options, fetch_to(self.device_name))
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
@@ -291,7 +311,7 @@ class MirroredExtended(StrategyExtended):
         """Return replica 0's `tensor` on every rank.  Collective."""
         return self.cross_device_ops.broadcast(tensor, destinations)
 
-    def distribute_dataset(self, dataset: Any) -> Any:
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
         """Return this replica's parts of the global batches.
 
         Collective: every rank calls it in the same order, with the same data set, which is compared.
@@ -299,28 +319,30 @@ class MirroredExtended(StrategyExtended):
         Raises
         ------
         TypeError, ValueError
-            It is no `Dataset`, or has no batches.
+            It cannot be iterated, has no batches, or cannot be dealt by file.
         CollectiveMismatchError
             On all ranks: their data sets differ; says in what.
         """
-        self._compare(dataset)
-        if not isinstance(dataset, Dataset):
-            raise TypeError(
-                f"a data set to be distributed must be a mpidist.data.Dataset, got {type(dataset).__name__}: make one "
-                "with `mpidist.data.Dataset.from_arrays(arrays).batch(global_batch_size)`, or give each rank its own "
-                "batches with `distribute_datasets_from_function`"
-            )
-        return DistributedDataset(dataset, replica_id=self.replica_id, num_replicas=self.num_replicas)
+        agreement = self._agreement()
+        agreement.compare("experimental_distribute_dataset", described(dataset))
+        return distributed(
+            as_dataset(dataset),
+            self.replica_id,
+            self.num_replicas,
+            agreement,
+            self.is_one_worker,
+            options,
+            fetch_to(self.device_name),
+        )
 
-    def _compare(self, dataset: Any) -> None:
-        """Raise CollectiveMismatchError on all ranks unless they have the same data set.  Collective."""
-        if self.num_replicas == 1:
-            return
-        call = self.communicator.call("experimental_distribute_dataset", agreement.described(dataset))
-        try:
-            self.communicator.check(call, self._options.timeout_seconds)
-        except CollectiveMismatchError as error:
-            raise CollectiveMismatchError(f"{error}. {agreement.ADVICE}") from None
+    def distribute_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
+        return self._distribute_own(dataset_fn, options, self._agreement())
+
+    def _agreement(self) -> Agreement:
+        return Agreement(self.communicator, self._options.timeout_seconds)
 
     def share_initial_value(self, variable: DistributedVariable) -> None:
         """Give every copy of a new variable the chief's value.

@@ -48,6 +48,7 @@ class MirroredStrategy(Strategy):
             names,
             AllReduceCrossDeviceOps() if cross_device_ops is None else cross_device_ops,
         )
+        self.extended.is_one_worker = True
         warn_of_invisible(all_devices, is_chief=communicator.rank == 0)
         if communicator.rank == 0:
             _log.info("Using MirroredStrategy with devices %r", names)

@@ -1,0 +1,94 @@
+"""What `AutoShardPolicy` means: which elements of a data set a worker reads when every worker reads some of them."""
+
+from __future__ import annotations
+
+import logging
+
+from mpidist.input.dataset import Dataset
+from mpidist.input.files import FileRows
+from mpidist.input.node import Node
+from mpidist.input.options import AutoShardPolicy
+
+_logger = logging.getLogger("mpidist")
+
+
+def policy_of(dataset: Dataset) -> AutoShardPolicy:
+    """Return the policy that the options of a data set name.  Local."""
+    return dataset.options().experimental_distribute.auto_shard_policy
+
+
+def for_worker(dataset: Dataset, num_workers: int, index: int) -> Dataset:
+    """Return what one of several workers reads of a data set, element by element, by its policy.  Local.
+
+    FILE deals files, DATA elements, OFF everything to everybody.  AUTO is FILE where there are files enough, and DATA
+    otherwise, with a line to the logger ``mpidist`` where there are files.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    num_workers, index : int
+
+    Raises
+    ------
+    ValueError
+        The policy is FILE, and there are no files, or too few of them.
+    """
+    policy, files = policy_of(dataset), file_count(dataset._node)
+    if policy is AutoShardPolicy.AUTO:
+        policy = AutoShardPolicy.FILE if files >= num_workers else AutoShardPolicy.DATA
+        if 0 < files < num_workers and index == 0:
+            _logger.warning(
+                "AUTO sharding deals elements (DATA): %d files are too few for FILE on %d workers", files, num_workers
+            )
+    if policy is AutoShardPolicy.FILE:
+        return Dataset(by_file(dataset._node, num_workers, index), dataset.options())
+    return dataset.shard(num_workers, index) if policy is AutoShardPolicy.DATA else dataset
+
+
+def file_count(node: Node) -> int:
+    """Return among how many workers the files of a data set can be dealt; 0 where it is not made of files.  Local."""
+    return min(len(source.tables) if isinstance(source, FileRows) else 0 for source in node.sources())
+
+
+def by_file(node: Node, num_workers: int, index: int) -> Node:
+    """Return a tree of nodes with every `num_workers`-th file, from number `index` on.  Local.
+
+    Raises
+    ------
+    ValueError
+        Not all sources are files, or there are fewer files than workers.
+    """
+    files = file_count(node)
+    if not files:
+        kinds = ", ".join(sorted({type(source).__name__ for source in node.sources()} - {"FileRows"}))
+        raise ValueError(
+            f"Found an unshardable source dataset: AutoShardPolicy.FILE deals files, and {kinds} has none; use AUTO, "
+            "which deals rows"
+        )
+    if files < num_workers:
+        raise ValueError(
+            f"Could not apply FILE based sharding: the dataset only has {files} file(s), which is not enough for the "
+            f"required {num_workers} shards/workers; use AUTO, which deals rows"
+        )
+
+    def some_files(source: Node) -> Node:
+        return FileRows(source.tables[index::num_workers]) if isinstance(source, FileRows) else source
+
+    return node.rebuilt(some_files)
+
+
+def warn_of_reading_all(dataset: Dataset, num_workers: int) -> None:
+    """Tell, in one line, that every rank must read all files, where FILE would spare it.  Local."""
+    node, files = dataset._node, file_count(dataset._node)
+    if num_workers > 1 and not node.indexed and files and policy_of(dataset) is AutoShardPolicy.AUTO:
+        cure = (
+            "AutoShardPolicy.FILE would deal them"
+            if files >= num_workers
+            else f"for AutoShardPolicy.FILE there would have to be {num_workers} files"
+        )
+        _logger.warning(
+            "AUTO sharding deals rows (DATA): behind %s every rank reads all %d files; %s",
+            ", ".join(node.words()),
+            files,
+            cure,
+        )

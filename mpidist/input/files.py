@@ -1,0 +1,161 @@
+"""Rows of files: tables, one a file, of which any rows can be read without reading the file whole."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from mpidist.errors import InputError
+from mpidist.input import structure
+from mpidist.input.node import Node, gather_by, is_contiguous, spec_of
+from mpidist.input.sources import explained
+
+#: Rows this close to each other, in bytes, are read in one go, and what lies between them is thrown away.
+_GAP_BYTES = 1 << 16
+
+
+class Table:
+    """The rows of one file.
+
+    Parameters
+    ----------
+    path : str
+
+    Attributes
+    ----------
+    rows : int
+    """
+
+    rows: int
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def read(self, rows: numpy.ndarray) -> Any:
+        """Return these rows, joined along a first axis; copies."""
+        raise NotImplementedError(type(self).__name__)
+
+    def spec(self) -> Any:
+        """Return the `ArraySpec` of every array of a row."""
+        found = structure.map_leaves(spec_of, self.read(numpy.arange(min(self.rows, 1))))
+        return structure.map_leaves(lambda leaf: type(leaf)(leaf.shape[1:], leaf.dtype), found)
+
+
+class FileRows(Node):
+    """The rows of several files, one file after the other.
+
+    Parameters
+    ----------
+    tables : sequence of Table
+        All with the same arrays, as far as dtypes and shapes of rows go.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables = tuple(tables)
+        self._ends = numpy.cumsum([table.rows for table in self.tables])
+        self.length = int(self._ends[-1]) if len(self._ends) else 0
+
+    @classmethod
+    def checked(cls, tables: Sequence[Table]) -> FileRows:
+        """Return the rows of these files after a look at what is in each.
+
+        Raises
+        ------
+        ValueError
+            One has other arrays than the first; names both.
+        """
+        first = tables[0].spec()
+        for table in tables[1:]:
+            if (found := table.spec()) != first:
+                raise ValueError(
+                    f"files of one data set must have rows alike: {tables[0].path} has {first}, {table.path} has {found}"
+                )
+        return cls(tables)
+
+    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+        """Return these rows, read from whichever files they are in."""
+        if len(self.tables) == 1:
+            return self._read(0, positions)
+        numbers = numpy.searchsorted(self._ends, positions, "right")
+        return gather_by(numbers, lambda number, at: self._read(number, positions[at] - self._begin(number)))
+
+    def _begin(self, number: int) -> int:
+        return int(self._ends[number]) - self.tables[number].rows
+
+    def _read(self, number: int, rows: numpy.ndarray) -> Any:
+        table = self.tables[number]
+        try:
+            return table.read(rows)
+        except Exception as error:
+            some = f"row {rows[0]}" if len(rows) == 1 else f"rows {rows.min()} to {rows.max()}"
+            raise InputError(f"{some} of {table.path} could not be read: {explained(error)}") from error
+
+    def spec(self) -> Any:
+        """Return that of the first file with rows."""
+        return next((table for table in self.tables if table.rows), self.tables[0]).spec()
+
+    def place(self, epoch: int, position: int) -> str:
+        """Return row and file."""
+        number = int(numpy.searchsorted(self._ends, position, "right"))
+        return f"row {position - self._begin(number)} of {self.tables[number].path}"
+
+
+def read_rows(array: Any, rows: numpy.ndarray, row_bytes: int | None = None) -> numpy.ndarray:
+    """Return rows of something that is sliced like an array, and best of all in contiguous pieces.  Local.
+
+    Parameters
+    ----------
+    array : h5py.Dataset or the like, shape (n, ...)
+    rows : array of int
+        In any order, also several times.
+    row_bytes : int, optional
+        How long rows are in the file; None is as long as in memory.
+    """
+    if not len(rows):
+        return array[:0]
+    if is_contiguous(rows):
+        return array[int(rows[0]) : int(rows[-1]) + 1]
+    order = numpy.argsort(rows, kind="stable")
+    ascending = rows[order]
+    found = numpy.empty((len(rows), *array.shape[1:]), array.dtype)
+    gap = max(_GAP_BYTES // max(row_bytes or found.nbytes // len(rows), 1), 1)
+    for run in numpy.split(numpy.arange(len(rows)), numpy.flatnonzero(numpy.diff(ascending) > gap) + 1):
+        first, last = int(ascending[run[0]]), int(ascending[run[-1]])
+        found[order[run]] = array[first : last + 1][ascending[run] - first]
+    return found
+
+
+def tables_of(paths: Any, make: Callable[[str], Table]) -> FileRows:
+    """Return the rows of files by name.  Local.
+
+    Parameters
+    ----------
+    paths : str, path, or list of these
+        Names with ``*``, ``?`` or ``[`` are patterns; what they match comes in the order of the names.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file, or none that a pattern matches.
+    """
+    return FileRows.checked([make(path) for path in expanded(paths)])
+
+
+def expanded(paths: Any) -> list[str]:
+    """Return the files that names and patterns mean, in order.  Local."""
+    found: list[str] = []
+    for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        name = os.fspath(path)
+        is_pattern = any(mark in name for mark in "*?[") and not os.path.exists(name)
+        matches = sorted(glob.glob(name)) if is_pattern else [name]
+        if not matches or not os.path.exists(matches[0]):
+            raise FileNotFoundError(f"there is no file {name}" + (" that the pattern matches" if is_pattern else ""))
+        found += matches
+    if not found:
+        raise ValueError("a data set of files needs at least one file, got an empty list")
+    return found

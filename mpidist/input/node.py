@@ -1,0 +1,249 @@
+"""`Node`: what data sets are made of.
+
+A data set is a tree of nodes, its sources at the leaves.  A node answers one of two questions:
+
+- an *indexed* node, ``at(epoch, position)`` and ``gather(epoch, positions)``: the elements at these places of an epoch.
+  Arrays, HDF5 files, lines of text are indexed, and so is everything made of them by index arithmetic: shuffles,
+  repetitions, batches.  A rank reads its own rows and no others, and a run resumes without reading what it has seen.
+- a *stream*, ``items(epoch, start)``: one element after the other, from element number `start` on.  Generators are
+  streams, and everything behind a filter.
+
+An *item* is a promise of an element: ``item(part)`` reads and maps it, and of a batch only the rows of `part`.  So ranks
+that must walk through the same stream compute only what is theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.input import structure
+from mpidist.input.sharding import WHOLE, Part
+
+#: ``item(part)`` returns the element, of a batch the rows of the part; without a part all of it.
+Item = Callable[..., Any]
+
+#: Number of elements of an epoch: `math.inf` without an end, None where only iterating tells.
+Length = int | float | None
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one array of an element; None in the shape is a size that varies.
+
+    Parameters
+    ----------
+    shape : tuple of (int or None)
+    dtype : numpy.dtype
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Any
+
+
+class Node:
+    """Elements, epoch by epoch; see the module's text.
+
+    Attributes
+    ----------
+    length : int, math.inf or None
+    indexed : bool
+        Whether `at` and `gather` work.
+    batched : bool
+        Whether elements are batches, which can be cut into parts.
+    batch_size : int or None
+        Rows of a batch, as far as it is known.
+    drop_remainder : bool
+        Whether every batch has `batch_size` rows.
+    ahead : int
+        How many elements are to be made in advance.
+    children : tuple of Node
+    """
+
+    length: Length = None
+    indexed: bool = True
+    batched: bool = False
+    batch_size: int | None = None
+    drop_remainder: bool = False
+    ahead: int = 0
+    children: tuple[Node, ...] = ()
+
+    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+        """Return one element, of a batch the rows of `part`."""
+        return cut(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, numpy.array([position]))), part)
+
+    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+        """Return elements joined along a new first axis; `positions` has one at least."""
+        return structure.stack([self.at(epoch, int(position)) for position in positions])
+
+    def items(self, epoch: int, start: int = 0) -> Iterator[Item]:
+        """Yield the items of an epoch, from number `start` on."""
+        if not self.indexed:
+            yield from self.stream(epoch, start)
+            return
+        end = itertools.count(start) if self.length == math.inf else range(start, int(self.length or 0))
+        for position in end:
+            yield partial(self.at, epoch, position)
+
+    def stream(self, epoch: int, start: int) -> Iterator[Item]:
+        """Yield the items where there is no index."""
+        raise NotImplementedError(type(self).__name__)
+
+    def spec(self) -> Any:
+        """Return the `ArraySpec` of every array of an element."""
+        first = next(self.items(0), None)
+        if first is None:
+            raise ValueError("a data set without elements has no element_spec here: nothing tells what they would be")
+        found = structure.map_leaves(spec_of, structure.to_arrays(first()))
+        rows = self.batch_size if self.drop_remainder else None
+        return with_rows(found, rows) if self.batched else found
+
+    def words(self) -> list[str]:
+        """Return what is done to the elements of the sources, in order."""
+        return []
+
+    def place(self, epoch: int, position: int) -> str:
+        """Return how messages call an element."""
+        return f"element {position}"
+
+    def pool(self) -> Executor | None:
+        """Return the threads that are to force the items of a batch together."""
+        return None
+
+    def sources(self) -> Iterator[Node]:
+        """Yield the leaves of the tree."""
+        if not self.children:
+            yield self
+        for child in self.children:
+            yield from child.sources()
+
+    def rebuilt(self, change: Callable[[Node], Node]) -> Node:
+        """Return the tree with ``change(source)`` in place of every source."""
+        return change(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Derived(Node):
+    """A node that has its elements from one other node, and by default is like it.
+
+    Parameters
+    ----------
+    child : Node
+    """
+
+    child: Node
+
+    def __post_init__(self) -> None:
+        for name in ("length", "indexed", "batched", "batch_size", "drop_remainder", "ahead"):
+            self._set(name, getattr(self.child, name))
+        self._set("children", (self.child,))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def spec(self) -> Any:
+        """Return the child's."""
+        return self.child.spec()
+
+    def words(self) -> list[str]:
+        """Return the child's, and what this node does."""
+        return [*self.child.words(), *filter(None, [self.word()])]
+
+    def word(self) -> str:
+        """Return what this node does."""
+        return ""
+
+    def place(self, epoch: int, position: int) -> str:
+        """Return the child's, where positions are the child's."""
+        return self.child.place(epoch, position)
+
+    def pool(self) -> Executor | None:
+        """Return the child's."""
+        return self.child.pool()
+
+    def rebuilt(self, change: Callable[[Node], Node]) -> Node:
+        """Return the tree with other sources."""
+        return replace(self, child=self.child.rebuilt(change))
+
+
+class Reordered(Derived):
+    """Elements of the child at other positions: all that a subclass says is `origin`."""
+
+    def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
+        """Return the child's epoch and the positions there; `positions` is an int or an array."""
+        raise NotImplementedError(type(self).__name__)
+
+    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+        """Return the child's element at another position."""
+        there, origin = self.origin(epoch, position)
+        return self.child.at(there, int(origin), part)
+
+    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+        """Return the child's elements at other positions."""
+        return self.child.gather(*self.origin(epoch, positions))
+
+    def place(self, epoch: int, position: int) -> str:
+        """Return how the child calls it."""
+        there, origin = self.origin(epoch, position)
+        return self.child.place(there, int(origin))
+
+
+# -- what nodes share --------------------------------------------------------------------------------------------------
+
+
+def cut(batch: Any, part: Part = WHOLE) -> Any:
+    """Return the rows of a batch that belong to a part, without a copy."""
+    return batch if part.num_replicas == 1 else structure.rows(batch, part.of(structure.rows_of(batch)))
+
+
+def force(items: Sequence[Item], pool: Executor | None) -> list[Any]:
+    """Return the elements of items, in order; with a pool its threads make them."""
+    return [item() for item in items] if pool is None else list(pool.map(lambda item: item(), items))
+
+
+def gather_by(groups: numpy.ndarray, fetch: Callable[[int, Any], Any]) -> Any:
+    """Return elements of several groups in the order asked for.
+
+    Parameters
+    ----------
+    groups : array of int, shape (n,)
+        For every element the group it comes from.
+    fetch : callable
+        ``fetch(group, places)`` returns the elements at these places, joined along a first axis.
+    """
+    first = groups[0]
+    if (groups == first).all():
+        return fetch(int(first), slice(None))
+    places = [(int(group), numpy.flatnonzero(groups == group)) for group in numpy.unique(groups)]
+    joined = structure.concatenate([fetch(group, where) for group, where in places])
+    order = numpy.concatenate([where for _, where in places])
+    if (order[1:] > order[:-1]).all():
+        return joined
+    inverse = numpy.empty_like(order)
+    inverse[order] = numpy.arange(len(order))
+    return structure.map_leaves(lambda leaf: leaf[inverse], joined)
+
+
+def is_contiguous(rows: numpy.ndarray) -> bool:
+    """Return whether rows follow each other in ascending order."""
+    return bool(rows[-1] - rows[0] == len(rows) - 1 and (len(rows) < 3 or (rows[1:] - rows[:-1] == 1).all()))
+
+
+def spec_of(array: Any) -> ArraySpec:
+    """Return shape and dtype of an array; of strings, only that they are strings."""
+    array = arrays.to_array(array)
+    is_text = array.dtype.kind in "US"
+    return ArraySpec(tuple(array.shape), numpy.dtype(array.dtype.kind) if is_text else array.dtype)
+
+
+def with_rows(spec: Any, rows: int | None) -> Any:
+    """Return the specs of a batch with another number of rows."""
+    return structure.map_leaves(lambda leaf: ArraySpec((rows, *leaf.shape[1:]), leaf.dtype), spec)

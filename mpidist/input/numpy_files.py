@@ -1,0 +1,99 @@
+"""Rows of NumPy's files, mapped into memory where the file allows it."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from mpidist.input import structure
+from mpidist.input.files import Table, read_rows
+
+#: The part of a zip file's local header before the name: at its end the lengths of name and of extra bytes.
+_LOCAL_HEADER = struct.Struct("<26x2H")
+
+
+class ArrayTable(Table):
+    """The rows of arrays that are sliced like arrays.
+
+    Parameters
+    ----------
+    path : str
+        How messages call it.
+    arrays : nested tuples and dicts of arrays
+        With the same first dimension.
+    """
+
+    def __init__(self, path: str, arrays: Any) -> None:
+        super().__init__(path)
+        self._arrays = arrays
+        try:
+            self.rows = structure.rows_of(arrays)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def read(self, rows: numpy.ndarray) -> Any:
+        """Return copies of these rows."""
+        return structure.map_leaves(lambda array: _copied(array, rows), self._arrays)
+
+
+def _copied(array: Any, rows: numpy.ndarray) -> numpy.ndarray:
+    return numpy.array(read_rows(array, rows), copy=True, subok=False)
+
+
+def npy_table(paths: Any) -> ArrayTable:
+    """Return the rows of ``.npy`` files side by side.  Local.
+
+    Parameters
+    ----------
+    paths : str, or nested tuples and dicts of str
+    """
+    arrays = structure.map_leaves(lambda path: numpy.load(path, mmap_mode="r", allow_pickle=False), paths)
+    return ArrayTable(", ".join(structure.leaves(paths)), arrays)
+
+
+def npz_table(path: str, names: Any = None) -> ArrayTable:
+    """Return the rows of arrays in a ``.npz`` file, mapped into memory unless they are compressed.  Local.
+
+    Parameters
+    ----------
+    path : str
+    names : str, nested tuples and dicts of str, or None
+        None is all of them, by name.
+    """
+    with zipfile.ZipFile(path) as archive:
+        known = {name.removesuffix(".npy"): name for name in archive.namelist()}
+
+        def load(name: str) -> numpy.ndarray:
+            if name not in known:
+                raise KeyError(f"{path} has no array {name!r}; it has {', '.join(map(repr, known))}")
+            member = archive.getinfo(known[name])
+            if member.compress_type == zipfile.ZIP_STORED:
+                return _mapped(path, member)
+            with archive.open(member) as file:
+                return numpy.lib.format.read_array(file, allow_pickle=False)
+
+        return ArrayTable(path, structure.map_leaves(load, names or {name: name for name in known}))
+
+
+def _mapped(path: str, member: zipfile.ZipInfo) -> numpy.ndarray:
+    """Return an array that lies uncompressed in a zip file as a view of the file."""
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+        file.seek(member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
+        shape, in_columns, dtype = _header_reader(file)(file)
+        if dtype.hasobject:
+            raise ValueError(f"{member.filename} in {path} holds Python objects, which are not read")
+        if 0 in shape:
+            return numpy.empty(shape, dtype)
+        order = "F" if in_columns else "C"
+        return numpy.memmap(path, dtype, "r", offset=file.tell(), shape=shape, order=order)  # type: ignore[call-overload]
+
+
+def _header_reader(file: Any) -> Callable[[Any], tuple[tuple[int, ...], bool, numpy.dtype]]:
+    version = numpy.lib.format.read_magic(file)
+    return numpy.lib.format.read_array_header_1_0 if version == (1, 0) else numpy.lib.format.read_array_header_2_0

@@ -1,0 +1,242 @@
+"""Which elements come in which order: shuffle, repeat, a window of them, every n-th."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy
+
+from mpidist.input.node import Derived, Item, Length, Node, Reordered, gather_by
+from mpidist.input.sharding import WHOLE, Part
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffle(Reordered):
+    """The elements in an order of the epoch's own.
+
+    With an index and an end, every order of all elements is possible.  Elements without an end are shuffled in blocks of
+    `buffer_size`; a stream through a buffer of so many, or of all.
+
+    Parameters
+    ----------
+    child : Node
+    buffer_size : int or None
+    seed : int
+    each_epoch : bool
+        False has the order of epoch 0 in all of them.
+    """
+
+    child: Node
+    buffer_size: int | None
+    seed: int
+    each_epoch: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.child.length == math.inf and self.buffer_size is None:
+            raise ValueError(
+                "`shuffle` of a data set that repeats forever needs a buffer_size; or call `shuffle` before `repeat`, "
+                "which gives every repetition an order of its own"
+            )
+        # an epoch's end and the next one's beginning may be in one batch
+        self._set("_order", lru_cache(maxsize=2)(self._permutation))
+
+    def _permutation(self, epoch: int, block: int) -> numpy.ndarray:
+        return self._random(epoch, block).permutation(self._block())
+
+    def _random(self, epoch: int, block: int = 0) -> numpy.random.Generator:
+        return numpy.random.default_rng((self.seed % (1 << 64), epoch if self.each_epoch else 0, block))
+
+    def _block(self) -> int:
+        return int(self.child.length) if self.child.length != math.inf else int(self.buffer_size or 0)  # type: ignore[arg-type]
+
+    def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
+        """Return where the elements at these places of the epoch come from."""
+        order = self._order  # type: ignore[attr-defined]
+        if self.child.length != math.inf:
+            return epoch, order(epoch, 0)[positions]
+        size = self._block()
+        if isinstance(positions, int):
+            block, inside = divmod(positions, size)
+            return epoch, block * size + int(order(epoch, block)[inside])
+        blocks, inside = numpy.divmod(positions, size)
+        return epoch, gather_by(blocks, lambda block, at: block * size + order(epoch, block)[inside[at]])
+
+    def stream(self, epoch: int, start: int) -> Iterator[Item]:
+        """Yield the items in the order of a buffer from which one is drawn at a time."""
+        return itertools.islice(self._drawn(epoch), start, None)
+
+    def _drawn(self, epoch: int) -> Iterator[Item]:
+        random, buffer = self._random(epoch), []
+        for item in self.child.items(epoch):
+            buffer.append(item)
+            if len(buffer) == self.buffer_size:
+                place = int(random.integers(len(buffer)))
+                buffer[place], buffer[-1] = buffer[-1], buffer[place]
+                yield buffer.pop()
+        for place in random.permutation(len(buffer)):
+            yield buffer[place]
+
+    def word(self) -> str:
+        """Return it with its seed."""
+        size = "" if self.child.indexed and self.child.length != math.inf else f"{self.buffer_size}, "
+        return f"shuffle({size}seed={self.seed}{'' if self.each_epoch else ', the same in every epoch'})"
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(Derived):
+    """The elements `count` times over, each time as another epoch; None is forever.
+
+    Parameters
+    ----------
+    child : Node
+    count : int or None
+    """
+
+    child: Node
+    count: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("length", self._times(self.child.length))
+
+    def _times(self, length: Length) -> Length:
+        if self.count is None:
+            return 0 if length == 0 else math.inf if self.child.indexed else None
+        return 0 if self.count == 0 else None if length is None else length * self.count
+
+    def _first(self, epoch: int) -> int:
+        """Return which epoch of the child an epoch begins with."""
+        return epoch << 32 if self.count is None else epoch * self.count
+
+    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+        """Return an element of one of the repetitions."""
+        return self.child.at(*self._origin(epoch, position), part)
+
+    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+        """Return elements of any of the repetitions."""
+        if self.child.length == math.inf:
+            return self.child.gather(self._first(epoch), positions)
+        numbers, inside = numpy.divmod(positions, int(self.child.length or 1))
+        first = self._first(epoch)
+        return gather_by(numbers, lambda number, at: self.child.gather(first + number, inside[at]))
+
+    def _origin(self, epoch: int, position: int) -> tuple[int, int]:
+        if self.child.length == math.inf:
+            return self._first(epoch), position
+        number, inside = divmod(position, int(self.child.length or 1))
+        return self._first(epoch) + number, inside
+
+    def place(self, epoch: int, position: int) -> str:
+        """Return how the child calls it."""
+        if not self.child.indexed:
+            return super().place(epoch, position)
+        return self.child.place(*self._origin(epoch, position))
+
+    def stream(self, epoch: int, start: int) -> Iterator[Item]:
+        """Yield the items of all repetitions; a repetition without any ends them."""
+        first, passed = self._first(epoch), 0
+        for number in itertools.count(first) if self.count is None else range(first, first + self.count):
+            length = self.child.length
+            begin = start - passed if length is None else min(start - passed, int(length))
+            begin = max(begin, 0)
+            if length is None and begin:  # how many there are is not known: all are counted
+                items, seen = self.child.items(number), 0
+                for seen, item in enumerate(items, 1):  # noqa: B007 - the last number is used
+                    if seen > begin:
+                        yield item
+            else:
+                seen = begin
+                for item in self.child.items(number, begin):
+                    seen += 1
+                    yield item
+            if seen == 0:
+                return
+            passed += seen
+
+    def word(self) -> str:
+        """Return it with its count."""
+        return f"repeat({'' if self.count is None else self.count})"
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Reordered):
+    """The elements from number `first` on, up to but without number `end`.
+
+    Parameters
+    ----------
+    child : Node
+    first : int
+    end : int or None
+        None is the child's end.
+    """
+
+    child: Node
+    first: int
+    end: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length = self.child.length
+        if self.end is not None and self.child.indexed:
+            length = min(self.end, length) if length is not None else length
+        self._set("length", length if length is None else max(length - self.first, 0))
+
+    def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
+        """Return the positions, moved."""
+        return epoch, positions + self.first
+
+    def stream(self, epoch: int, start: int) -> Iterator[Item]:
+        """Yield the items of the window."""
+        most = None if self.end is None else max(self.end - self.first - start, 0)
+        return itertools.islice(self.child.items(epoch, self.first + start), most)
+
+    def place(self, epoch: int, position: int) -> str:
+        """Return how the child calls it."""
+        return self.child.place(epoch, position + self.first)
+
+    def word(self) -> str:
+        """Return it as the method that made it."""
+        return f"skip({self.first})" if self.end is None else f"take({self.end - self.first})"
+
+
+@dataclass(frozen=True, eq=False)
+class Shard(Reordered):
+    """Every `number`-th element, from number `index` on.
+
+    Parameters
+    ----------
+    child : Node
+    number, index : int
+    """
+
+    child: Node
+    number: int
+    index: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        length = self.child.length
+        if length is not None and length != math.inf:
+            self._set("length", max(-(-(int(length) - self.index) // self.number), 0))
+
+    def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
+        """Return the positions in the child."""
+        return epoch, positions * self.number + self.index
+
+    def stream(self, epoch: int, start: int) -> Iterator[Item]:
+        """Yield every `number`-th item."""
+        return itertools.islice(self.child.items(epoch, start * self.number + self.index), 0, None, self.number)
+
+    def place(self, epoch: int, position: int) -> str:
+        """Return how the child calls it."""
+        return self.child.place(epoch, position * self.number + self.index)
+
+    def word(self) -> str:
+        """Return it with its numbers."""
+        return f"shard({self.number}, {self.index})"

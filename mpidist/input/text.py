@@ -1,0 +1,170 @@
+"""Lines of text files, and CSV files: the places of the lines are found once, then any lines can be read."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy
+
+from mpidist.input.files import Table, read_rows
+from mpidist.input.node import ArraySpec
+
+_BLOCK_BYTES, _NEWLINE = 1 << 24, 10
+
+
+class TextTable(Table):
+    """The lines of a text file, as str without their line ends.
+
+    Parameters
+    ----------
+    path : str
+    encoding : str
+        An extension of ASCII, such as UTF-8.
+    skip : int
+        So many lines at the top are left out.
+    """
+
+    def __init__(self, path: str, encoding: str = "utf-8", skip: int = 0) -> None:
+        super().__init__(path)
+        self.encoding, self.skip = encoding, skip
+
+    @cached_property
+    def _bytes(self) -> numpy.ndarray:
+        try:
+            return numpy.memmap(self.path, numpy.uint8, "r")
+        except ValueError:  # an empty file cannot be mapped
+            return numpy.empty(0, numpy.uint8)
+
+    @cached_property
+    def _starts(self) -> numpy.ndarray:
+        """Where each line begins, and behind them where the last one ends."""
+        size, found = len(self._bytes), [numpy.zeros(1, numpy.int64)]
+        for at in range(0, size, _BLOCK_BYTES):
+            found.append(numpy.flatnonzero(self._bytes[at : at + _BLOCK_BYTES] == _NEWLINE) + (at + 1))
+        starts = numpy.concatenate(found)
+        return (starts if starts[-1] == size else numpy.append(starts, size))[self.skip :]
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        """Number of lines, without those left out."""
+        return max(len(self._starts) - 1, 0)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def lines(self, rows: numpy.ndarray) -> list[str]:
+        """Return these lines."""
+        if not len(rows):
+            return []
+        return list(read_rows(_Lines(self), rows, row_bytes=len(self._bytes) // self.rows))
+
+    def contiguous(self, first: int, end: int) -> list[str]:
+        """Return lines that follow each other."""
+        text = self._bytes[self._starts[first] : self._starts[end]].tobytes().decode(self.encoding)
+        found = text.split("\n")
+        return [line.removesuffix("\r") for line in found[: end - first]]
+
+    def read(self, rows: numpy.ndarray) -> Any:
+        """Return these lines as an array of str."""
+        return numpy.array(self.lines(rows), dtype=numpy.str_)
+
+    def spec(self) -> Any:
+        """Return that of a str."""
+        return ArraySpec((), numpy.dtype("U"))
+
+
+class _Lines:
+    """The lines of a table, to be sliced like an array."""
+
+    shape, dtype = (0,), numpy.dtype(object)
+
+    def __init__(self, table: TextTable) -> None:
+        self._table = table
+
+    def __getitem__(self, rows: slice) -> numpy.ndarray:
+        lines = self._table.contiguous(rows.start, rows.stop)
+        found = numpy.empty(len(lines), object)
+        found[:] = lines
+        return found
+
+
+class CsvTable(TextTable):
+    """The rows of a CSV file: a dict of columns where it has a header, a tuple where it has none.
+
+    Parameters
+    ----------
+    path : str
+    columns : sequence of (str or int), optional
+        Those wanted, by name, or by number where there is no header; None is all.
+    dtype : dtype, or mapping of column to dtype
+        Of columns that a mapping does not name: float32.
+    header : bool
+        Whether the first line has the names.
+    delimiter : str
+    """
+
+    def __init__(
+        self,
+        path: str,
+        columns: Sequence[Any] | None = None,
+        dtype: Any = "float32",
+        header: bool = True,
+        delimiter: str = ",",
+        encoding: str = "utf-8",
+    ) -> None:
+        super().__init__(path, encoding, skip=int(header))
+        self._delimiter = delimiter
+        first = next(iter(self._fields([self._first_line()])), [])
+        names: list[Any] = [name.strip() for name in first] if header else list(range(len(first)))
+        self.header = header
+        self.fields = len(names)
+        wanted = names if columns is None else list(columns)
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
+            raise KeyError(f"{path} has no column {unknown[0]!r}; it has {', '.join(map(repr, names))}")
+        of = dtype if isinstance(dtype, Mapping) else dict.fromkeys(wanted, dtype)
+        self._columns = [(name, names.index(name), numpy.dtype(of.get(name, "float32"))) for name in wanted]
+
+    def _first_line(self) -> str:
+        with open(self.path, encoding=self.encoding, newline="\n") as file:
+            return file.readline().rstrip("\r\n")
+
+    def _fields(self, lines: list[str]) -> list[list[str]]:
+        return list(csv.reader(lines, delimiter=self._delimiter, strict=True))
+
+    def read(self, rows: numpy.ndarray) -> Any:
+        """Return these rows, by column."""
+        parsed = self._parsed(rows)
+        found = {name: self._column(name, dtype, [row[at] for row in parsed], rows) for name, at, dtype in self._columns}
+        return found if self.header else tuple(found.values())
+
+    def _parsed(self, rows: numpy.ndarray) -> list[list[str]]:
+        lines = self.lines(rows)
+        parsed = self._fields(lines)
+        if len(parsed) != len(lines):
+            raise ValueError("a quoted field holds a line break, which is not supported")
+        for row, fields in zip(rows, parsed, strict=True):
+            if len(fields) != self.fields:
+                raise ValueError(f"row {row} has {len(fields)} fields, expected {self.fields}")
+        return parsed
+
+    def _column(self, name: Any, dtype: numpy.dtype, texts: list[str], rows: numpy.ndarray) -> numpy.ndarray:
+        if dtype.kind == "U":
+            return numpy.array(texts, dtype=numpy.str_)
+        try:
+            return numpy.array(texts, dtype=numpy.str_).astype(dtype)
+        except ValueError:
+            for row, text in zip(rows, texts, strict=True):
+                try:
+                    numpy.array(text).astype(dtype)
+                except ValueError as error:
+                    raise ValueError(f"column {name!r} of row {row} is {text!r}, expected {dtype}") from error
+            raise
+
+    def spec(self) -> Any:
+        """Return one scalar a column."""
+        found = {name: ArraySpec((), dtype) for name, _, dtype in self._columns}
+        return found if self.header else tuple(found.values())
