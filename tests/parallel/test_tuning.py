@@ -1,0 +1,122 @@
+"""The measured choice on real ranks: what rank 0 has is what all take, and sums are right whatever it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy
+import pytest
+
+from mpidist import transports
+from mpidist.collectives import selection, tuning
+from mpidist.collectives.calibration import calibrate
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.cost import CostModel
+from mpidist.collectives.figures import Figures
+from mpidist.collectives.tuning import Record, key_of
+from mpidist.fusion.pipeline import FusedAllReduce
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+#: Elements of float32 for which a launch looks into the store, and for which it does not.
+LONG, SHORT = 1 << 17, 10
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    """Give communicators that know nothing yet, as at the beginning of a launch, with a store of their own."""
+    world = transports.world()
+    folder = Communicator(world).exchange(str(tmp_path).encode())[0].decode()
+    chosen = replace(world.control.settings, tuning_folder=folder, calibrate=True, deterministic=False)
+    monkeypatch.setattr(world.control, "settings", replace(chosen, algorithm="auto"))
+    return lambda: Communicator(world)
+
+
+def agreed(communicator, value):
+    """Return whether all ranks have the same value."""
+    return len(set(communicator.exchange(repr(value).encode()))) == 1
+
+
+def store(communicator, quickest):
+    """Keep figures, on rank 0 alone, by which `quickest` takes a tenth of what others do."""
+    names = selection.eligible(communicator.facts())
+    points = {name: ((4.0, 1e-3 if name == quickest else 1e-2),) for name in names}
+    figures = Figures(CostModel.flat(1e-6, 1e-9), points)
+    if communicator.rank == 0:
+        where = tuning.folder(communicator.control.settings)
+        tuning.write(Record(key_of(communicator), communicator.topology.hosts, "mpidist tune", figures), where)
+    communicator.barrier()
+
+
+def sums(communicator, count, algorithm=None):
+    """Reduce, in place and as a list, and return whether all ranks have the sum."""
+    size, rank = communicator.size, communicator.rank
+    expected = ((numpy.arange(count) % 7) * size + size * (size - 1) // 2).astype("f4")
+    values = (numpy.arange(count) % 7 + rank).astype("f4")
+    (fused,) = FusedAllReduce(communicator, algorithm=algorithm)([values])
+    communicator.all_reduce(values, algorithm=algorithm)
+    right = numpy.array_equal(values, expected) and numpy.array_equal(fused, expected)
+    return communicator.exchange(b"1" if right else b"0") == [b"1"] * size
+
+
+def test_a_calibration_gives_all_ranks_the_same_figures(launch):
+    communicator = launch()
+    figures = calibrate(communicator, budget_seconds=0.1, largest_bytes=1 << 16, rounds=1)
+    names = selection.eligible(communicator.facts())
+    complete = set(figures.points) == set(names) and all(points for points in figures.points.values())
+    assert communicator.exchange(b"1" if complete else b"0") == [b"1"] * communicator.size
+    assert agreed(communicator, figures)
+    assert agreed(communicator, selection.worked_out(figures, communicator.facts()))
+
+
+def test_the_first_long_all_reduce_measures_once_and_the_next_launch_finds_it(launch, monkeypatch):
+    first = launch()
+    asked = []
+
+    def quick(communicator):
+        asked.append(communicator)
+        return calibrate(communicator, budget_seconds=0.1, largest_bytes=1 << 16, rounds=1)
+
+    monkeypatch.setattr(tuning, "calibrate", quick)
+    ok = sums(first, SHORT) and not asked
+    ok = sums(first, LONG) and asked == [first] and ok
+    second = launch()
+    ok = sums(second, LONG) and asked == [first] and ok
+    assert second.exchange(b"1" if ok else b"0") == [b"1"] * second.size
+    choices = [selection.near(1 << power, second.facts()) for power in range(28)]
+    assert agreed(second, choices)
+
+
+def test_what_is_stored_on_rank_0_is_what_all_take(launch):
+    for name in selection.eligible(launch().facts()):
+        communicator = launch()
+        store(communicator, name)
+        for count in (LONG, LONG + 1, SHORT, 1 << 20):
+            assert sums(communicator, count), (name, count)
+        assert communicator.pack(4 * LONG, None)[0] == name
+
+
+def test_an_explicit_choice_wins(launch):
+    communicator = launch()
+    store(communicator, "recursive_doubling")
+    for algorithm in ("ring", "native", "pinned", *selection.eligible(communicator.facts())):
+        assert sums(communicator, LONG, algorithm), algorithm
+    fixed = selection.pinned(4 * LONG, communicator.facts())
+    assert communicator.pack(4 * LONG, "ring")[0] == "ring"
+    assert communicator.pack(4 * LONG, "pinned")[0] == fixed
+
+
+def test_a_deterministic_launch_neither_looks_nor_measures(launch, monkeypatch):
+    store(launch(), "recursive_doubling")
+    control = transports.world().control
+    monkeypatch.setattr(control, "settings", replace(control.settings, deterministic=True))
+    monkeypatch.setattr(tuning, "choices_for", lambda communicator: pytest.fail("it looked"))
+    communicator = launch()
+    bits = []
+    for _ in range(2):
+        values = numpy.random.default_rng(communicator.rank).normal(size=LONG).astype("f4")
+        communicator.all_reduce(values)
+        bits.append(values.tobytes())
+    assert communicator.exchange(b"1" if bits[0] == bits[1] else b"0") == [b"1"] * communicator.size
+    assert agreed(communicator, bits)
+    assert communicator.pack(4 * LONG, None)[0] == selection.pinned(4 * LONG, communicator.facts())

@@ -1,0 +1,133 @@
+"""``mpidist tune`` and the choices that ``mpidist info`` shows: arguments, and what the page says."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from mpidist.cluster.topology import Topology
+from mpidist.collectives import selection
+from mpidist.collectives.cost import CostModel, Level
+from mpidist.collectives.figures import Figures
+from mpidist.collectives.tuning import Record, write
+from mpidist.commands import choice_page, info, tune
+
+MODEL = CostModel(Level(2e-6, 1e-10, 5e-11), Level(30e-6, 8e-10, 5e-11))
+TAKEN = {"shared_memory": 50e-6, "native": 20e-6, "recursive_doubling": 30e-6, "ring": 90e-6}
+
+
+def record(host="n1", hosts=None, **taken):
+    hosts = (host, host) if hosts is None else hosts
+    names = [*{**TAKEN, **taken}]
+    key = {"hosts": sorted(set(hosts)), "ranks": Topology(hosts).describe(), "mpi": "Some MPI 1.2"}
+    key |= {"shared_memory": len(set(hosts)) == 1, "algorithms": names}
+    points = {name: ((4096.0, seconds),) for name, seconds in {**TAKEN, **taken}.items()}
+    return Record(key, hosts, "mpidist tune", Figures(MODEL, points))
+
+
+def row(text, nbytes):
+    (found,) = [line for line in text.splitlines() if line.split()[:1] == [str(nbytes)]]
+    return found.split()
+
+
+def test_the_page_says_what_is_chosen_with_the_seconds_of_all_candidates_and_why():
+    text = choice_page.page(record())
+    assert text.startswith("1 node x 2 ranks (n1), Some MPI 1.2, measured by mpidist tune")
+    assert row(text, 4096) == "4096 native 50 us 20 us 30 us 90 us quickest".split()
+    assert "inside a node" in text and "between nodes" not in text
+    assert "10 GB/s" in text and "20 GB/s" in text  # 1 / beta and 1 / gamma
+
+
+def test_the_page_says_when_the_fixed_table_stands():
+    text = choice_page.page(record(native=49e-6, recursive_doubling=90e-6))
+    assert " ".join(row(text, 4096)).endswith("native is hardly quicker, within the noise")
+    assert row(text, 4096)[1] == "shared_memory"
+
+
+def test_between_nodes_the_page_has_both_levels_and_the_unit():
+    found = record(hosts=("n1", "n1", "n2", "n2"))
+    text = choice_page.page(found)
+    assert "inside a node" in text and "between nodes" in text
+    assert "2 nodes x 2 ranks (n1, n2)" in text and "units of" in text
+
+
+def test_every_size_of_the_page_shows_what_is_chosen():
+    found = record()
+    facts = found.facts()
+    known = selection.worked_out(found.figures, facts)
+    text = choice_page.choices(found.figures, facts)
+    for nbytes in choice_page.SIZES:
+        assert row(text, nbytes)[1] == known.near(nbytes, True)[0]
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_TUNING_FOLDER", str(tmp_path))
+    monkeypatch.setattr(info, "detect_launcher", lambda: None)
+    return tmp_path
+
+
+def test_info_shows_all_that_was_measured_of_this_host(alone):
+    write(record(platform.node()), alone)
+    write(record(hosts=(f"{platform.node()}#0", f"{platform.node()}#1")), alone)
+    write(record("elsewhere"), alone)
+    pages = info.all_reduces()
+    assert len(pages) == 2 and all(page.startswith("all-reduces of ") for page in pages)
+    assert not any("elsewhere" in page for page in pages)
+
+
+def test_info_says_that_nothing_was_measured_and_how_to(alone):
+    (page,) = info.all_reduces()
+    assert "mpidist tune -n 2" in page and str(alone) in page
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("ALGORITHM", "ring", "always ring, by MPIDIST_ALGORITHM"),
+        ("DETERMINISTIC", "1", "MPIDIST_DETERMINISTIC"),
+        ("DETERMINISTIC", "maybe", "expected 0 or 1"),
+    ],
+)
+def test_info_says_when_a_setting_decides(alone, monkeypatch, variable, value, said):
+    monkeypatch.setenv(f"MPIDIST_{variable}", value)
+    (page,) = info.all_reduces()
+    assert said in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "-n RANKS is needed"),
+        (["--largest", "1000"], "--largest must be 64KiB or more, got 1000"),
+        (["--largest", "much"], "expected a size"),
+        (["--seconds", "soon"], "expected a time"),
+        (["-n", "two"], "invalid int value"),
+        (["-n", "0"], "at least 1 rank is needed, got 0"),
+        (["--fast"], "unrecognized arguments"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr(tune, "detect_launcher", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        tune.main(arguments)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_ranks_get_what_the_command_got(monkeypatch):
+    started = []
+    monkeypatch.setattr(tune.run, "main", lambda argv: started.append(list(argv)) or 7)
+    assert tune.main(["-n", "3", "--largest", "1MiB", "--seconds", "2", "--json", "--dry-run"]) == 7
+    (argv,) = started
+    assert argv[:6] == ["--quiet", "-n", "3", "-m", "mpidist", "tune"]
+    again = tune._parser().parse_args(argv[6:])
+    assert (again.ranks, again.largest, again.seconds, again.json, again.dry_run) == (None, 1 << 20, 2.0, True, True)
+
+
+def test_one_rank_has_nothing_to_measure(monkeypatch, capsys):
+    monkeypatch.setattr(tune, "detect_launcher", lambda: object())
+    monkeypatch.setenv("MPIDIST_NO_MPI", "1")
+    assert tune.main([]) == 2
+    assert "mpidist tune -n 2" in capsys.readouterr().err
