@@ -157,6 +157,11 @@ def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
     return namespace(like).empty(shape, dtype=dtype)
 
 
+def in_memory_of(target: Any, array: Any) -> Any:
+    """Return `array` in the kind of memory of `target`, as it is if it is there already; Local."""
+    return array if type(array) is type(target) else np.asarray(array, like=target)
+
+
 def to_device(array: Any, index: int) -> Any:
     """Return `array` as a CuPy array in the memory of CUDA device `index`, as it is if it is there already; Local."""
     cupy = _cupy()

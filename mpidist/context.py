@@ -27,10 +27,13 @@ class Mode:
     ----------
     strategy : Strategy
     replica_context : ReplicaContext or None
+    is_update : bool
+        Inside a function given to `StrategyExtended.update`: variables are written copy by copy.
     """
 
     strategy: Any
     replica_context: Any
+    is_update: bool = False
 
 
 class _ThreadState(threading.local):

@@ -20,10 +20,11 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.selection import PINNED
 from mpidist.errors import MissingDependencyError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
-from mpidist.variables import DistributedVariable
+from mpidist.variables import DistributedVariable, IndexedSlices
 
 _log = logging.getLogger("mpidist")
 
@@ -52,7 +53,16 @@ def component(value: Any) -> Any:
         return value
     if value is None:
         raise TypeError("got None in place of an array; leave it out on every replica, or pass zeros")
+    if isinstance(value, IndexedSlices):
+        return value
     return value.value if isinstance(value, DistributedVariable) else arrays.to_array(value)
+
+
+def dense_component(value: Any, verb: str) -> Any:
+    """Return what `component` does; NotImplementedError for `IndexedSlices`, of which `verb` makes nothing.  Local."""
+    if isinstance(value, IndexedSlices):
+        raise NotImplementedError(f"{verb} does not support IndexedSlices; give it `rows.to_dense(shape)`")
+    return component(value)
 
 
 class CrossDeviceOps:
@@ -108,8 +118,10 @@ class CrossDeviceOps:
         """
         _check_destinations(destinations)
         options = CommunicationOptions() if options is None else options
-        reduce_op = parse_reduce_op(reduce_op)
-        return self.reduce_implementation(reduce_op, component(per_replica_value), destinations, options)
+        reduce_op, value = parse_reduce_op(reduce_op), component(per_replica_value)
+        if isinstance(value, IndexedSlices):
+            return self.reduce_rows(reduce_op, value, options)
+        return self.reduce_implementation(reduce_op, value, destinations, options)
 
     def batch_reduce(
         self,
@@ -136,7 +148,12 @@ class CrossDeviceOps:
             return []
         pairs = [(component(value), destinations) for value, destinations in pairs]
         options = CommunicationOptions() if options is None else options
-        return self.batch_reduce_implementation(reduce_op, pairs, options)
+        dense = [pair for pair in pairs if not isinstance(pair[0], IndexedSlices)]
+        reduced = iter(self.batch_reduce_implementation(reduce_op, dense, options) if dense else [])
+        return [
+            self.reduce_rows(reduce_op, value, options) if isinstance(value, IndexedSlices) else next(reduced)
+            for value, _ in pairs
+        ]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """Return replica 0's `tensor` on every rank, as a new array.
@@ -146,13 +163,39 @@ class CrossDeviceOps:
         _check_destinations(destinations)
         return self.broadcast_implementation(component(tensor), destinations)
 
+    def reduce_rows(self, reduce_op: ReduceOp, rows: IndexedSlices, options: CommunicationOptions) -> IndexedSlices:
+        """Return the rows of all replicas reduced, each row named once; a mean divides by the number of replicas.
+
+        Collective: every rank calls it in the same order; replicas may differ in the number of rows.
+        """
+        dtype = rows.dtype
+        is_mean = reduce_op is ReduceOp.MEAN
+        rows = self.gather_rows(rows, options)
+        wide = arrays.wire_dtype(dtype) if dtype.kind != "i" or not is_mean else numpy.dtype("float64")
+        total = IndexedSlices(rows.values.astype(wide, copy=False), rows.indices, rows.dense_shape).coalesced()
+        if not is_mean:
+            return total.with_values(total.values.astype(dtype, copy=False))
+        mean = total.values / wide.type(self.communicator.size)
+        return total.with_values(mean if dtype.kind in "iu" else mean.astype(dtype, copy=False))
+
+    def gather_rows(self, rows: IndexedSlices, options: CommunicationOptions) -> IndexedSlices:
+        """Return the rows of all replicas, one after another in replica order.
+
+        Collective: every rank calls it in the same order; replicas may differ in the number of rows.
+        """
+        gather = self.communicator.all_gather
+        indices = gather(rows.indices.astype(numpy.int64, copy=False), timeout_seconds=options.timeout_seconds)
+        values = gather(rows.values, timeout_seconds=options.timeout_seconds)
+        return IndexedSlices(values, indices, rows.dense_shape)
+
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
     ) -> Any:
         """Return the components of all replicas joined along `axis`.  Collective."""
         _check_destinations(destinations)
         options = CommunicationOptions() if options is None else options
-        return self._gather_implementation(component(per_replica_value), destinations, axis, options)
+        value = dense_component(per_replica_value, "gather")
+        return self._gather_implementation(value, destinations, axis, options)
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
@@ -230,7 +273,8 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
     def _fused_all_reduce(self, options: CommunicationOptions) -> FusedAllReduce:
         """Return the fused all-reduce for these options; it keeps its plans from call to call."""
-        key = (options.bytes_per_pack, self.algorithm or _ALGORITHMS[options.implementation])
+        pinned = PINNED if options.deterministic else None
+        key = (options.bytes_per_pack, self.algorithm or _ALGORITHMS[options.implementation] or pinned)
         if key not in self._fused:
             if key[1] == "nccl":
                 require_nccl(self.communicator, "CommunicationImplementation.NCCL")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
-from typing import Any
 
 from mpidist import transports
-from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.extended import StrategyExtended
 
 _warned = threading.Lock()
@@ -25,26 +22,8 @@ class LoneExtended(StrategyExtended):
 
     title = ""
 
-    def reduce_arrays(
-        self,
-        reduce_op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None = None,
-        destinations: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        """Return the values."""
+    def _before_collective(self) -> None:
         warn_of_other_ranks(self.title)
-        return values
-
-    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Return the value."""
-        warn_of_other_ranks(self.title)
-        return value
-
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Return the tensor."""
-        warn_of_other_ranks(self.title)
-        return tensor
 
 
 def warn_of_other_ranks(name: str) -> None:
@@ -59,5 +38,5 @@ def warn_of_other_ranks(name: str) -> None:
         f"{name} reduces nothing over the {world.topology.size} ranks of this job: each of them works alone. "
         "Use `with strategy.scope()` and `strategy.run` of a MirroredStrategy or MultiWorkerMirroredStrategy",
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=6,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
-from mpidist.cross_device_ops import component, parse_reduce_op
+from mpidist.cross_device_ops import component, dense_component, parse_reduce_op
 from mpidist.options import ReduceOp
 from mpidist.strategies import reduction
 from mpidist.strategies.extended import MirroredExtended, StrategyExtended
@@ -132,7 +132,7 @@ class Strategy(InputMethods):
         reduce_op = parse_reduce_op(reduce_op)
         if axis is None:
             return self._reduce_over_replicas(reduce_op, value)
-        array = component(value)
+        array = dense_component(value, "reduce over an axis")
         axes = reduction.normalized_axes(axis, array.ndim)
         total = reduction.local_sum(array, axes, for_mean=reduce_op is ReduceOp.MEAN)
         if reduce_op is ReduceOp.SUM:
@@ -172,7 +172,7 @@ class Strategy(InputMethods):
                 "get_replica_context().all_gather() instead"
             )
         context.require_cross_replica(self)
-        return self.extended.gather_array(component(value), axis)
+        return self.extended.gather_array(dense_component(value, "gather"), axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return this rank's components of a value: ``(value,)``, as a rank is one replica.  Local."""

@@ -20,7 +20,7 @@ from mpidist.input.options import InputOptions
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.reduction import like_given
 from mpidist.strategies.replica_context import ReplicaContext
-from mpidist.variables import DistributedVariable
+from mpidist.variables import DistributedVariable, IndexedSlices
 
 if TYPE_CHECKING:
     from mpidist.strategies.base import Strategy
@@ -78,16 +78,28 @@ class StrategyExtended:
     ) -> Any:
         """Call ``fn(variable, *args, **kwargs)`` where writing sets this rank's copy as it is.  Local.
 
+        It may be called in a replica as well; the code of `fn` is in a cross-replica context.
+
         Parameters
         ----------
         variable : DistributedVariable
+            Of this strategy.
         fn : callable
         args, kwargs
             What every rank passes alike, or copies will differ.
         group : bool
             False returns a tuple with the result of each local copy, of which there is one.
+
+        Raises
+        ------
+        ValueError
+            The variable belongs to another strategy.
         """
-        with context.entered(context.Mode(self._strategy, None)):
+        if not self.variable_created_in_scope(variable):
+            raise ValueError(
+                f"`update` must be given a variable created in the scope of {self._strategy!r}: {variable!r}"
+            )
+        with context.entered(context.Mode(self._strategy, None, is_update=True)):
             result = fn(variable, *args, **(kwargs or {}))
         return result if group else (result,)
 
@@ -108,23 +120,34 @@ class StrategyExtended:
         ----------
         reduce_op : ReduceOp
         values : list of array
-            This rank's components.
+            This rank's components.  `IndexedSlices` are reduced to those of the rows that any replica has.
         options : CommunicationOptions, optional
         destinations : sequence, optional
             What the values are for; a variable lends its name to messages about its gradient.
         """
+        self._before_collective()
         return values
 
     def begin_merge_call(self) -> None:
         """Return when all replicas have come to this `merge_call`.  Collective."""
 
+    def gather_rows(self, rows: IndexedSlices) -> IndexedSlices:
+        """Return the rows of all replicas, one after another in replica order.  Collective."""
+        self._before_collective()
+        return rows
+
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
+        self._before_collective()
         return value
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """Return replica 0's `tensor` on every rank.  Collective."""
+        self._before_collective()
         return tensor
+
+    def _before_collective(self) -> None:
+        """Be called before this strategy of one replica gives back what was to be reduced.  Local."""
 
     def reduce_to(
         self,
@@ -285,11 +308,31 @@ class MirroredExtended(StrategyExtended):
         """Return arrays reduced over all replicas, in one fused call.  Collective."""
         # These are arrays, and the operation is parsed: nothing is left of the checks of the public methods.
         ops, options = self.cross_device_ops, self._options.merge(options)
+        if IndexedSlices in map(type, values):
+            return self._reduce_with_rows(reduce_op, values, options, destinations)
         destinations = values if destinations is None else destinations
         if len(values) == 1:
             return [ops.reduce_implementation(reduce_op, values[0], destinations[0], options)]
         pairs = list(zip(values, destinations, strict=True))
         return ops.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
+
+    def _reduce_with_rows(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions, destinations: Sequence[Any] | None
+    ) -> list[Any]:
+        """Return arrays and rows reduced over all replicas: the arrays in one fused call, then each set of rows."""
+        results = list(values)
+        dense = [index for index, value in enumerate(values) if not isinstance(value, IndexedSlices)]
+        wanted = None if destinations is None else [destinations[index] for index in dense]
+        reduced = self.reduce_arrays(reduce_op, [values[index] for index in dense], options, wanted)
+        for index, value in zip(dense, reduced, strict=True):
+            results[index] = value
+        for index in sorted({*range(len(values))} - {*dense}):
+            results[index] = self.cross_device_ops.reduce_rows(reduce_op, values[index], options)
+        return results
+
+    def gather_rows(self, rows: IndexedSlices) -> IndexedSlices:
+        """Return the rows of all replicas, one after another in replica order.  Collective."""
+        return self.cross_device_ops.gather_rows(rows, self._options)
 
     def begin_merge_call(self) -> None:
         """Return when all replicas have come to this `merge_call`.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import context, nest
-from mpidist.cross_device_ops import component, parse_reduce_op
+from mpidist.cross_device_ops import component, dense_component, parse_reduce_op
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.reduction import like_given
 
@@ -49,7 +49,7 @@ class ReplicaContext:
         ----------
         reduce_op : ReduceOp or str
             SUM or MEAN, also by name in any case.
-        value : array, or nested tuples, lists and dicts of arrays
+        value : array or IndexedSlices, or nested tuples, lists and dicts of them
             Unchanged.
         options : CommunicationOptions, optional
             Fields that are set win over the strategy's.
@@ -74,7 +74,7 @@ class ReplicaContext:
         leaves = nest.flatten(value)
         results = self.strategy.extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
         pairs = zip(results, leaves, strict=True)
-        return nest.pack(value, [result if result.ndim else like_given(result, leaf) for result, leaf in pairs])
+        return nest.pack(value, [like_given(result, leaf) for result, leaf in pairs])
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order; a nested structure leaf by leaf.
@@ -96,7 +96,7 @@ class ReplicaContext:
         """
         context.require_replica(self)
         extended = self.strategy.extended
-        leaves = [component(leaf) for leaf in nest.flatten(value)]
+        leaves = [dense_component(leaf, "all_gather") for leaf in nest.flatten(value)]
         return nest.pack(value, [extended.gather_array(leaf, axis, options) for leaf in leaves])
 
     def merge_call(

@@ -1,6 +1,6 @@
 """Variables: arrays that every replica holds a copy of; one noun a file."""
 
 from mpidist.variables.indexed_slices import IndexedSlices
-from mpidist.variables.variable import DistributedVariable, Variable, read_only
+from mpidist.variables.variable import DistributedValues, DistributedVariable, Variable, read_only
 
-__all__ = ["DistributedVariable", "IndexedSlices", "Variable", "read_only"]
+__all__ = ["DistributedValues", "DistributedVariable", "IndexedSlices", "Variable", "read_only"]

@@ -71,6 +71,10 @@ class IndexedSlices:
                 f"shape {dense_shape}"
             )
 
+    def with_values(self, values: Any) -> IndexedSlices:
+        """Return the same rows with other values.  Local."""
+        return IndexedSlices(values, self.indices, self.dense_shape)
+
     def coalesced(self) -> IndexedSlices:
         """Return the same with every row named once, in ascending order; 16-bit floats are summed in float32.  Local.
 

@@ -6,15 +6,18 @@ checkpoints work on the array behind it, `storage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import enum
+from collections.abc import Callable
 from typing import Any
 
 import numpy
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays, context
 from mpidist.errors import TornVariableError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
+from mpidist.variables.array_reading import ArrayReading
+from mpidist.variables.indexed_slices import IndexedSlices
+from mpidist.variables.sparse_writing import SparseWriting
 
 
 def Variable(  # noqa: N802 - a factory with the name of what it makes, as in TensorFlow
@@ -47,16 +50,21 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     Raises
     ------
     ValueError
-        Synchronization NONE, or the MEAN of integers.
+        In the scope of a strategy: synchronization NONE, or the MEAN of integers.
     CollectiveMismatchError
         On all ranks: they created different variables; names ranks, variable, shapes and dtypes.
     """
     strategy = context.get_strategy()
-    synchronization = _synchronization(VariableSynchronization.parse(synchronization))
+    is_plain = context.is_default(strategy)
+    synchronization = VariableSynchronization.parse(synchronization)
+    if not is_plain:
+        _check_synchronization(synchronization, name)
+    if synchronization is not VariableSynchronization.ON_READ:
+        synchronization = VariableSynchronization.ON_WRITE
     aggregation = VariableAggregation.parse(aggregation)
     storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype)
-    if aggregation is VariableAggregation.MEAN and storage.dtype.kind in "biu":
-        raise ValueError(f"aggregation MEAN needs a floating dtype, got {storage.dtype}")
+    if not is_plain:
+        _check_aggregation(aggregation, storage.dtype, name)
     variable = DistributedVariable(
         storage,
         strategy=strategy,
@@ -69,7 +77,22 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     return variable
 
 
-class DistributedVariable(NDArrayOperatorsMixin):
+class _Place(enum.Enum):
+    """Where code that reads or writes a variable runs."""
+
+    COPY = "on one copy, which is meant as such"
+    REPLICA = "in a replica"
+    ACROSS = "across replicas"
+
+
+class DistributedValues:
+    """Base of what has a component on every replica.
+
+    These are variables only: of any other value, a rank's plain value is its component, and there are no wrappers.
+    """
+
+
+class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     """One array with a copy on every replica of a strategy.  Made by `Variable`.
 
     It can stand where an array is read: arithmetic, comparisons, NumPy's functions and ``variable[key]`` read its
@@ -150,9 +173,13 @@ class DistributedVariable(NDArrayOperatorsMixin):
         """
         if self._torn is not None:
             raise self._torn_error()
-        if self._is_on_read and self._replica_context() is None:
+        if self._is_on_read and self._place() is _Place.ACROSS:
             return self._aggregate_of_copies()
         return self._view
+
+    def read_value(self) -> Any:
+        """Return a copy of the value.  Local or collective, as `value`."""
+        return self.value.copy()
 
     def assign(self, value: Any) -> DistributedVariable:
         """Set the variable.
@@ -189,67 +216,6 @@ class DistributedVariable(NDArrayOperatorsMixin):
         """Subtract from the variable; aggregation and errors as for `assign`."""
         return self._write("assign_sub", _subtract, value)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
-        value = self.value
-        if copy is False and dtype is not None and numpy.dtype(dtype) != self.dtype:
-            raise ValueError(f"variable {self.name!r} is {self.dtype}; it cannot be {dtype} without a copy")
-        return numpy.array(value, dtype=dtype) if copy else numpy.asarray(value, dtype=dtype)
-
-    # -- reading as an array ------------------------------------------------------------------------------------------
-
-    #: Above CuPy's arrays, whose operators then leave it to ours.
-    __array_priority__ = 1000
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: tuple[Any, ...] = (), **kwargs: Any) -> Any:
-        if written := [each for each in out if isinstance(each, DistributedVariable)]:
-            raise TypeError(
-                f"variable {written[0].name!r} cannot be changed by operators such as += (here {ufunc.__name__}); use "
-                "`assign_add`, `assign_sub` or `assign`, or write `variable + x` for a new array"
-            )
-        values = [each.value if isinstance(each, DistributedVariable) else each for each in inputs]
-        return getattr(ufunc, method)(*values, **({"out": out} if out else {}), **kwargs)
-
-    def __eq__(self, other: Any) -> Any:
-        return False if other is None else super().__eq__(other)
-
-    def __ne__(self, other: Any) -> Any:
-        return True if other is None else super().__ne__(other)
-
-    # Comparing looks at values; as a key of a dict a variable is itself.
-    __hash__ = object.__hash__
-
-    def numpy(self) -> numpy.ndarray:
-        """Return the value as a new NumPy array, copied from the device if it is there.  Local, or as `value`."""
-        return arrays.as_host(self.value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.value[key].copy()
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError(f"variable {self.name!r} is a scalar and has no length")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.value.copy())
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __index__(self) -> int:
-        return self.value.__index__()
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __complex__(self) -> complex:
-        return complex(self.value)
-
-    # -----------------------------------------------------------------------------------------------------------------
-
     def __repr__(self) -> str:
         copy = "torn" if self._torn is not None else f"copy={self._view!r}"
         return f"<DistributedVariable {self.name!r} shape={self.shape} dtype={self.dtype} {copy}>"
@@ -258,18 +224,28 @@ class DistributedVariable(NDArrayOperatorsMixin):
     def _is_on_read(self) -> bool:
         return self.synchronization is VariableSynchronization.ON_READ
 
-    def _replica_context(self) -> Any:
-        """Return the replica context of this variable's own strategy, None when that is not the current one."""
+    @property
+    def _is_plain(self) -> bool:
+        """Whether it was made outside of all scopes, and so belongs to this rank alone."""
+        return context.is_default(self.strategy)
+
+    def _place(self) -> _Place:
+        """Return where the code runs, as this variable's strategy sees it."""
+        if self._is_plain:
+            return _Place.COPY
         mode = context.current_mode()
-        return mode.replica_context if mode.strategy is self.strategy else None
+        if mode.strategy is not self.strategy:
+            return _Place.ACROSS
+        if mode.is_update:
+            return _Place.COPY
+        return _Place.ACROSS if mode.replica_context is None else _Place.REPLICA
 
     def _write(self, verb: str, write_fn: Callable[[Any, Any], None], value: Any) -> DistributedVariable:
-        value = self._converted(value)
-        replica_context = self._replica_context()
-        if replica_context is None and self._is_on_read:
+        value, place = self._converted(value), self._place()
+        if place is _Place.ACROSS and self._is_on_read:
             value = self._share_of(verb, value)
-        elif replica_context is not None and not self._is_on_read:
-            value = self._aggregated(replica_context, value)
+        elif place is _Place.REPLICA and not self._is_on_read:
+            value = self._aggregated(value)
         if write_fn is _set:
             _set(self._storage, value)
             self._torn = None
@@ -288,19 +264,32 @@ class DistributedVariable(NDArrayOperatorsMixin):
         array = arrays.to_array(value)
         if array.shape != self.shape:
             raise ValueError(f"variable {self.name!r} has shape {self.shape}, got a value of shape {array.shape}")
-        if array.dtype == self.dtype:
-            return _in_memory_of(self._storage, array)
-        if not numpy.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {array.dtype}; convert it")
-        return _in_memory_of(self._storage, array.astype(self.dtype))
+        return self._of_own_dtype(array)
 
-    def _aggregated(self, replica_context: Any, value: Any) -> Any:
+    def _of_own_dtype(self, values: Any) -> Any:
+        if values.dtype == self.dtype:
+            return arrays.in_memory_of(self._storage, values)
+        if not numpy.can_cast(values.dtype, self.dtype, "same_kind"):
+            raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {values.dtype}; convert it")
+        return arrays.in_memory_of(self._storage, values.astype(self.dtype))
+
+    def _aggregated(self, value: Any) -> Any:
         """Return what a write in a replica writes to every copy."""
         if self.aggregation is VariableAggregation.NONE:
             return value
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             return self.strategy.extended.broadcast_to(value, self)
-        return replica_context.all_reduce(ReduceOp[self.aggregation.name], value)
+        return self.strategy.extended.reduce_arrays(self._reduce_op(), [value], destinations=[self])[0]
+
+    def _rows_to_write(self, rows: IndexedSlices) -> IndexedSlices:
+        if self._place() is not _Place.REPLICA or self.aggregation is VariableAggregation.NONE:
+            return rows
+        extended = self.strategy.extended
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and extended.replica_id:
+            rows = IndexedSlices(rows.values[:0], rows.indices[:0])
+        if self.aggregation is VariableAggregation.MEAN:
+            rows = IndexedSlices(rows.values / self.dtype.type(extended.num_replicas), rows.indices)
+        return extended.gather_rows(rows)
 
     def _aggregate_of_copies(self) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -339,13 +328,20 @@ def read_only(array: Any) -> Any:
     return view
 
 
-def _synchronization(synchronization: VariableSynchronization) -> VariableSynchronization:
+def _check_synchronization(synchronization: VariableSynchronization, name: str | None) -> None:
     if synchronization is VariableSynchronization.NONE:
         raise ValueError(
-            "`NONE` variable synchronization mode is not supported with tf.distribute strategy; it is one of AUTO, "
-            "ON_WRITE, ON_READ"
+            "`NONE` variable synchronization mode is not supported with tf.distribute strategy. Please change the "
+            f"`synchronization` for variable: {name}; it is one of AUTO, ON_WRITE, ON_READ"
         )
-    return VariableSynchronization.ON_WRITE if synchronization is VariableSynchronization.AUTO else synchronization
+
+
+def _check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str | None) -> None:
+    if aggregation is VariableAggregation.MEAN and dtype.kind in "biu":
+        raise ValueError(
+            "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, please "
+            f"use a different aggregation or dtype; variable {name} is {dtype}"
+        )
 
 
 def _storage(value: Any, dtype: Any) -> Any:
@@ -360,10 +356,6 @@ def _storage(value: Any, dtype: Any) -> Any:
 def _tensorflow_dtype(dtype: Any) -> Any:
     """Return the dtype that TensorFlow gives Python numbers of NumPy's `dtype`."""
     return {"f": numpy.dtype("float32"), "i": numpy.dtype("int32")}.get(dtype.kind, dtype)
-
-
-def _in_memory_of(target: Any, array: Any) -> Any:
-    return array if type(array) is type(target) else numpy.asarray(array, like=target)
 
 
 def _set(storage: Any, value: Any) -> None:

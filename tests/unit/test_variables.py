@@ -10,7 +10,7 @@ from mpidist.errors import CollectiveMismatchError, TornVariableError
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.testing import run_ranks
-from mpidist.variables import Variable
+from mpidist.variables import IndexedSlices, Variable
 from tests.oracle.cases import cases
 
 #: TensorFlow's cases of one write by two replicas, or across them.
@@ -146,12 +146,25 @@ def test_assign_checks_shape_and_kind():
 
 
 def test_arguments_that_make_no_sense():
-    with pytest.raises(ValueError, match="`NONE` variable synchronization"):
-        Variable(0.0, synchronization=VariableSynchronization.NONE)
-    with pytest.raises(ValueError, match="MEAN needs a floating dtype"):
-        Variable(0, aggregation=VariableAggregation.MEAN)
-    with pytest.raises(ValueError, match="is not a valid VariableAggregation; it is one of NONE, SUM"):
-        Variable(0, aggregation="MAX")
+    with MirroredStrategy().scope():
+        with pytest.raises(ValueError, match="`NONE` variable synchronization.*for variable: w"):
+            Variable(0.0, synchronization=VariableSynchronization.NONE, name="w")
+        with pytest.raises(ValueError, match="aggregation=MEAN and a non-floating dtype.*variable None is int32"):
+            Variable(0, aggregation=VariableAggregation.MEAN)
+        with pytest.raises(ValueError, match="is not a valid VariableAggregation; it is one of NONE, SUM"):
+            Variable(0, aggregation="MAX")
+
+
+def test_outside_of_all_scopes_a_variable_is_just_a_variable():
+    variable = Variable(4, synchronization="NONE", aggregation="MEAN")
+    assert variable.assign_add(3).value == 7
+    on_read = Variable(4.0, synchronization="ON_READ", aggregation="SUM")
+
+    def fn():
+        with MirroredStrategy().scope() as strategy:
+            return float(on_read.value), strategy.run(lambda: float(on_read.value))
+
+    assert run_ranks(1, fn) == [(4.0, 4.0)]
 
 
 def test_trainable():
@@ -241,3 +254,112 @@ def test_a_torn_variable_is_whole_again_when_all_of_it_is_set(make_whole):
     variable = torn()
     make_whole(variable)
     assert variable.value.tolist() == [1, 1, 1]
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def scattered(verb, aggregation, rows_fn, size=2, initial=2.0):
+    """Return by rank what every copy holds after each replica has written its rows."""
+
+    def fn(strategy):
+        rank = strategy.extended.replica_id
+        variable = Variable(numpy.full(3, initial), aggregation=aggregation)
+        strategy.run(lambda: getattr(variable, verb)(IndexedSlices(*rows_fn(rank))))
+        return variable.storage.tolist()
+
+    return on_replicas(size, fn)
+
+
+@pytest.mark.parametrize(
+    ("verb", "aggregation", "expected"),
+    [
+        ("scatter_add", "SUM", [3.0, 7.0, 2.0]),  # row 0 gets 1, row 1 gets 1 + 1 and 1 + 2
+        ("scatter_add", "MEAN", [2.5, 4.5, 2.0]),
+        ("scatter_add", "ONLY_FIRST_REPLICA", [3.0, 3.0, 2.0]),
+        ("scatter_sub", "SUM", [1.0, -3.0, 2.0]),
+        ("scatter_mul", "SUM", [2.0, 2.0 * 1 * 2 * 2, 2.0]),
+        ("scatter_div", "SUM", [2.0, 0.5, 2.0]),
+        ("scatter_min", "ONLY_FIRST_REPLICA", [1.0, 1.0, 2.0]),
+        ("scatter_max", "ONLY_FIRST_REPLICA", [2.0, 2.0, 2.0]),
+        ("scatter_update", "ONLY_FIRST_REPLICA", [1.0, 1.0, 2.0]),
+    ],
+)
+def test_rows_of_replicas_are_aggregated_then_written_to_every_copy(verb, aggregation, expected):
+    rows = [([1.0, 1.0], [0, 1]), ([2.0, 2.0], [1, 1])]
+    assert scattered(verb, aggregation, lambda rank: rows[rank]) == [expected] * 2
+
+
+@pytest.mark.parametrize("verb", ["scatter_add", "scatter_update", "scatter_max"])
+def test_without_an_aggregation_each_copy_gets_its_own_rows(verb):
+    first, second = scattered(verb, "NONE", lambda rank: ([rank + 5.0], [rank]), initial=0.0)
+    assert (first, second) == ([5.0, 0.0, 0.0], [0.0, 6.0, 0.0])
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN"])
+def test_across_replicas_rows_are_written_as_they_are(aggregation):
+    def fn(strategy):
+        variable = Variable(numpy.zeros((3, 2)), aggregation=aggregation)
+        return variable.scatter_add(IndexedSlices([[1.0, 2.0]], [1])).numpy().tolist()
+
+    assert on_replicas(2, fn) == [[[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]] * 2
+
+
+@pytest.mark.parametrize("verb", ["scatter_min", "scatter_max", "scatter_update"])
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_there_are_no_sums_of_least_and_last_rows(verb, aggregation):
+    with pytest.raises(NotImplementedError, match=f"{verb} is only supported for .*VariableAggregation.{aggregation}"):
+        scattered(verb, aggregation, lambda rank: ([1.0], [0]))
+
+
+def test_what_scatter_refuses():
+    def fn(strategy):
+        variable = Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+        with pytest.raises(NotImplementedError, match="scatter_add is not supported .* synchronized on read"):
+            variable.scatter_add(IndexedSlices([1.0], [0]))
+
+    on_replicas(1, fn)
+    variable = Variable(numpy.zeros((3, 2), "float32"))
+    with pytest.raises(TypeError, match="sparse_delta is not IndexedSlices: scatter_add got list"):
+        variable.scatter_add([1.0])
+    with pytest.raises(ValueError, match="from 3 to 3 are outside"):
+        variable.scatter_add(IndexedSlices(numpy.ones((1, 2)), [3]))
+    with pytest.raises(TypeError, match="is float32, got a value of dtype complex128"):
+        variable.scatter_add(IndexedSlices(numpy.ones((1, 2), complex), [0]))
+    assert variable.scatter_update(IndexedSlices([[1, 2], [3, 4]], [1, 1])).value.tolist() == [[0, 0], [3, 4], [0, 0]]
+
+
+# -- in `update` ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
+@pytest.mark.parametrize("inside_run", [True, False])
+def test_in_update_every_copy_is_read_and_written_as_it_is(synchronization, inside_run):
+    def fn(strategy):
+        rank = strategy.extended.replica_id
+        variable = Variable(10.0, synchronization=synchronization, aggregation="SUM")
+
+        def update():
+            return strategy.extended.update(variable, lambda v: float(v.assign_add(rank + 1.0).value), group=False)
+
+        seen = strategy.run(update) if inside_run else update()
+        return seen, float(variable.storage)
+
+    assert on_replicas(3, fn) == [((11.0 + rank,), 11.0 + rank) for rank in range(3)]
+
+
+def test_update_refuses_foreign_variables():
+    foreign = Variable(0.0)
+
+    def fn(strategy):
+        with pytest.raises(ValueError, match="created in the scope of <MirroredStrategy"):
+            strategy.extended.update(foreign, lambda v: v)
+
+    on_replicas(1, fn)
+
+
+def test_values_that_are_copies():
+    variable = Variable([1.0])
+    copy = variable.read_value()
+    variable.assign([2.0])
+    assert copy.tolist() == [1.0]
