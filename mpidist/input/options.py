@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class AutoShardPolicy(enum.IntEnum):
+class AutoShardPolicy(enum.Enum):
     """How the elements of a data set are dealt to ranks.
 
     Attributes
