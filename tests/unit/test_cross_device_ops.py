@@ -167,6 +167,18 @@ def test_options_of_a_call_win(monkeypatch):
     assert run_ranks(2, fn) == [{(64, None), (128, "ring")}] * 2
 
 
+def test_a_deterministic_strategy_pins_the_choice_unless_an_algorithm_is_asked_for():
+    def fn():
+        options = CommunicationOptions(deterministic=True)
+        strategy = MultiWorkerMirroredStrategy(communication_options=options)
+        strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3)]))
+        ring = CommunicationOptions(implementation="ring")
+        strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3)], ring))
+        return set(strategy.extended.cross_device_ops._fused)
+
+    assert run_ranks(2, fn) == [{(0, "pinned"), (0, "ring")}] * 2
+
+
 def test_lists_that_alternate_as_in_a_gan():
     def fn():
         strategy = MirroredStrategy()
