@@ -9,10 +9,6 @@ from typing import Any
 from mpidist.input import structure
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset
-from mpidist.input.from_function import DatasetFromFunction
-
-#: What gives this replica's batches already.
-_DISTRIBUTED = (DistributedDataset, DatasetFromFunction)
 
 #: Rows of a batch of arrays, if nothing else is said; Keras' number.
 BATCH_SIZE = 32
@@ -57,7 +53,7 @@ def distributed(
         raise ValueError(
             f"{', '.join(wrong)} cannot be given with a {type(x).__name__}, which gives batches of its own"
         )
-    if isinstance(x, _DISTRIBUTED):
+    if isinstance(x, DistributedDataset):
         return x
     return strategy.experimental_distribute_dataset(x)
 
