@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,11 +16,16 @@ from mpidist.arrays import check_reducible, is_device, wire_dtype
 from mpidist.collectives import selection, tuning
 from mpidist.collectives.algorithms import algorithm as schedule_of
 from mpidist.collectives.algorithms import hierarchical
+from mpidist.collectives.bucket_reduction import BucketReduction
+from mpidist.collectives.call import Call
 from mpidist.collectives.executor import Executor
-from mpidist.collectives.mismatch import Description, mismatch_error
+from mpidist.collectives.header import Header
+from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.mismatch import mismatch_error
+from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.rounds import Schedule
-from mpidist.collectives.segment_pipeline import Fill, SegmentPipeline, Take
 from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.ways import SEGMENTED, Contest, NodeMemory, Way, Ways
 from mpidist.errors import RankFailedError
 from mpidist.runtime.control import Watch
 from mpidist.runtime.missed_calls import MISSED, summary
@@ -32,10 +37,6 @@ Replay = Callable[[Watch], None]
 #: In one step through shared memory every rank reads the values of all ranks; from so many bytes on each reads a share.
 _MOST_BYTES_READ = 1 << 21
 
-#: Size of a segment in bytes: places of two ranks and what they are copied from and to share a core's cache.  Which of
-#: the sizes is best depends on what caches the cores share, so for packs from `_TRIAL_BYTES` on they are tried.
-_SEGMENT_BYTES, _SEGMENT_SIZES, _TRIAL_BYTES = 1 << 19, (1 << 20, 1 << 19, 1 << 18), 1 << 21
-
 #: Sizes in bytes from which on a pack is closed: never where segments are the unit of work; as a message otherwise.
 _ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
 
@@ -43,12 +44,6 @@ _ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
 _KEPT_CALLS = 256
 
 _communicators: WeakKeyDictionary[World, Communicator] = WeakKeyDictionary()
-
-
-def digest_of(description: Description) -> int:
-    """Return the 64-bit digest that stands for a call on the status board."""
-    raw = json.dumps(description, sort_keys=True).encode()
-    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 
 
 class Communicator:
@@ -72,15 +67,23 @@ class Communicator:
         self.control = world.control
         self.rank = world.transport.rank
         self.size = world.transport.size
-        # Segments serve whole worlds only: their flag barrier is the call's own.
-        self._segments = world.segments if self.topology.node_count == 1 else None
+        # Small all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
+        shares = self.topology.node_count == 1 and self.size > 1
+        self._segments = world.segments if shares else None
+        self._ways = Ways(self.size)
+        self._lanes = self._make_lanes(world)
+        remote = world.remote if shares else None
+        self._memory = NodeMemory(self.control.line, self.size, self._segments, remote, self._lanes)
+        self._between: Header | None = None
+        if self._lanes is not None and self.control.arbiter is not None:
+            self._between = Header(self._lanes.segments, self.control, self.transport, self.topology)
         self._forced = self.control.settings.algorithm
         if self._forced == selection.AUTO and self.control.settings.deterministic:
             self._forced = selection.PINNED
         self._choices: selection.Choices | None = None
         self._is_tuned = self.size == 1 or not self.transport.library
         self._header = numpy.zeros(2, dtype=numpy.uint64)
-        self._calls: dict[Any, Call] = {}
+        self._calls: dict[Any, _BufferReduction] = {}
         self._schedules: dict[str, Schedule] = {}
 
     @classmethod
@@ -93,6 +96,13 @@ class Communicator:
         if world not in _communicators:
             _communicators[world] = cls(world)
         return _communicators[world]
+
+    def _make_lanes(self, world: World) -> Lanes | None:
+        """Return who carries what between nodes, where the ranks of each node share memory."""
+        if world.segments is None or self.topology.node_count == 1 or not self.transport.has_channels:
+            return None
+        across = schedule_of("all_reduce", selection.between_carriers(self.topology))
+        return Lanes(world.segments, self.transport, self.topology, across)
 
     # -- what every call begins with ----------------------------------------------------------------------------------
 
@@ -137,9 +147,11 @@ class Communicator:
     def _same_header(self, digest: int, watch: Watch) -> bool:
         """Compare digests by one small all-reduce: the least d and the least of all ~d are complements if all agree."""
         header = self._header
-        header[0] = digest
-        header[1] = digest ^ 0xFFFFFFFFFFFFFFFF
-        self.transport.wait([self.transport.native["all_reduce"](header, "min")], watch)
+        if self._between is not None:
+            header[:] = self._between.least(watch)
+        else:
+            header[:] = digest, digest ^ 0xFFFFFFFFFFFFFFFF
+            self.transport.wait([self.transport.native["all_reduce"](header, "min")], watch)
         return int(header[0]) ^ int(header[1]) == 0xFFFFFFFFFFFFFFFF
 
     def _raise_mismatch(self, call: Call, watch: Watch) -> None:
@@ -154,19 +166,16 @@ class Communicator:
         tensors: Sequence[tuple[str, Any, Sequence[int]]] = (),
         packs: Sequence[tuple[str, int]] = (),
     ) -> Call:
-        """Return what stands for a call named `name` on tensors (name, dtype, shape); Local.
-
-        `packs` are the units in which they are reduced, each with its algorithm and size in bytes.
-        """
-        described = [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]
-        return Call({"call": name, "tensors": described, "packs": [list(pack) for pack in packs]})
+        """Return what stands for a call of that name; parameters as for `Call`.  Local."""
+        return Call(name, tensors, packs)
 
     # -- what is chosen -----------------------------------------------------------------------------------------------
 
     def facts(self, has_segments: bool = True) -> selection.Facts:
         """Return what the choice of an algorithm depends on; Local."""
-        shared = has_segments and self._segments is not None
-        return selection.Facts(self.topology, tuple(self.transport.native), shared, self._choices)
+        shared = has_segments and (self._segments is not None or self._lanes is not None)
+        remote = shared and self._memory.remote is not None
+        return selection.Facts(self.topology, tuple(self.transport.native), shared, self._choices, remote)
 
     def prepare(
         self,
@@ -210,8 +219,8 @@ class Communicator:
         op : str
             ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
         algorithm : str, optional
-            One of ``names("all_reduce")``, ``"native"``, ``"hierarchical"``, ``"shared_memory"``; None or ``"auto"``
-            leaves it to `selection`.
+            One of ``names("all_reduce")``, ``"native"``, ``"hierarchical"``, ``"shared_memory"`` (on one node),
+            ``"two_level"`` (on several); None or ``"auto"`` leaves it to `selection`.
         timeout_seconds : float, optional
 
         Raises
@@ -221,45 +230,36 @@ class Communicator:
             The array is not C-contiguous, or there is no such reduction or algorithm.
         """
         key = (type(buffer), buffer.shape, buffer.dtype, op, algorithm)
-        call = self._calls.get(key)
+        planned = self._calls.get(key)
         if not buffer.flags.c_contiguous:
             raise _not_contiguous("all_reduce", buffer)
-        if call is None:
+        if planned is None:
             if len(self._calls) >= _KEPT_CALLS:
                 del self._calls[next(iter(self._calls))]
-            call = self._calls[key] = self._all_reduce_call(buffer, op, algorithm, timeout_seconds)
+            planned = self._calls[key] = self._plan(buffer, op, algorithm, timeout_seconds)
+        elif planned.contest.is_open:
+            self.settle(planned.contest)
         flat = buffer.reshape(-1)
         with self.control.turnstile:
-            if call.segment is not None:
-                numpy.copyto(call.segment.slot(self.control.call + 1), flat)
-                call.segment.combine(self.begin(call, timeout_seconds).call, flat)
-                return
-            watch = self.begin(call, timeout_seconds)
-            if call.pipeline is not None:
-                call.pipeline.run(watch, _filler(flat, call.pipeline.bounds), _taker(flat))
-                return
-            wire = wire_dtype(buffer.dtype)
-            work = flat if wire == buffer.dtype else flat.astype(wire)
-            self.bind(work, op, call.algorithm)(watch)
-            if work is not flat:
-                flat[...] = work
+            if planned.segment is not None:
+                numpy.copyto(planned.segment.slot(self.control.call + 1), flat)
+                planned.segment.combine(self.begin(planned.calls[0], timeout_seconds).call, flat)
+            else:
+                planned.run(self, flat, timeout_seconds)
 
-    def _all_reduce_call(
-        self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None = None
-    ) -> Call:
+    def _plan(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> _BufferReduction:
         check_reducible(buffer.dtype, op)
         wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
         name, tensors, nbytes = f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], buffer.size * wire.itemsize
         self._check_memory(buffer)
-        self.prepare(nbytes, self.call(name, tensors), algorithm, on_host, timeout_seconds)
-        pack = self.pack(nbytes, algorithm, on_host)
-        call = self.call(name, tensors, [pack])
-        call.algorithm = pack[0]
-        if on_host:
-            if pack[0] == "shared_memory":
-                call.segment = self.small(buffer.size, wire, op) if wire == buffer.dtype else None
-                call.pipeline = self.pipeline(buffer.size, wire, op) if call.segment is None else None
-        return call
+        self.prepare(nbytes, Call(name, tensors), algorithm, on_host, timeout_seconds)
+        ways = self.ways(nbytes, algorithm, on_host)
+        calls = [Call(name, tensors, [(way.label, nbytes)]) for way in ways]
+        small = ways[0].algorithm == "shared_memory" and wire == buffer.dtype
+        segment = self.small(buffer.size, wire, op) if small else None
+        pieces, dtypes = Pieces((0, buffer.size)), (buffer.dtype, wire, buffer.dtype)
+        reductions = [self.reduction(way, pieces, pieces, dtypes, op) for way in ways if segment is None]
+        return _BufferReduction(op, Contest(ways, nbytes), calls, reductions, segment)
 
     def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
         """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
@@ -268,49 +268,53 @@ class Communicator:
             return None
         return SegmentAllReduce(segments, self.control.line, elements, dtype, op)
 
-    def pipeline(
-        self, elements: int, dtype: Any, op: str, scale: float | None = None, segment_bytes: int = _SEGMENT_BYTES
-    ) -> SegmentPipeline | None:
-        """Return the all-reduce by segments through shared memory, where there is some; Local."""
-        if self._segments is None or elements == 0:
-            return None
-        return SegmentPipeline(self._segments, self.control.line, elements, dtype, op, scale, segment_bytes)
+    def reduction(
+        self,
+        way: Way,
+        sources: Pieces,
+        targets: Pieces,
+        dtypes: Sequence[Any],
+        op: str,
+        scale: float | None = None,
+        first: int = 0,
+        in_shares: bool = False,
+    ) -> BucketReduction | None:
+        """Return the reduction of tensors where they lie, None for a way that needs them packed and `bind`; Local.
 
-    def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[tuple[str, int]]:
-        """Return the ways (algorithm, bytes of a segment or 0) worth trying for a pack of `nbytes`; Local.
-
-        An explicit choice is the only way.  The ways give the same bits, so which of them is taken changes no result.
+        Parameters as for `NodeMemory.reduction`.
         """
-        asked, chosen = self._asked(algorithm), self._chosen(nbytes, algorithm, on_host)
-        if chosen == "none":
-            return [(asked, 0)]
-        if nbytes < _TRIAL_BYTES or asked not in (selection.AUTO, selection.PINNED):
-            return [(chosen, _SEGMENT_BYTES if chosen == "shared_memory" else 0)]
-        # Of two ranks all algorithms add the same two numbers; of more they add them in different orders.
-        names: tuple[str, ...] = (chosen,)
-        if self.size == 2:
-            others = ("ring",) if self._choices is None else selection.near(nbytes, self.facts(on_host))
-            # MPI's own least and greatest may treat NaN in another way.
-            names = (chosen, *(name for name in others if name != "native"))
-        sizes = {name: _SEGMENT_SIZES if name == "shared_memory" else (0,) for name in names}
-        return [(name, size) for name in sizes for size in sizes[name]]
+        return self._memory.reduction(way, sources, targets, dtypes, op, scale, first, in_shares)
 
-    def bytes_per_pack(self, algorithm: str | None) -> int:
-        """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
-        facts, asked = self.facts(), self._asked(algorithm)
-        if facts.has_segments and asked in (selection.AUTO, selection.PINNED, "shared_memory"):
-            return _ONE_PACK
-        return facts.choices.bucket_bytes if facts.choices is not None and asked == selection.AUTO else _MESSAGE_PACK
-
-    def pack(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> tuple[str, int]:
-        """Return (algorithm, size) of a unit of so many bytes, as it goes into a call's description; Local.
+    def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[Way]:
+        """Return the ways worth trying for a unit of `nbytes`; an explicit choice is the only one.  Local.
 
         Raises
         ------
         ValueError
             There is no such algorithm here.
         """
-        return self._chosen(nbytes, algorithm, on_host), nbytes
+        asked = self._asked(algorithm)
+        if self.size == 1:
+            selection.check_name(asked)
+            return [Way("none")]
+        return self._ways.worth_trying(nbytes, asked, self.facts(on_host))
+
+    def settle(self, contest: Contest) -> None:
+        """Choose the quickest of some ways once all were tried.
+
+        Collective, and numbered like any call: all ranks come to it at the same step.
+        """
+        times = contest.times()
+        if times is not None:
+            self.all_reduce(times, "max")
+            contest.settle(int(times.argmin()), self._ways)
+
+    def bytes_per_pack(self, algorithm: str | None) -> int:
+        """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
+        facts, asked = self.facts(), self._asked(algorithm)
+        if facts.has_segments and asked in (selection.AUTO, selection.PINNED, *SEGMENTED):
+            return _ONE_PACK
+        return facts.choices.bucket_bytes if facts.choices is not None and asked == selection.AUTO else _MESSAGE_PACK
 
     def _check_memory(self, array: Any) -> None:
         """Raise UnsupportedDtypeError, before any communication, if the transport cannot move this array."""
@@ -451,27 +455,45 @@ class Communicator:
             return [payload] if self.size == 1 else self.transport.exchange(payload, watch)
 
 
-class Call:
-    """A collective call as all ranks must make it: its description, its digest, and what it is bound to."""
+class _BufferReduction:
+    """The all-reduce of buffers of one shape: the ways that are tried, each with its call."""
 
-    __slots__ = ("description", "digest", "what", "algorithm", "segment", "pipeline")
+    __slots__ = ("op", "contest", "calls", "reductions", "segment")
 
-    def __init__(self, description: Description) -> None:
-        self.description = description
-        self.digest = digest_of(description)
-        self.what = _summary(description)
-        self.algorithm: str | None = None
-        self.segment: SegmentAllReduce | None = None
-        self.pipeline: SegmentPipeline | None = None
+    def __init__(
+        self,
+        op: str,
+        contest: Contest,
+        calls: Sequence[Call],
+        reductions: Sequence[BucketReduction | None],
+        segment: SegmentAllReduce | None,
+    ) -> None:
+        self.op = op
+        self.contest = contest
+        self.calls = calls
+        self.reductions = reductions
+        self.segment = segment
 
+    def run(self, communicator: Communicator, flat: Any, timeout_seconds: float | None) -> None:
+        """Reduce the flat buffer by the way whose turn it is."""
+        at = self.contest.at
+        reduction = self.reductions[at]
+        if reduction is not None:
+            reduction.prepare(communicator.control.call + 1, (flat,), (flat,))
+        watch = communicator.begin(self.calls[at], timeout_seconds)
+        start = time.perf_counter()
+        if reduction is not None:
+            reduction.run(watch, (flat,), (flat,))
+        else:
+            self._send(communicator, flat, self.contest.ways[at], watch)
+        self.contest.record(time.perf_counter() - start)
 
-def _summary(description: Description) -> str:
-    tensors = description["tensors"]
-    if not tensors:
-        return str(description["call"])
-    name, dtype, shape = tensors[0]
-    first = f"{name + ' ' if name else ''}{dtype}{shape}"
-    return f"{description['call']} of {first}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+    def _send(self, communicator: Communicator, flat: Any, way: Way, watch: Watch) -> None:
+        wire = wire_dtype(flat.dtype)
+        work = flat if wire == flat.dtype else flat.astype(wire)
+        communicator.bind(work, self.op, way.algorithm)(watch)
+        if work is not flat:
+            flat[...] = work
 
 
 def _not_contiguous(name: str, array: Any) -> ValueError:
@@ -480,25 +502,6 @@ def _not_contiguous(name: str, array: Any) -> ValueError:
         f"{name} works in place on C-contiguous arrays, got shape {array.shape} with strides {array.strides}; "
         "pass numpy.ascontiguousarray(array) and copy the result back"
     )
-
-
-def _filler(flat: Any, bounds: Sequence[tuple[int, int]]) -> Fill:
-    """Return what fills segments from a flat array."""
-
-    def fill(index: int, place: Any) -> None:
-        start, stop = bounds[index]
-        place[...] = flat[start:stop]
-
-    return fill
-
-
-def _taker(flat: Any) -> Take:
-    """Return what copies reduced stretches into a flat array."""
-
-    def take(start: int, values: Any) -> None:
-        flat[start : start + len(values)] = values
-
-    return take
 
 
 def _nothing(watch: Watch) -> None:

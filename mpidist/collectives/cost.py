@@ -39,6 +39,9 @@ class Level:
         straight line; without points of one kind those of the other serve for both.
     reduction : tuple of (bytes, seconds)
         Measured reductions, from 0 seconds at 0 bytes on; beyond the last point they grow by `gamma`.
+    one_way_reduction, in_place_reduction : tuple of (bytes, seconds)
+        Those of messages with none coming in at the same time, and those into the very chunks that are being sent.
+        Without such points, `reduction` holds for them too.
 
     Raises
     ------
@@ -52,9 +55,11 @@ class Level:
     exchange: Points = ()
     one_way: Points = ()
     reduction: Points = ()
+    one_way_reduction: Points = ()
+    in_place_reduction: Points = ()
 
     def __post_init__(self) -> None:
-        for name in ("exchange", "one_way", "reduction"):
+        for name in ("exchange", "one_way", "reduction", "one_way_reduction", "in_place_reduction"):
             points = tuple((float(nbytes), float(seconds)) for nbytes, seconds in getattr(self, name))
             lengths = [0.0, *(nbytes for nbytes, _ in points)]
             if any(after <= before for before, after in zip(lengths[:-1], lengths[1:], strict=True)):
@@ -67,17 +72,20 @@ class Level:
         exchange: Sequence[tuple[float, float]],
         one_way: Sequence[tuple[float, float]] = (),
         reduction: Sequence[tuple[float, float]] = (),
+        one_way_reduction: Sequence[tuple[float, float]] = (),
+        in_place_reduction: Sequence[tuple[float, float]] = (),
     ) -> Level:
         """Return the level that passes through measured points, with straight lines before and behind them.
 
         Parameters
         ----------
-        exchange, one_way, reduction : sequence of (bytes, seconds)
+        exchange, one_way, reduction, one_way_reduction, in_place_reduction : sequence of (bytes, seconds)
             As the attributes; at least two of `exchange`.
         """
         alpha, beta = max(0.0, exchange[0][1] - _slope(exchange[:2]) * exchange[0][0]), _slope(exchange[-2:])
         gamma = _slope([(0.0, 0.0), *reduction][-2:]) if reduction else 0.0
-        return cls(alpha, beta, gamma, tuple(exchange), tuple(one_way), tuple(reduction))
+        points = (exchange, one_way, reduction, one_way_reduction, in_place_reduction)
+        return cls(alpha, beta, gamma, *map(tuple, points))
 
     def message_seconds(self, nbytes: Any, crowding: Any = 1.0, alone: Any = False) -> Any:
         """Return what messages of so many bytes take (Local).
@@ -96,9 +104,22 @@ class Level:
             grown = numpy.where(alone, _growth(one_way, self.alpha, self.beta, nbytes), grown)
         return self.alpha + grown * crowding
 
-    def reduce_seconds(self, nbytes: Any) -> Any:
-        """Return what reducing so many bytes takes, on top of their message (Local)."""
-        return _growth(self.reduction, 0.0, self.gamma, nbytes)
+    def reduce_seconds(self, nbytes: Any, alone: Any = False, in_place: Any = False) -> Any:
+        """Return what reducing so many bytes takes, on top of their message (Local).
+
+        Parameters
+        ----------
+        nbytes : number or array
+        alone : bool or array of bool
+            Whether the ends of the message have no other one under way.
+        in_place : bool or array of bool
+            Whether the message is reduced into the chunks that are being sent.
+        """
+        seconds = _growth(self.reduction, 0.0, self.gamma, nbytes)
+        for applies, points in ((alone, self.one_way_reduction), (in_place, self.in_place_reduction)):
+            if points:
+                seconds = numpy.where(applies, _growth(points, 0.0, self.gamma, nbytes), seconds)
+        return seconds
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
@@ -126,11 +147,14 @@ class CostModel:
     links_per_node : int or None
         How many messages can leave, and how many can enter, a node at full speed; more of them share the links.
         None means as many as there are ranks.
+    call_seconds : float
+        What a collective takes besides its rounds.
     """
 
     intra: Level
     inter: Level
     links_per_node: int | None = None
+    call_seconds: float = 0.0
 
     @classmethod
     def flat(cls, alpha: float, beta: float, gamma: float = 0.0) -> CostModel:
@@ -178,7 +202,7 @@ def cost(
         Of a broadcast or reduce.
     """
     rounds = priced(schedule, size, nbytes, model, topology, root)
-    return float(sum(round_.repeat * seconds.max() for round_, seconds in rounds))
+    return model.call_seconds + float(sum(round_.repeat * seconds.max() for round_, seconds in rounds))
 
 
 def priced(
@@ -219,28 +243,39 @@ def _nodes(size: int, topology: Topology | None) -> Any:
 
 
 def _round_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel) -> Any:
-    sending = _message_seconds(round_, chunk_bytes, node_of, model)
+    alone = _alone(round_)
+    sending = _message_seconds(round_, chunk_bytes, node_of, model, alone)
     receiving = sending[round_.receive_from]
     if round_.reduce:
-        inside = node_of == node_of[round_.receive_from]
-        nbytes = round_.receive_count * chunk_bytes
-        receiving = receiving + numpy.where(
-            inside, model.intra.reduce_seconds(nbytes), model.inter.reduce_seconds(nbytes)
-        )
+        receiving = receiving + _reduce_seconds(round_, chunk_bytes, node_of, model, alone)
     return numpy.maximum(sending, numpy.where(round_.receive_from != NOBODY, receiving, 0.0))
 
 
-def _message_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel) -> Any:
+def _alone(round_: Round) -> Any:
+    """Return by rank whether neither end of the message that it sends has another one under way."""
+    both = (round_.send_to != NOBODY) & (round_.receive_from != NOBODY)
+    return ~(both | both[round_.send_to])
+
+
+def _message_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel, alone: Any) -> Any:
     """Return by rank the seconds of the message that it sends, 0 where it sends none."""
     sends = round_.send_to != NOBODY
-    both = sends & (round_.receive_from != NOBODY)
-    alone = ~(both | both[round_.send_to])
     inside = node_of == node_of[round_.send_to]
     message_bytes = round_.send_count * chunk_bytes
     crowding = _crowding(round_, sends & ~inside, node_of, model.links_per_node)
     intra_seconds = model.intra.message_seconds(message_bytes, alone=alone)
     inter_seconds = model.inter.message_seconds(message_bytes, crowding, alone)
     return numpy.where(sends, numpy.where(inside, intra_seconds, inter_seconds), 0.0)
+
+
+def _reduce_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel, alone: Any) -> Any:
+    """Return by rank the seconds that reducing takes on top of the message that it receives."""
+    inside = node_of == node_of[round_.receive_from]
+    same = (round_.send_chunk == round_.receive_chunk) & (round_.send_count == round_.receive_count)
+    in_place = same & (round_.send_to != NOBODY)
+    levels = (model.intra, model.inter)
+    nbytes, one_way = round_.receive_count * chunk_bytes, alone[round_.receive_from]
+    return numpy.where(inside, *(level.reduce_seconds(nbytes, one_way, in_place) for level in levels))
 
 
 def _crowding(round_: Round, leaves: Any, node_of: Any, links: int | None) -> Any:

@@ -25,8 +25,14 @@ def fact(what: str, value: Any) -> tuple[str, str, tuple[int, ...]]:
     return f"{what}: {value}", "", ()
 
 
+class OrdersDiffer(CollectiveMismatchError):
+    """Ranks make the same call on tensors whose axes lie in memory in different orders: it can be made again."""
+
+
 def mismatch_error(descriptions: Sequence[Description], number: int, rank: int) -> CollectiveMismatchError:
     """Return the error to raise, the same on all ranks; parameters as for `explain`.  Local."""
+    if _differ_in_orders_only(descriptions):
+        return OrdersDiffer(f"rank {rank} of {len(descriptions)}: tensors lie in memory in different orders")
     text = explain(descriptions, number, rank)
     if MERGE_CALL in {description["call"] for description in descriptions}:
         return MergeCallError(
@@ -34,6 +40,11 @@ def mismatch_error(descriptions: Sequence[Description], number: int, rank: int) 
             "merge_call on every replica"
         )
     return CollectiveMismatchError(text)
+
+
+def _differ_in_orders_only(descriptions: Sequence[Description]) -> bool:
+    first, *others = ({key: value for key, value in each.items() if key != "orders"} for each in descriptions)
+    return all(other == first for other in others) and any(each != descriptions[0] for each in descriptions)
 
 
 def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:

@@ -59,12 +59,15 @@ class Facts:
         Whether the ranks of each node share memory, and the buffer is the host's.
     choices : Choices or None
         What follows from measurements; None for the fixed table.
+    has_remote : bool
+        Whether all ranks may read each other's memory, too.
     """
 
     topology: Topology
     native: tuple[str, ...]
     has_segments: bool
     choices: Choices | None = None
+    has_remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,7 @@ def check(name: str, facts: Facts) -> str:
     known = [*names("all_reduce"), "hierarchical"]
     if facts.has_segments:
         known.append("shared_memory" if facts.topology.node_count == 1 else "two_level")
+    known += ["remote_read"] if facts.has_remote else []
     known += ["native"] if "all_reduce" in facts.native else []
     if name not in known:
         raise _unknown(name, known)
@@ -236,7 +240,7 @@ def check(name: str, facts: Facts) -> str:
 
 def check_name(name: str) -> None:
     """Raise ValueError unless there is an algorithm of this name somewhere, be it that one rank needs none."""
-    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "two_level", "shared_memory", "native"]
+    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "two_level", "shared_memory", "remote_read", "native"]
     if name not in known:
         raise _unknown(name, [name for name in known if name not in (AUTO, PINNED)])
 

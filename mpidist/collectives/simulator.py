@@ -64,7 +64,7 @@ def simulate(
     root: int = 0,
     jitter_repetitions: int = 500,
 ) -> SimulationResult:
-    """Play `schedule` once; all ranks start at 0 seconds (Local).
+    """Play `schedule` once; all ranks start together (Local).
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def simulate(
     jitter_repetitions : int
         How many repetitions of one round are played when there is jitter.
     """
-    clock = numpy.zeros(size)
+    clock = numpy.full(size, model.call_seconds)
     rounds = extrapolated = 0
     noise = _Jitter(jitter, seed, jitter_repetitions) if jitter else None
     for round_, seconds in priced(schedule, size, nbytes, model, topology, root):

@@ -346,6 +346,10 @@ class Watch:
         """Seconds until the deadline, counted from the first wait; 0 for never."""
         return self.control.settings.timeout_seconds if self._timeout is None else self._timeout
 
+    def look(self) -> None:
+        """Raise, as `tick`, if something is known to be wrong; without waiting.  Local."""
+        self._raise(self.control.failure(self))
+
     def _look(self, waited: float) -> None:
         """The slow look: processes, other nodes, warning, deadline."""
         control = self.control

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mpidist.cluster.topology import Topology
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports.base import Transport
+from mpidist.transports.remote_memory import RemoteMemory
 from mpidist.transports.shared import SharedSegments
 
 
@@ -23,6 +24,8 @@ class World:
         What started the ranks, for messages.
     segments : SharedSegments or None
         Shared memory of the ranks of this node, where there is some.
+    remote : RemoteMemory or None
+        The memory of the ranks of this node, where they may read each other's.
     """
 
     transport: Transport
@@ -30,3 +33,4 @@ class World:
     control: ControlChannel
     launcher: str
     segments: SharedSegments | None = None
+    remote: RemoteMemory | None = None

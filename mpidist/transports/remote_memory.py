@@ -41,6 +41,11 @@ class RemoteMemory:
         self._pids = tuple(pids)
         self._call = _system_call()
 
+    @staticmethod
+    def exists() -> bool:
+        """Whether the system has such a call; whether it may be used is another matter."""
+        return hasattr(ctypes.CDLL(None), "process_vm_readv")
+
     @classmethod
     def over(cls, exchange: Callable[[bytes], list[bytes]]) -> RemoteMemory | None:
         """Return the memory of a group of ranks that have `exchange`, None where one of them may not read another's.
@@ -50,7 +55,7 @@ class RemoteMemory:
         secret = numpy.frombuffer(secrets.token_bytes(16), dtype=numpy.uint8).copy()
         mine = [os.getpid(), address_of(secret), secret.tobytes().hex()]
         shown = [json.loads(raw) for raw in exchange(json.dumps(mine).encode())]
-        found = cls([pid for pid, _, _ in shown]) if _has_call() else None
+        found = cls([pid for pid, _, _ in shown]) if cls.exists() else None
         readable = found is not None and all(
             found._shows(rank, address, bytes.fromhex(text)) for rank, (_, address, text) in enumerate(shown)
         )
@@ -91,10 +96,6 @@ class RemoteMemory:
 def rows(pieces: Sequence[tuple[int, int]]) -> Any:
     """Return (address, length in bytes) of pieces of memory as an array, shape (pieces, 2)."""
     return numpy.array(pieces, dtype=numpy.uint64).reshape(-1, 2)
-
-
-def _has_call() -> bool:
-    return hasattr(ctypes.CDLL(None), "process_vm_readv")
 
 
 def _system_call() -> Any:

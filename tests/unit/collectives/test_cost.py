@@ -316,6 +316,30 @@ def test_reductions_have_points_too() -> None:
     assert level.reduce_seconds(numpy.array([0, 5, 15, 24])).tolist() == pytest.approx([0.0, 0.5, 2.0, 5.0])
 
 
+def test_reductions_on_the_way_and_in_place_have_their_own_points() -> None:
+    level = Level(0.0, 0.0, 0.5, ((9, 1.0),), reduction=((10, 1.0),), one_way_reduction=((10, 2.0),))
+    assert [float(level.reduce_seconds(10, alone)) for alone in (False, True)] == [1.0, 2.0]
+    assert float(level.reduce_seconds(10, in_place=True)) == 1.0
+    level = Level(0.0, 0.0, 0.5, ((9, 1.0),), reduction=((10, 1.0),), in_place_reduction=((10, 4.0),))
+    assert level.reduce_seconds(numpy.array([10, 12]), in_place=numpy.array([False, True])).tolist() == [1.0, 5.0]
+
+
+def test_which_schedules_reduce_on_the_way_and_which_in_place() -> None:
+    """On two ranks: the ring reduces one half while the other goes out, doubling what is sent, the tree one way."""
+    reductions = {"reduction": 1.0, "in_place_reduction": 10.0, "one_way_reduction": 100.0}
+    level = Level(0.0, 0.0, 0.0, **{name: ((1, seconds),) for name, seconds in reductions.items()})
+    model = CostModel(intra=level, inter=level)
+    seconds = {name: cost(algorithm("all_reduce", name), 2, 100, model) for name in names("all_reduce")}
+    assert seconds == {"ring": 1.0, "rabenseifner": 1.0, "recursive_doubling": 10.0, "binomial": 100.0}
+
+
+def test_a_call_takes_its_own_time_once() -> None:
+    model = CostModel(LEVELS.intra, LEVELS.inter, call_seconds=5.0)
+    for name in names("all_reduce"):
+        without = cost(algorithm("all_reduce", name), 7, 100, LEVELS)
+        assert cost(algorithm("all_reduce", name), 7, 100, model) == pytest.approx(without + 5.0)
+
+
 def test_a_broadcast_sends_one_way_and_a_ring_exchanges() -> None:
     level = Level(1.0, 0.0, exchange=((100, 5.0),), one_way=((100, 2.0),))
     model = CostModel(intra=level, inter=level)

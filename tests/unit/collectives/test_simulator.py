@@ -80,6 +80,12 @@ def test_a_broadcast_reaches_each_rank_after_its_own_path() -> None:
     assert finish.tolist() == [3.0, 3.0, 3.0, 3.0, 1.0]
 
 
+def test_a_call_begins_with_its_own_time() -> None:
+    model = replace(FLAT, call_seconds=5.0)
+    finish = simulate(RING, 4, 1e6, FLAT).finish_seconds
+    numpy.testing.assert_allclose(simulate(RING, 4, 1e6, model).finish_seconds, finish + 5.0)
+
+
 # -- jitter ------------------------------------------------------------------------------------------------------------
 
 

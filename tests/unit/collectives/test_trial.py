@@ -2,10 +2,10 @@
 
 import numpy
 
-from mpidist.collectives import communicator as communicators
+from mpidist.collectives import ways
 from mpidist.collectives.communicator import Communicator
 from mpidist.fusion.pipeline import FusedAllReduce
-from mpidist.fusion.trial import Trial
+from mpidist.collectives.trial import Trial
 from mpidist.testing import run_ranks
 
 
@@ -22,7 +22,7 @@ def test_ways_take_turns_and_keep_their_best_times():
 
 
 def _sums(monkeypatch, size, steps):
-    monkeypatch.setattr(communicators, "_TRIAL_BYTES", 1000)
+    monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
 
     def run():
         fused = FusedAllReduce(Communicator.world())
@@ -33,7 +33,8 @@ def _sums(monkeypatch, size, steps):
             )
             wrong += not ((first == size * step + size * (size - 1) // 2).all() and (second == size).all())
         (planned,) = fused._planned.values()
-        return wrong, planned._trial is None, len(planned._ways), [way.algorithm for way in planned._ways]
+        tried = [way.algorithm for way in planned.contest.ways]
+        return wrong, not planned.contest.is_open, planned.contest.at, tried
 
     return run_ranks(size, run)
 
@@ -42,22 +43,37 @@ def test_every_step_of_a_trial_is_right_and_all_ranks_settle_on_the_same(monkeyp
     for size in (2, 3):
         results = _sums(monkeypatch, size, 20)
         assert all(result == results[0] for result in results)
-        assert results[0][:3] == (0, True, 1)
+        assert results[0][:2] == (0, True)
 
 
-def test_until_it_is_over_all_ways_are_there(monkeypatch):
-    ((wrong, settled, ways, algorithms), _) = _sums(monkeypatch, 2, 5)
-    assert (wrong, settled, ways) == (0, False, 4)
-    assert algorithms == ["shared_memory"] * 3 + ["ring"]
+def test_until_it_is_over_nothing_is_settled(monkeypatch):
+    ((wrong, settled, _, algorithms), _) = _sums(monkeypatch, 2, 5)
+    assert (wrong, settled) == (0, False)
+    assert algorithms == ["shared_memory"] * 3 + ["ring", "remote_read"]
 
 
 def test_more_than_two_ranks_try_only_what_adds_in_the_same_order(monkeypatch):
-    assert _sums(monkeypatch, 3, 2)[0][3] == ["shared_memory"] * 3
+    assert _sums(monkeypatch, 3, 2)[0][3] == ["shared_memory"] * 3 + ["remote_read"]
+
+
+def test_what_was_settled_is_not_tried_again_for_lists_of_about_the_same_size(monkeypatch):
+    monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
+
+    def run():
+        fused = FusedAllReduce(Communicator.world())
+        for _ in range(20):
+            fused([numpy.ones(3000, "f4")])
+        fused([numpy.ones((3, 1001), "f4")])
+        first, second = fused._planned.values()
+        return first.contest.ways[first.contest.at], second.contest.ways
+
+    for settled, others in run_ranks(2, run):
+        assert others == [settled]
 
 
 def test_an_explicit_choice_is_not_tried_against_others():
     def run():
         communicator = Communicator.world()
-        return [communicator.ways(1 << 30, name) for name in ("ring", "shared_memory")]
+        return [communicator.ways(1 << 30, name) for name in ("ring", "shared_memory", "remote_read")]
 
-    assert run_ranks(2, run)[0] == [[("ring", 0)], [("shared_memory", 1 << 19)]]
+    assert run_ranks(2, run)[0] == [[("ring", 0)], [("shared_memory", 1 << 20)], [("remote_read", 1 << 20)]]

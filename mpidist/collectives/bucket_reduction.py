@@ -1,0 +1,95 @@
+"""Tensors of one dtype reduced over the ranks as one flat buffer, without being packed into one first.
+
+What all ways to do so have in common, and the one that goes through a pipeline: `SegmentPipeline` inside a node,
+`TwoLevel` over several.  `DirectSum` and `RemoteSum` are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mpidist.collectives.pieces import Pieces, Transform
+from mpidist.collectives.segment_pipeline import Fill, Take
+from mpidist.runtime.control import Watch
+
+
+class BucketReduction(Protocol):
+    """The all-reduce of some tensors, bound to where they lie in their bucket, not to the tensors.
+
+    Attributes
+    ----------
+    owned : list of (start, stop)
+        Which elements a `transform` gets on this rank.
+    """
+
+    owned: list[tuple[int, int]]
+
+    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Do what must be done before collective `call` is begun; parameters as for `run`.  Local."""
+
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """Reduce the tensors; all ranks get the same bits.
+
+        Collective: every rank of the node calls it in the same order, within a begun call.
+
+        Parameters
+        ----------
+        watch : Watch
+            Of the call.
+        sources : sequence of array, C-contiguous
+            One after the other they are the bucket; unchanged.
+        targets : sequence of array, C-contiguous
+            Likewise, cut in their own way; may be the sources.
+        transform : callable, optional
+            Called for each of the `owned` stretches that is not empty, in order.
+
+        Raises
+        ------
+        TransportTimeoutError, RankFailedError
+        """
+
+
+class Pipeline(Protocol):
+    """Reduces a buffer stretch by stretch."""
+
+    bounds: list[tuple[int, int]]
+    owned: list[tuple[int, int]]
+
+    def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
+        """As `SegmentPipeline.run`."""
+
+
+class Piped(BucketReduction):
+    """Tensors that go through a pipeline.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    sources, targets : Pieces
+    """
+
+    def __init__(self, pipeline: Pipeline, sources: Pieces, targets: Pieces) -> None:
+        self.owned = pipeline.owned
+        self._pipeline = pipeline
+        self._sources = sources
+        self._targets = targets
+
+    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+        """There is nothing to prepare."""
+
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """Reduce the tensors."""
+        bounds, pieces, places = self._pipeline.bounds, self._sources, self._targets
+
+        def fill(index: int, place: Any) -> None:
+            pieces.gather(*bounds[index], sources, place)
+
+        def take(start: int, values: Any) -> None:
+            places.scatter(start, values, targets)
+
+        self._pipeline.run(watch, fill, take, transform)

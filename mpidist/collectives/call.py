@@ -1,0 +1,63 @@
+"""A collective call as all ranks must make it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpidist.collectives.mismatch import Description
+
+
+def digest_of(description: Description) -> int:
+    """Return the 64-bit digest that stands for a call on the status board."""
+    raw = json.dumps(description, sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+
+
+class Call:
+    """What a rank says about its call.
+
+    Parameters
+    ----------
+    name : str
+    tensors : sequence of (name, dtype, shape)
+    packs : sequence of (algorithm, bytes)
+        The units in which tensors are reduced.
+    orders : mapping of int to sequence of int
+        For tensors that do not lie in memory in the order of their axes: the order in which these do.
+
+    Attributes
+    ----------
+    description : dict
+    digest : int
+        64 bits that stand for the description.
+    what : str
+        The call in a few words, for messages.
+    """
+
+    __slots__ = ("description", "digest", "what")
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[tuple[str, Any, Sequence[int]]] = (),
+        packs: Sequence[tuple[str, int]] = (),
+        orders: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        described = [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]
+        self.description: Description = {"call": name, "tensors": described, "packs": [list(pack) for pack in packs]}
+        if orders:
+            self.description["orders"] = {str(index): list(order) for index, order in orders.items()}
+        self.digest = digest_of(self.description)
+        self.what = _summary(self.description)
+
+
+def _summary(description: Description) -> str:
+    tensors = description["tensors"]
+    if not tensors:
+        return str(description["call"])
+    name, dtype, shape = tensors[0]
+    first = f"{name + ' ' if name else ''}{dtype}{shape}"
+    return f"{description['call']} of {first}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")

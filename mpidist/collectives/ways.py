@@ -1,0 +1,196 @@
+"""The ways to reduce tensors of one dtype over the ranks of a world, and which of them are worth trying.
+
+A way that goes through the memory of one node, or through two levels, reduces tensors where they lie (`reduction`).
+Others are schedules over messages and work on a packed buffer: `Communicator.bind` runs those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpidist.collectives import selection
+from mpidist.collectives.bucket_reduction import BucketReduction, Piped
+from mpidist.collectives.direct_sum import DirectSum
+from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.pieces import Pieces
+from mpidist.collectives.remote_sum import RemoteSum
+from mpidist.collectives.segment_pipeline import SegmentPipeline
+from mpidist.collectives.trial import Trial
+from mpidist.collectives.two_level import TwoLevel
+from mpidist.transports.remote_memory import RemoteMemory
+from mpidist.transports.shared import SharedSegments
+
+#: Size of a segment in bytes, and the sizes that are tried: which is best depends on what caches the cores share.
+SEGMENT_BYTES, _SEGMENT_SIZES = 1 << 20, (1 << 20, 1 << 19, 1 << 18)
+
+#: From this size in bytes on, ways are tried in the first steps.
+TRIAL_BYTES = 1 << 21
+
+
+class Way(NamedTuple):
+    """An algorithm, and the bytes of a segment where it has segments, else 0."""
+
+    algorithm: str
+    segment_bytes: int = 0
+
+    @property
+    def label(self) -> str:
+        """What ranks must have in common: those that cut differently would read what is not there."""
+        size = self.segment_bytes
+        return f"{self.algorithm} in segments of {size >> 10} KiB" if size else self.algorithm
+
+
+#: The sizes of segments to try; all add in the same order, `remote_read` in the same as `shared_memory`.
+_VARIANTS = {"shared_memory": _SEGMENT_SIZES, "remote_read": (SEGMENT_BYTES,), "two_level": (SEGMENT_BYTES,)}
+
+#: The algorithms that work on segments of tensors, which need not be packed.
+SEGMENTED = tuple(_VARIANTS)
+
+
+class NodeMemory(NamedTuple):
+    """What the ranks of a node see of each other's memory.
+
+    Attributes
+    ----------
+    rank, size : int
+        Among the ranks of the node.
+    segments : SharedSegments or None
+    remote : RemoteMemory or None
+    lanes : Lanes or None
+        What several nodes have instead.
+    """
+
+    rank: int
+    size: int
+    segments: SharedSegments | None
+    remote: RemoteMemory | None
+    lanes: Lanes | None
+
+    def reduction(
+        self,
+        way: Way,
+        sources: Pieces,
+        targets: Pieces,
+        dtypes: Sequence[Any],
+        op: str,
+        scale: float | None = None,
+        first: int = 0,
+        in_shares: bool = False,
+    ) -> BucketReduction | None:
+        """Return the reduction of a bucket by a way through memory, None for ways that need messages; Local.
+
+        Parameters
+        ----------
+        way : Way
+        sources, targets : Pieces
+        dtypes : sequence of three dtypes
+            Of the sources, of what is added, and of the targets.
+        op : str
+        scale : float, optional
+        first : int
+            How many addresses other buckets of the call have in a rank's table.
+        in_shares : bool
+            Whether shares will be transformed: each element on one rank of the node.
+        """
+        segments, (source, work, result) = self.segments, dtypes
+        if not way.segment_bytes or sources.elements == 0:
+            return None
+        if way.algorithm == "two_level" and self.lanes is not None:
+            return Piped(TwoLevel(self.lanes, sources.elements, work, op, scale), sources, targets)
+        if segments is None:
+            return None
+        plain = source == work == result
+        segment_bytes = min(way.segment_bytes, segments.place_bytes)
+        if way.algorithm == "remote_read" and plain and self.remote is not None:
+            entries = first + RemoteSum.entries(sources, targets)
+            if entries * 8 <= segments.segment_bytes:
+                shape = (self.rank, sources, targets, work, op, scale, segment_bytes, first)
+                return RemoteSum(self.remote, segments, *shape)
+        if self.size == 2 and plain and len(targets.offsets) == 2 and not in_shares:
+            return DirectSum(segments, self.rank, sources, work, op, scale, segment_bytes)
+        pipeline = SegmentPipeline(segments, self.rank, sources.elements, work, op, scale, segment_bytes)
+        return Piped(pipeline, sources, targets)
+
+
+class Ways:
+    """Which ways to try, and what came of trying; the same on all ranks.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._settled: dict[tuple[int, tuple[Way, ...]], Way] = {}
+
+    def worth_trying(self, nbytes: int, asked: str, facts: selection.Facts) -> list[Way]:
+        """Return the ways for a unit of `nbytes`, the first one being chosen where none is tried; Local.
+
+        Parameters
+        ----------
+        nbytes : int
+        asked : str
+            An explicit choice is the only way.
+        facts : Facts
+        """
+        chosen = selection.asked_for(nbytes, asked, facts)
+        if nbytes < TRIAL_BYTES or asked not in (selection.AUTO, selection.PINNED):
+            return [Way(chosen, SEGMENT_BYTES if chosen in _VARIANTS else 0)]
+        names = [chosen]
+        if self._size == 2:  # all algorithms add the same two numbers; of more they add them in different orders
+            others = ("ring",) if facts.choices is None else selection.near(nbytes, facts)
+            # MPI's own least and greatest may treat NaN in another way.
+            names += [name for name in others if name not in (chosen, "native")]
+        if "shared_memory" in names and facts.has_remote:
+            names = [name for name in names if name != "remote_read"] + ["remote_read"]
+        ways = tuple(Way(name, size) for name in names for size in _VARIANTS.get(name, (0,)))
+        settled = self._settled.get((nbytes.bit_length(), ways))
+        return list(ways) if settled is None else [settled]
+
+    def settle(self, nbytes: int, ways: Sequence[Way], best: Way) -> None:
+        """Remember what was best of `ways` for a unit of about `nbytes`: it is not tried again."""
+        self._settled[nbytes.bit_length(), tuple(ways)] = best
+
+
+class Contest:
+    """Some ways that take turns, until the quickest is known.
+
+    Parameters
+    ----------
+    ways : sequence of Way
+    nbytes : int
+
+    Attributes
+    ----------
+    at : int
+        Which way to take now.
+    """
+
+    def __init__(self, ways: Sequence[Way], nbytes: int) -> None:
+        self.ways = list(ways)
+        self.at = 0
+        self._nbytes = nbytes
+        self._trial = Trial(len(ways)) if len(ways) > 1 else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is still something to try."""
+        return self._trial is not None
+
+    def record(self, seconds: float) -> None:
+        """Take the time of the way that was taken, and go on to the next."""
+        if self._trial is not None:
+            self._trial.record(seconds)
+            self.at = self._trial.way
+
+    def times(self) -> Any | None:
+        """Return this rank's times, array of float64 by way, when all were tried often enough; None before."""
+        return self._trial.best_seconds if self._trial is not None and self._trial.is_over else None
+
+    def settle(self, best: int, known: Ways) -> None:
+        """Take way `best` from now on."""
+        known.settle(self._nbytes, self.ways, self.ways[best])
+        self.at, self._trial = best, None

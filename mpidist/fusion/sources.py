@@ -1,0 +1,52 @@
+"""A caller's tensors as they lie in memory: gradients are often transposed views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist import arrays
+
+
+class Sources:
+    """How tensors of some shapes and strides are made contiguous ones, once a list.
+
+    A tensor whose axes lie in memory in another order than they are counted is taken in the order of memory, which
+    costs nothing; one that has gaps is copied.
+
+    Parameters
+    ----------
+    tensors : sequence of array
+        No reference to them is kept.
+    in_memory_order : bool
+        False where ranks differ in the order: then all are taken in the order of their axes.
+
+    Attributes
+    ----------
+    orders : dict of int to tuple of int
+        The order of axes in memory, for tensors where it is not the usual one.
+    """
+
+    def __init__(self, tensors: Sequence[Any], in_memory_order: bool = True) -> None:
+        self.orders: dict[int, tuple[int, ...]] = {}
+        self._copies: list[tuple[int, Any]] = []
+        for position, tensor in enumerate(tensors):
+            if tensor.flags.c_contiguous:
+                continue
+            order = tuple(sorted(range(tensor.ndim), key=lambda axis: -tensor.strides[axis]))
+            if in_memory_order and tensor.transpose(order).flags.c_contiguous:
+                self.orders[position] = order
+            else:
+                self._copies.append((position, arrays.empty(tensor.shape, tensor.dtype, tensor)))
+
+    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return the tensors as C-contiguous ones, those that need no copy as views."""
+        if not self.orders and not self._copies:
+            return tensors
+        found = list(tensors)
+        for position, order in self.orders.items():
+            found[position] = found[position].transpose(order)
+        for position, copy in self._copies:
+            copy[...] = found[position]
+            found[position] = copy
+        return found

@@ -1,0 +1,129 @@
+"""Every way to reduce tensors through the memory of a node, on the same lists: values, bits, shares, many calls."""
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.pieces import Pieces, owned
+from mpidist.collectives.ways import Way
+from mpidist.errors import MpidistError
+from mpidist.testing import run_ranks
+
+WAYS = [Way("shared_memory", 1 << 20), Way("shared_memory", 256), Way("remote_read", 1 << 20), Way("remote_read", 256)]
+IDS = [f"{name}-{size}" for name, size in WAYS]
+
+
+def _offsets(lengths):
+    return (0, *numpy.cumsum(lengths).tolist())
+
+
+def _reduce(way, lengths, values_of, op="sum", scale=None, calls=1, flat=True, transform=None):
+    """Reduce ``values_of(rank, call)``, cut into tensors of these lengths; return this rank's results."""
+    communicator, offsets = Communicator.world(), _offsets(lengths)
+    pieces, results = Pieces(offsets), []
+    target = Pieces((0, offsets[-1])) if flat else pieces
+    dtype = values_of(0, 0).dtype
+    reduction = communicator.reduction(
+        way, pieces, target, (dtype, dtype, dtype), op, scale, in_shares=transform is not None
+    )
+    for call in range(calls):
+        values = values_of(communicator.rank, call)
+        sources = [values[a:b].copy() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        out = numpy.full(offsets[-1], -1, dtype)
+        targets = [out] if flat else [out[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        reduction.prepare(communicator.control.call + 1, sources, targets)
+        with communicator.control.turnstile:
+            watch = communicator.begin(communicator.call("test", [("", dtype, values.shape)]))
+            reduction.run(watch, sources, targets, transform)
+        assert all((source == values[a : a + len(source)]).all() for source, a in zip(sources, offsets, strict=False))
+        results.append(out)
+    return results
+
+
+@pytest.mark.parametrize("way", WAYS, ids=IDS)
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("flat", [True, False], ids=["one result", "a result a tensor"])
+def test_sums_of_lists_of_tensors(way, size, flat):
+    lengths = [1, 700, 3, 0, 64, 2000, 5, 5, 5]
+
+    def values(rank, call):
+        return (numpy.arange(sum(lengths)) % 11).astype("f4") * (call + 1) + rank
+
+    for results in run_ranks(size, lambda: _reduce(way, lengths, values, calls=3, flat=flat)):
+        for call, result in enumerate(results):
+            expected = (numpy.arange(sum(lengths)) % 11) * (call + 1) * size + size * (size - 1) // 2
+            numpy.testing.assert_array_equal(result, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(WAYS),
+    st.sampled_from([2, 3]),
+    st.lists(st.integers(0, 300), min_size=1, max_size=8).filter(any),
+    st.sampled_from(["sum", "max"]),
+)
+def test_random_lists_have_the_bits_of_a_sum_in_rank_order(way, size, lengths, op):
+    def values(rank, call):
+        return numpy.random.default_rng([rank, call]).normal(size=sum(lengths)).astype("f4")
+
+    expected = values(0, 0)
+    for rank in range(1, size):
+        expected = (expected + values(rank, 0)) if op == "sum" else numpy.maximum(expected, values(rank, 0))
+    for (result,) in run_ranks(size, lambda: _reduce(way, lengths, values, op)):
+        assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=IDS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_element_is_transformed_on_one_rank_before_all_have_it(way, size):
+    lengths, seen = [300, 700, 24], [[] for _ in range(size)]
+
+    def run():
+        mine = seen[Communicator.world().rank]
+
+        def transform(start, values):
+            mine.append((start, start + len(values)))
+            values *= 10
+
+        return _reduce(way, lengths, lambda rank, call: numpy.full(1024, rank + 1.0), flat=False, transform=transform)
+
+    for (result,) in run_ranks(size, run):
+        numpy.testing.assert_array_equal(result, numpy.full(1024, 10.0 * size * (size + 1) / 2))
+    covered = sorted(stretch for stretches in seen for stretch in stretches)
+    assert [start for start, _ in covered] == [0, *[stop for _, stop in covered[:-1]]]
+    assert covered[-1][1] == 1024
+    assert all(stretches == sorted(stretches) for stretches in seen)
+
+
+def test_the_stretches_of_a_rank_do_not_depend_on_the_way():
+    def run():
+        communicator, pieces = Communicator.world(), Pieces((0, 5000))
+        dtypes = (numpy.dtype("f4"),) * 3
+        found = [communicator.reduction(way, pieces, pieces, dtypes, "sum", in_shares=True).owned for way in WAYS]
+        return found[0] == found[2], found[1] == found[3], found[1] == owned(5000, 64, communicator.rank, 2)
+
+    assert run_ranks(2, run) == [(True, True, True)] * 2
+
+
+@pytest.mark.parametrize("way", WAYS, ids=IDS)
+def test_a_mean_is_scaled(way):
+    for (result,) in run_ranks(
+        4, lambda: _reduce(way, [300], lambda rank, call: numpy.full(300, float(rank)), "sum", 0.25)
+    ):
+        numpy.testing.assert_array_equal(result, numpy.full(300, 1.5))
+
+
+def test_memory_that_cannot_be_read_is_an_error_with_the_cure():
+    def run():
+        communicator, pieces = Communicator.world(), Pieces((0, 100))
+        reduction = communicator.reduction(WAYS[2], pieces, pieces, (numpy.dtype("f8"),) * 3, "sum")
+        values = numpy.ones(100)
+        with communicator.control.turnstile:
+            communicator.begin(communicator.call("test"))  # nobody has said where anything is
+            watch = communicator.begin(communicator.call("test"))
+            reduction.run(watch, [values], [values])
+
+    with pytest.raises(MpidistError, match="rank . of 2: the memory of rank . .* set MPIDIST_ALGORITHM=shared_memory"):
+        run_ranks(2, run)
