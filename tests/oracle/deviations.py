@@ -24,8 +24,13 @@ DEVIATIONS: dict[str, str] = {
     "local_results_variable": "a rank is one replica and holds one copy: (variable,)",
     "tensor_from_per_replica_outside": "no wrapper objects: a rank's plain value is its component of a distributed "
     "value, everywhere",
-    "merge_call_uneven": "a merge_call runs on every rank by itself; it is the collectives inside that must match, "
-    "and they are checked",
+    "var_literal_SUM_assign_add": "a rank's plain value is its component: the same literal on all replicas is summed",
+    "var_AUTO_NONE_replica_assign": "checked; copies that replicas have made to differ are read across replicas as "
+    "this rank's own, locally, not as replica 0's",
+    "var_AUTO_NONE_replica_assign_add": "as var_AUTO_NONE_replica_assign",
+    "var_ON_WRITE_NONE_replica_assign_add": "as var_AUTO_NONE_replica_assign",
+    "var_ON_WRITE_NONE_replica_assign_sub": "as var_AUTO_NONE_replica_assign",
+    "mwms_keras3_fit": "here fit works on every strategy",
     "from_function_n2_t8_b4": "every rank is a worker: the function is called on each, which has its own data set; "
     "TensorFlow's case is one worker that deals batches to two devices",
     "from_function_n2_t6_b4": "as from_function_n2_t8_b4",
