@@ -13,11 +13,41 @@ from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
 from mpidist.options import VariableSynchronization
-from mpidist.training import hdf5_file
+from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.variables import DistributedVariable
 
 #: The rank that writes and reads files.
 CHIEF = 0
+
+
+class RandomState:
+    """What a checkpoint keeps of a random generator: the chief's state.  All Local.
+
+    Parameters
+    ----------
+    generator : numpy.random.Generator
+    """
+
+    def __init__(self, generator: numpy.random.Generator) -> None:
+        self._generator = generator
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers and arrays of the bit generator's state."""
+        return dict(_flat("", self._generator.bit_generator.state))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.
+
+        Raises
+        ------
+        CheckpointError
+            It is that of another kind of bit generator.
+        """
+        bits = self._generator.bit_generator
+        kind = type(bits).__name__
+        if state.get("bit_generator") != kind:
+            raise CheckpointError(f"a random state of {state.get('bit_generator')} was saved, this generator is {kind}")
+        bits.state = _nested(state)
 
 
 class Checkpoint:
@@ -28,8 +58,9 @@ class Checkpoint:
     Parameters
     ----------
     **objects
-        Variables; objects with ``state()`` and ``restore(state)``, where a state is a dict of arrays and numbers
-        (optimizers, distributed data sets); and dicts, lists and tuples of these.
+        Variables; random generators of NumPy; objects with ``state()`` and ``restore(state)``, where a state is a dict
+        of arrays and numbers (optimizers, distributed data sets and their iterators, metrics), the same on all ranks;
+        and dicts, lists and tuples of these.
 
     Raises
     ------
@@ -47,15 +78,18 @@ class Checkpoint:
     def __init__(self, **objects: Any) -> None:
         self._parts = dict(_named_parts("", objects))
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, parallel: bool | None = None) -> Path:
         """Write everything to an HDF5 file, which is there complete afterwards, or as it was before.
 
-        Collective: every rank calls it in the same order.  The chief writes.
+        Collective: every rank calls it in the same order.
 
         Parameters
         ----------
         path : str or Path
             Its directory is made if need be.
+        parallel : bool, optional
+            Whether all ranks write, each its part, or the chief alone.  The file is the same.  Default: all, if there
+            are several and their h5py is built for parallel HDF5.
 
         Returns
         -------
@@ -64,11 +98,15 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            On all ranks: the chief could not write it; the message has the reason.
+            On all ranks: it could not be written; the message has the reason.
         """
         path = Path(path)
-        found = self._collect()
-        together(lambda: hdf5_file.write(path, *found), f"checkpoint {path} was not saved")
+        found, numbers = self._collect()
+        what = f"checkpoint {path} was not saved"
+        if _writes_together(parallel, what):
+            _write_together(path, found, numbers, what)
+        else:
+            together(lambda: hdf5_file.write(path, found, numbers), what)
         return path
 
     def restore(self, path: str | Path) -> None:
@@ -111,16 +149,18 @@ def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _named_parts(f"{prefix}/{key}" if prefix else str(key), item)
     elif isinstance(value, DistributedVariable) or (hasattr(value, "state") and hasattr(value, "restore")):
         yield prefix, value
+    elif isinstance(value, numpy.random.Generator):
+        yield prefix, RandomState(value)
     else:
         raise TypeError(
-            f"{prefix!r} is a {type(value).__name__}; a checkpoint holds variables, and objects with state() and "
-            "restore(state)"
+            f"{prefix!r} is a {type(value).__name__}; a checkpoint holds variables, random generators, and "
+            "objects with state() and restore(state)"
         )
 
 
 def _misfits(name: str, part: Any, values: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(part, DistributedVariable):
-        if not any(key.startswith(f"{name}/") for key in values):
+        if not getattr(part, "may_be_missing", False) and not any(key.startswith(f"{name}/") for key in values):
             yield f"it has nothing for {name!r}"
         return
     value = values.get(name)
@@ -133,11 +173,72 @@ def _misfits(name: str, part: Any, values: Mapping[str, Any]) -> Iterator[str]:
 def _restore_part(name: str, part: Any, values: Mapping[str, Any]) -> None:
     if not isinstance(part, DistributedVariable):
         start = len(name) + 1
-        part.restore({key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")})
+        state = {key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")}
+        if state:
+            part.restore(state)
     elif part.synchronization is VariableSynchronization.ON_READ:
         part.assign(values[name])
     else:
         part.restore(values[name])
+
+
+def _flat(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}/", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, key = name.split("/")
+        inner = tree
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[key] = value
+    return tree
+
+
+# -- writing by all ranks ----------------------------------------------------------------------------------------------
+
+
+def _writes_together(parallel: bool | None, what: str) -> bool:
+    """Return whether all ranks write; the same on all of them."""
+    communicator = Communicator.world()
+    if communicator.size == 1 or parallel is False:
+        return False
+    able = communicator.transport.name == "mpi" and hdf5_parallel.is_available()
+    if parallel is None:
+        return b"0" not in communicator.exchange(str(int(able)).encode(), what="checkpoint")
+    _agree(
+        "" if able else "h5py is not built for parallel HDF5, or the ranks are not MPI's; save with parallel=None", what
+    )
+    return True
+
+
+def _write_together(path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str) -> None:
+    communicator = Communicator.world()
+    rank, size = communicator.rank, communicator.size
+    parts = hdf5_parallel.part_checksums(found, rank, size)
+    described = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
+    raw = communicator.exchange(
+        json.dumps([described, parts, numbers if rank == CHIEF else None]).encode(), "checkpoint"
+    )
+    answers = [json.loads(each) for each in raw]
+    _agree("" if answers[rank][0] == answers[CHIEF][0] else f"its arrays are not those of rank {CHIEF}", what)
+    checksums = hdf5_parallel.whole_checksums(list(found), [answer[1] for answer in answers])
+    temporary = path.with_name(hdf5_file.temporary_name(path))
+    together(lambda: hdf5_file.begin(path), what)
+    ranges: hdf5_file.Ranges = []
+    problem = ""
+    try:
+        ranges = hdf5_parallel.write_parts(temporary, found, answers[CHIEF][2], checksums, rank, size)
+    except OSError as error:
+        problem = str(error)
+    _agree(problem, what)
+    together(lambda: hdf5_parallel.seal(temporary, path, ranges), what)
 
 
 # -- all ranks together ------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ FORMAT = 2
 _FORMAT_NAME, _DTYPE_NAME, _CHECKSUM_NAME = "mpidist_format", "dtype", "crc32"
 
 #: HDF5 structures of version 1.8: attributes may be longer than 64 KiB; readable since 2008.
-_LIBRARY_VERSIONS = ("v108", "v110")
+LIBRARY_VERSIONS = ("v108", "v110")
 
 #: The end of the file: length and CRC-32 of the trailer's JSON text before it, and a mark.
 _FOOTER = struct.Struct("<QI8s")
@@ -60,7 +60,7 @@ def write(path: Path, arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str,
     temporary = begin(path)
     try:
         with open(temporary, "w+b") as file:
-            with h5py().File(file, "w", libver=_LIBRARY_VERSIONS) as content:
+            with h5py().File(file, "w", libver=LIBRARY_VERSIONS) as content:
                 checksums = {name: checksum(array) for name, array in arrays.items()}
                 ranges = fill(content, arrays, numbers, checksums)
             add_trailer(file, ranges)
@@ -73,7 +73,12 @@ def write(path: Path, arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str,
 def begin(path: Path) -> Path:
     """Make the directory of a file, and return the name under which it is written.  Local."""
     os.makedirs(path.parent, exist_ok=True)  # unlike Path.mkdir, it raises errors that have no others behind them
-    return path.with_name(f".{path.name}.partial")
+    return path.with_name(temporary_name(path))
+
+
+def temporary_name(path: Path) -> str:
+    """Return the name that a file has while it is written.  Local."""
+    return f".{path.name}.partial"
 
 
 def finish(temporary: Path, path: Path) -> None:

@@ -1,0 +1,124 @@
+"""The same file as `hdf5_file`, written by all ranks together, where h5py is built for parallel HDF5.
+
+Large arrays are cut into rows, and every rank writes its own; small ones, and all that is no array, are the chief's.
+A rank waits inside MPI here, as parallel HDF5 knows no other way.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from mpidist.training import hdf5_file
+from mpidist.training.hdf5_file import Ranges
+
+#: Arrays of fewer bytes are written by the chief alone.
+SPLIT_BYTES = 1 << 20
+
+#: The CRC-32 polynomial, and x to the power of 8, both with the lowest power in the highest bit.
+_POLYNOMIAL, _BYTE = 0xEDB88320, 1 << 23
+
+
+def is_available() -> bool:
+    """Return whether h5py is built for parallel HDF5.  Local."""
+    return bool(hdf5_file.h5py().get_config().mpi)
+
+
+def rows_of(array: numpy.ndarray, rank: int, size: int) -> slice:
+    """Return the rows of an array that a rank writes: of a small one all are the chief's.  Local."""
+    if array.ndim == 0 or array.nbytes < SPLIT_BYTES:
+        return slice(0, len(array) if array.ndim and rank == 0 else 0)
+    return slice(len(array) * rank // size, len(array) * (rank + 1) // size)
+
+
+def part_checksums(arrays: Mapping[str, numpy.ndarray], rank: int, size: int) -> list[tuple[int, int]]:
+    """Return CRC-32 and length in bytes of what this rank writes of every array.  Local."""
+    parts = [_part(array, rank, size) for array in arrays.values()]
+    return [(hdf5_file.checksum(part), part.nbytes) for part in parts]
+
+
+def whole_checksums(names: Sequence[str], parts: Sequence[Sequence[tuple[int, int]]]) -> dict[str, int]:
+    """Return the CRC-32 of every array from those of its parts, rank by rank.  Local."""
+    found = dict.fromkeys(names, zlib.crc32(b""))
+    for of_rank in parts:
+        for name, (checksum, nbytes) in zip(names, of_rank, strict=True):
+            found[name] = joined_checksum(found[name], checksum, nbytes)
+    return found
+
+
+def joined_checksum(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32 of two pieces one behind the other, from that of each and the length of the second.  Local."""
+    power, square = 1 << 31, _BYTE
+    while second_bytes:
+        if second_bytes & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        second_bytes >>= 1
+    return _product(power, first) ^ second
+
+
+def write_parts(
+    temporary: Path,
+    arrays: Mapping[str, numpy.ndarray],
+    numbers: Mapping[str, Any],
+    checksums: Mapping[str, int],
+    rank: int,
+    size: int,
+) -> Ranges:
+    """Write an HDF5 file, still without its trailer; return where the arrays are.
+
+    Collective: every rank of the job calls it in the same order, with the same names, shapes and numbers.
+    """
+    world: Any = sys.modules["mpi4py.MPI"].COMM_WORLD  # parallel h5py has loaded it
+    library = hdf5_file.h5py()
+    with library.File(temporary, "w", driver="mpio", comm=world, libver=hdf5_file.LIBRARY_VERSIONS) as content:
+        ranges = hdf5_file.fill(content, arrays, numbers, checksums, stored=False)
+        for name, array in arrays.items():
+            if array.size:
+                _write_part(content[name], hdf5_file.storable(array), rank, size)
+    return ranges
+
+
+def seal(temporary: Path, path: Path, ranges: Ranges) -> None:
+    """Add the trailer to a file that all ranks have closed, and give it its name.  Local, for the chief."""
+    with open(temporary, "r+b") as file:
+        hdf5_file.add_trailer(file, ranges)
+    hdf5_file.finish(temporary, path)
+
+
+def _part(array: numpy.ndarray, rank: int, size: int) -> numpy.ndarray:
+    if array.ndim == 0:
+        return array.reshape(1)[: rank == 0]
+    return array[rows_of(array, rank, size)]
+
+
+def _write_part(entry: Any, array: numpy.ndarray, rank: int, size: int) -> None:
+    """Write this rank's rows; also a rank that has none takes part, which h5py's own assignment would not."""
+    library = hdf5_file.h5py()
+    part = numpy.ascontiguousarray(_part(array, rank, size))
+    target, memory = entry.id.get_space(), library.h5s.create_simple(part.shape)
+    if part.size == 0:
+        target.select_none()
+        memory.select_none()
+    elif array.ndim:
+        first = rows_of(array, rank, size).start
+        target.select_hyperslab((first, *[0] * (array.ndim - 1)), part.shape)
+    together = library.h5p.create(library.h5p.DATASET_XFER)
+    together.set_dxpl_mpio(library.h5fd.MPIO_COLLECTIVE)
+    entry.id.write(memory, target, part, dxpl=together)
+
+
+def _product(first: int, second: int) -> int:
+    """Return the product of two polynomials over the integers modulo 2, modulo the polynomial of CRC-32."""
+    found = 0
+    while first:
+        if first >> 31:
+            found ^= second
+        first = first << 1 & 0xFFFFFFFF
+        second = second >> 1 ^ (_POLYNOMIAL if second & 1 else 0)
+    return found
