@@ -1,0 +1,198 @@
+"""Metrics: Keras' observed values, and the law that N ranks give what one rank gives on all rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy
+import pytest
+from hypothesis import given, settings
+
+import mpidist
+from mpidist import metrics
+from mpidist.testing import run_ranks
+
+OBSERVED = json.loads((Path(__file__).parents[2] / "oracle" / "keras_metrics.json").read_text())["cases"]
+
+
+def described(case):
+    options = ",".join(f"{key}={value}" for key, value in case["options"].items())
+    return f"{case['metric']}({options})"
+
+
+def made(case):
+    return getattr(metrics, case["metric"])(**case["options"])
+
+
+def batches_of(case):
+    """Yield the arguments of `update_state` for each batch of a case."""
+    for batch in case["batches"]:
+        yield [None if part is None else numpy.array(part, "float32") for part in batch]
+
+
+@pytest.mark.parametrize("case", OBSERVED, ids=described)
+def test_metrics_are_those_that_keras_gives(case):
+    metric = made(case)
+    for batch in batches_of(case):
+        metric.update_state(*batch)
+    # Keras computes in float32
+    numpy.testing.assert_allclose(metric.result(), case["result"], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("case", OBSERVED[::3], ids=described)
+def test_the_ranks_together_give_what_keras_gives(case, size):
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            metric = made(case)
+        for number, batch in enumerate(batches_of(case)):
+            if number % size == strategy.extended.replica_id:
+                strategy.run(metric.update_state, batch)
+        return metric.result()
+
+    for result in run_ranks(size, on_rank):
+        numpy.testing.assert_allclose(result, case["result"], rtol=2e-6, atol=1e-7)
+
+
+def test_every_observed_metric_is_public_and_every_public_one_observed():
+    classes = {name for name in dir(metrics) if isinstance(getattr(metrics, name), type)} - {"Metric"}
+    assert {case["metric"] for case in OBSERVED} == classes
+
+
+# -- the law ----------------------------------------------------------------------------------------------------------
+
+MAKERS = {
+    "mean": lambda: metrics.get("mae"),
+    "accuracy": lambda: metrics.get("accuracy"),
+    "precision": lambda: metrics.Precision(thresholds=[0.25, 0.5]),
+    "recall": lambda: metrics.Recall(),
+    "auc": lambda: metrics.AUC(num_thresholds=9),
+}
+row_counts = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any)
+
+
+@settings(max_examples=25)
+@given(row_counts, st.sampled_from(sorted(MAKERS)), st.integers(0, 2**32 - 1))
+def test_uneven_and_empty_parts_give_the_same_bits_for_counts_and_rounding_for_sums(counts, name, seed):
+    random = numpy.random.default_rng(seed)
+    labels, scores = random.integers(0, 2, sum(counts)).astype("float64"), random.integers(0, 9, sum(counts)) / 8
+    alone = MAKERS[name]()
+    alone.update_state(labels, scores)
+    bounds = numpy.cumsum([0, *counts])
+
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        rank = strategy.extended.replica_id
+        with strategy.scope():
+            metric = MAKERS[name]()
+        part = slice(bounds[rank], bounds[rank + 1])
+        strategy.run(metric.update_state, (labels[part], scores[part]))
+        return metric.result()
+
+    for result in run_ranks(len(counts), on_rank):
+        numpy.testing.assert_allclose(result, alone.result(), rtol=1e-12)
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 40), st.integers(0, 2**32 - 1))
+def test_auc_is_the_share_of_pairs_in_the_right_order_where_thresholds_tell_all_scores_apart(rows, seed):
+    random = numpy.random.default_rng(seed)
+    labels, scores = numpy.arange(rows) % 2, random.integers(0, 11, rows) / 10
+    metric = metrics.AUC(thresholds=[(number + 0.5) / 10 for number in range(10)])
+    metric.update_state(labels, scores)
+    differences = scores[labels == 1][:, None] - scores[labels == 0][None]
+    assert metric.result() == pytest.approx(((differences > 0) + (differences == 0) / 2).mean(), abs=1e-12)
+
+
+# -- reading, resetting, saving ---------------------------------------------------------------------------------------
+
+
+def test_result_in_a_replica_is_that_of_the_replica():
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            mean = metrics.Mean()
+
+        def in_replica():
+            mean.update_state([10.0 * strategy.extended.replica_id])
+            return mean.result()
+
+        return strategy.run(in_replica), mean.result()
+
+    assert run_ranks(3, on_rank) == [(0.0, 10.0), (10.0, 10.0), (20.0, 10.0)]
+
+
+def test_a_saved_state_is_the_sum_and_restores_on_another_number_of_ranks_bit_for_bit():
+    def saved():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            mean = metrics.Mean()
+        mean.update_state([0.1] * (strategy.extended.replica_id + 1))
+        return mean.state(), mean.result()
+
+    state, result = run_ranks(3, saved)[0]
+    assert state["count"] == 6
+
+    def restored():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            mean = metrics.Mean()
+        mean.restore(state)
+        return mean.result()
+
+    assert run_ranks(2, restored) == [result, result]
+
+
+def test_a_state_of_another_metric_is_refused():
+    with pytest.raises(ValueError, match=r"metric 'auc': 'true_positives' was saved with shape \(5,\), expected.*200"):
+        metrics.AUC().restore(metrics.AUC(num_thresholds=5).state())
+    with pytest.raises(ValueError, match="'total' was saved with nothing"):
+        metrics.Mean().restore({})
+
+
+def test_reset_begins_anew():
+    mean = metrics.Mean()
+    mean.update_state([4.0])
+    mean.reset_state()
+    assert mean.result() == 0.0
+    mean.update_state([2.0])
+    assert mean.result() == 2.0
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: metrics.AUC(num_thresholds=1), "more than 1"),
+        (lambda: metrics.AUC(curve="LIFT"), "curve must be one of ROC, PR; got 'LIFT'"),
+        (lambda: metrics.AUC(summation_method="trapezoid"), "summation_method must be one of"),
+        (lambda: metrics.AUC(thresholds=[2.0]), "from 0 to 1"),
+        (lambda: metrics.Precision(thresholds=-1), "from 0 to 1"),
+        (lambda: metrics.TopKCategoricalAccuracy(k=0), "k must be 1 or more"),
+        (lambda: metrics.get("f1"), "no metric 'f1'; known ones: acc, accuracy, auc"),
+        (lambda: metrics.AUC().update_state([1.0], [1.5]), "from_logits=True"),
+        (lambda: metrics.Recall().update_state([1.0, 0.0], [1.0]), r"y_true has shape \(2,\), y_pred \(1,\)"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_function_is_a_metric():
+    def large(y_true, y_pred):
+        return y_pred > 1
+
+    metric = metrics.get(large)
+    metric.update_state(numpy.zeros(4), numpy.array([0, 1, 2, 3]))
+    assert (metric.name, metric.result()) == ("large", 0.5)
+
+
+def test_a_class_is_no_metric():
+    with pytest.raises(TypeError, match="a name or a function, got ABCMeta"):
+        metrics.get(metrics.Mean)
