@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import time
 from pathlib import Path
 
 from mpidist.collectives.communicator import Communicator
@@ -30,52 +31,78 @@ class CheckpointManager:
         The chief's counts.  Made at the first save.
     max_to_keep : int or None
         How many to keep; older ones are removed after a save.  None keeps all.
+    keep_checkpoint_every_n_hours : float, optional
+        An older one is kept for good if it was written so many hours after the last that is, or, for the first of
+        them, after the oldest there was when the manager was made, or after that moment.
 
     Raises
     ------
     ValueError
-        If `max_to_keep` is less than 1.
+        If `max_to_keep` is less than 1, or the hours are not positive.
     CheckpointError
         On all ranks: the chief cannot write to the directory; the message has the reason.
     """
 
-    def __init__(self, checkpoint: Checkpoint, directory: str | Path, max_to_keep: int | None = 3) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | Path,
+        max_to_keep: int | None = 3,
+        keep_checkpoint_every_n_hours: float | None = None,
+    ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be 1 or more, or None for all; got {max_to_keep}")
+        if keep_checkpoint_every_n_hours is not None and not keep_checkpoint_every_n_hours > 0:
+            raise ValueError(f"keep_checkpoint_every_n_hours must be positive, got {keep_checkpoint_every_n_hours}")
         self.checkpoint = checkpoint
         self.directory = Path(directory)
         self.max_to_keep = max_to_keep
+        self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
         together(
             lambda: _try(self.directory),
             f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
         )
+        is_chief = Communicator.world().rank == CHIEF
+        self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
 
     @property
     def checkpoints(self) -> list[Path]:
         """The checkpoints that are in the directory, as this rank sees it, by ascending number.  Local."""
         found = self.directory.iterdir() if self.directory.is_dir() else ()
-        numbered = {path: match for path in found if (match := _NAME.fullmatch(path.name))}
-        return sorted(numbered, key=lambda path: int(numbered[path][1]))
+        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
 
     @property
     def latest_checkpoint(self) -> Path | None:
         """The one with the highest number, whole or not; None if there is none.  Local."""
         return max(self.checkpoints[-1:], default=None)
 
-    def save(self, checkpoint_number: int) -> Path:
+    def save(self, checkpoint_number: int | None = None) -> Path:
         """Save a checkpoint under a number, then remove those that are too many.
 
         Collective: every rank calls it in the same order.
 
+        Parameters
+        ----------
+        checkpoint_number : int, optional
+            Default: one more than the highest that the chief sees.
+
+        Returns
+        -------
+        Path
+
         Raises
         ------
+        ValueError
+            The number is negative.
         CheckpointError
-            On all ranks: the chief could not write it.
+            On all ranks: it could not be written.
         """
-        path = self.checkpoint.save(self.directory / f"checkpoint-{checkpoint_number}.h5")
-        if Communicator.world().rank == CHIEF and self.max_to_keep is not None:
-            for old in [other for other in self.checkpoints if other != path][: -self.max_to_keep + 1 or None]:
-                old.unlink(missing_ok=True)
+        number = self._next_number() if checkpoint_number is None else int(checkpoint_number)
+        if number < 0:
+            raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
+        path = self.checkpoint.save(self.directory / f"checkpoint-{number}.h5")
+        if Communicator.world().rank == CHIEF:
+            self._remove_old(path)
         return path
 
     def restore_or_initialize(self) -> Path | None:
@@ -108,6 +135,49 @@ class CheckpointManager:
         if reasons:
             raise CheckpointError(f"no checkpoint in {self.directory} can be restored: " + "; ".join(reasons))
         return None
+
+    def _next_number(self) -> int:
+        communicator = Communicator.world()
+        mine = _number(self.latest_checkpoint) + 1 if communicator.rank == CHIEF and self.latest_checkpoint else 1
+        return int(communicator.exchange(str(mine).encode(), what="checkpoint")[CHIEF])
+
+    def _kept_before(self) -> tuple[set[Path], float]:
+        """Return the checkpoints that an earlier manager kept for good, and since when hours are counted.  Local."""
+        if self.max_to_keep is None or self.keep_checkpoint_every_n_hours is None:
+            return set(), 0.0
+        found = self.checkpoints
+        kept = found[: -self.max_to_keep]
+        first = kept[-1:] or found[:1]
+        return set(kept), first[0].stat().st_mtime if first else time.time()
+
+    def _remove_old(self, newest: Path) -> None:
+        """Remove what is too old, and what saves that were killed have left.  Local."""
+        too_old = list(self.directory.glob(".checkpoint-*.h5.partial"))
+        if self.max_to_keep is not None:
+            others = [path for path in self.checkpoints if path != newest and path not in self._kept]
+            too_old += [path for path in others[: max(0, len(others) - self.max_to_keep + 1)] if not self._keeps(path)]
+        for path in too_old:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("checkpoint %s is too old, and cannot be removed: %s", path, error)
+
+    def _keeps(self, path: Path) -> bool:
+        """Return whether an old checkpoint is kept for good, and remember it."""
+        if self.keep_checkpoint_every_n_hours is None:
+            return False
+        written = path.stat().st_mtime
+        if written - self._kept_at < self.keep_checkpoint_every_n_hours * 3600:
+            return False
+        self._kept.add(path)
+        self._kept_at = written
+        return True
+
+
+def _number(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[1])
 
 
 def _try(directory: Path) -> None:

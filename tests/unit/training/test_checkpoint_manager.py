@@ -1,0 +1,134 @@
+"""Which checkpoints a manager keeps, under which numbers, and what it removes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpidist
+from mpidist.errors import CheckpointError
+from mpidist.testing import run_ranks
+from mpidist.training import hdf5_file
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def manager_of(directory, **options):
+    v = mpidist.Variable(numpy.arange(3.0), name="v")
+    return mpidist.CheckpointManager(mpidist.Checkpoint(v=v), directory, **options), v
+
+
+def test_numbers_go_on_from_the_highest(tmp_path):
+    def save():
+        manager, _ = manager_of(tmp_path, max_to_keep=None)
+        return [manager.save(number).name for number in (None, None, 7, 5, None)]
+
+    assert run_ranks(2, save) == [[f"checkpoint-{number}.h5" for number in (1, 2, 7, 5, 8)]] * 2
+    assert names(tmp_path) == [f"checkpoint-{number}.h5" for number in (1, 2, 5, 7, 8)]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 6), st.integers(1, 9))
+def test_as_many_as_asked_for_are_kept(keep, count):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        manager, _ = manager_of(folder, max_to_keep=keep)
+        for _ in range(count):
+            manager.save()
+        kept = range(max(1, count - keep + 1), count + 1)
+        assert names(Path(folder)) == [f"checkpoint-{number}.h5" for number in kept]
+
+
+def test_one_is_kept_for_good_every_so_many_hours(tmp_path):
+    manager, _ = manager_of(tmp_path, max_to_keep=2, keep_checkpoint_every_n_hours=1)
+    start = time.time()
+    for number in range(1, 9):  # one every 25 minutes
+        path = manager.save(number)
+        os.utime(path, (start, start + number * 25 * 60))
+    # 3 is the first an hour after the start, 6 the first an hour after 3; 7 and 8 are the newest
+    assert names(tmp_path) == [f"checkpoint-{number}.h5" for number in (3, 6, 7, 8)]
+
+    manager, _ = manager_of(tmp_path, max_to_keep=2, keep_checkpoint_every_n_hours=1)
+    for number in range(9, 12):
+        path = manager.save(number)
+        os.utime(path, (start, start + number * 25 * 60))
+    assert names(tmp_path) == sorted(f"checkpoint-{number}.h5" for number in (3, 6, 9, 10, 11))
+
+
+def test_what_killed_saves_have_left_is_removed(tmp_path):
+    (tmp_path / ".checkpoint-3.h5.partial").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    manager, _ = manager_of(tmp_path)
+    assert manager.latest_checkpoint is None and manager.restore_or_initialize() is None
+    manager.save()
+    assert names(tmp_path) == ["checkpoint-1.h5", "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_to_keep": 0}, "max_to_keep must be 1 or more, or None for all; got 0"),
+        ({"keep_checkpoint_every_n_hours": 0}, "keep_checkpoint_every_n_hours must be positive, got 0"),
+    ],
+)
+def test_wrong_arguments(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        manager_of(tmp_path, **options)
+    with pytest.raises(ValueError, match="a checkpoint's number must be 0 or more, got -1"):
+        manager_of(tmp_path)[0].save(-1)
+
+
+#: A part of a checkpoint file -> the bytes to damage: from where, and how many; or what is left of it.
+PARTS = {
+    "superblock": lambda raw: (0, 8),
+    "superblock's end": lambda raw: (40, 8),
+    "header of a group": lambda raw: (raw.index(b"OHDR"), 6),
+    "name": lambda raw: (raw.index(b"crc32"), 1),
+    "data": lambda raw: (raw.index(numpy.arange(3.0).tobytes()) + 8, 8),
+    "checksum of the data": lambda raw: (raw.index(b"crc32") + 40, 8),
+    "trailer": lambda raw: (raw.rindex(b"format"), 3),
+    "checksum of the trailer": lambda raw: (len(raw) - 12, 4),
+    "mark": lambda raw: (len(raw) - 4, 2),
+}
+TRUNCATED = {"nothing": 0, "a few bytes": 20, "half": 0.5, "without its last byte": -1}
+
+
+@pytest.mark.parametrize("part", [*PARTS, *TRUNCATED])
+def test_the_generation_before_is_used_where_any_part_of_the_newest_is_damaged(tmp_path, caplog, part):
+    def save():
+        manager, v = manager_of(tmp_path)
+        manager.save(1)
+        v.assign_add(numpy.ones(3))
+        v.assign_sub(numpy.ones(3))
+        manager.save(2)
+
+    run_ranks(1, save)
+    path = tmp_path / "checkpoint-2.h5"
+    raw = path.read_bytes()
+    if part in PARTS:
+        start, count = PARTS[part](raw)
+        assert 0 <= start < start + count <= len(raw)
+        damaged = raw[:start] + bytes(byte ^ 0x55 for byte in raw[start : start + count]) + raw[start + count :]
+    else:
+        left = TRUNCATED[part]
+        damaged = raw[: int(left * len(raw)) if isinstance(left, float) else left]
+    path.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="checkpoint-2.h5 is (damaged|truncated)"):
+        hdf5_file.read(path)
+
+    def restore():
+        manager, v = manager_of(tmp_path)
+        v.assign(numpy.zeros(3))
+        return manager.restore_or_initialize().name, v.value.tolist()
+
+    assert run_ranks(2, restore) == [("checkpoint-1.h5", [0, 1, 2])] * 2
+    assert "checkpoint-2.h5 is" in caplog.text and "trying the checkpoint before it" in caplog.text
