@@ -80,13 +80,17 @@ def calibrate(
     """
     stopwatch = Stopwatch(communicator, rounds)
     model = measure_levels(communicator, _LEVEL_SHARE * budget_seconds, largest_bytes // 4, rounds)
-    contenders: list[str] = list(selection.eligible(communicator.facts()))
+    facts = communicator.facts()
+    contenders: list[str] = list(selection.eligible(facts))
     points: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     behind, last = set[str](), 0.0
     for nbytes in _sizes(largest_bytes):
         if last and stopwatch.elapsed() + _GROWTH * last > budget_seconds:
             break
         before = stopwatch.elapsed()
+        if facts.has_remote and nbytes >= selection.REMOTE_BYTES and "remote_read" not in points:
+            points["remote_read"] = []
+            contenders.append("remote_read")
         source, work = _zeros(nbytes), _zeros(nbytes)
         seconds = stopwatch.compare([_all_reduce(communicator, name, source, work) for name in contenders])
         for name, taken in zip(contenders, seconds, strict=True):

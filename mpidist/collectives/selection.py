@@ -22,6 +22,10 @@ from mpidist.collectives.rounds import Schedule
 AUTOMATIC = ("shared_memory", "two_level", "native", "recursive_doubling", "hierarchical", "ring", "rabenseifner")
 BETWEEN_NODES = ("ring", "rabenseifner", "recursive_doubling")
 
+#: From this size in bytes on, ``"shared_memory"`` stands for ``"remote_read"`` too, which adds in the same order: each
+#: launch tries which of the two is quicker.
+REMOTE_BYTES = 1 << 21
+
 #: What may be asked for besides an algorithm: a choice by what was measured, or by the fixed table.
 AUTO, PINNED = "auto", "pinned"
 
@@ -165,6 +169,10 @@ def predictions(figures: Figures, nbytes: int, facts: Facts) -> dict[str, float]
     """Return the seconds of an all-reduce by every eligible algorithm of which something is known (Local)."""
     topology = facts.topology
     found = {name: figures.seconds(name, nbytes, topology, _schedule(name, topology)) for name in eligible(facts)}
+    remote = figures.seconds("remote_read", nbytes, topology) if nbytes >= REMOTE_BYTES else None
+    shared = found.get("shared_memory")
+    if remote is not None and shared is not None:
+        found["shared_memory"] = min(remote, shared)
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
