@@ -2,7 +2,7 @@
 
 An explicit choice always wins.  Left to itself, mpidist takes what was measured (`Choices`, worked out on rank 0 and
 sent to all) or, where nothing was or `deterministic` asks for it, a fixed table whose thresholds are what
-`benchmarks/all_reduce.py` showed on one node.  Every algorithm that may be chosen here gives the same bits on all
+`mpidist bench all-reduce` showed on one node.  Every algorithm that may be chosen here gives the same bits on all
 ranks: for schedules the checker proves it, for shared memory and MPI's own all-reduce a parallel test does.
 """
 

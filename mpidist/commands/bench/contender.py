@@ -151,5 +151,5 @@ class Copy(Contender):
 
     def run(self, prepared: Any) -> Any:
         for target, source in zip(self._out, prepared, strict=True):
-            numpy.copyto(target, source)
+            target[...] = source
         return self._out

@@ -42,7 +42,7 @@ class AllreducePacked(Contender):
         numpy.concatenate(prepared, axis=None, out=self._packed)
         self.reduce()
         for target, part in zip(self._out, self._parts, strict=True):
-            numpy.copyto(target, part)
+            target[...] = part
         return self._out
 
     def reduce(self) -> None:

@@ -24,6 +24,7 @@ def started(ranks: Ranks) -> tuple[Any, Any]:
 
 def _start(ranks: Ranks) -> tuple[Any, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it greets with a page of log lines
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # of no use here, and announced
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     os.environ["TF_CONFIG"] = json.dumps(_cluster(ranks))
     tensorflow = imported("tensorflow", "needs TensorFlow: pip install tensorflow-cpu", ranks)

@@ -57,7 +57,7 @@ class GlooFlat(Contender):
 
 
 class GlooEach(Contender):
-    """One ``all_reduce`` for each tensor, in place, all started before the first is waited for."""
+    """One ``all_reduce`` for each tensor, in place, one after the other: starting all at once proved slower."""
 
     name = "Gloo each"
 
@@ -70,8 +70,8 @@ class GlooEach(Contender):
 
     def run(self, prepared: Any) -> Any:
         all_reduce = self._torch.distributed.all_reduce
-        for work in [all_reduce(tensor, async_op=True) for tensor in prepared]:
-            work.wait()
+        for tensor in prepared:
+            all_reduce(tensor)
         return prepared
 
     def arrays(self, result: Any) -> list[Any]:
