@@ -119,7 +119,7 @@ def _tensors(title: str, source: Node) -> Iterator[tuple[str, Any, tuple[int, ..
             yield f"array {path}".rstrip() + title, leaf.dtype, leaf.shape
     elif isinstance(source, FileRows):
         for path, spec in _sorted_paths(source.spec()):
-            yield f"array {path}".rstrip() + title, spec.dtype, (source.length, *spec.shape)  # type: ignore[misc]
+            yield f"array {path}".rstrip() + title, spec.dtype, (int(source.length or 0), *spec.shape)
 
 
 def _contents(title: str, source: Node, most_bytes: int) -> Iterator[tuple[str, Any, tuple[int, ...]]]:

@@ -123,9 +123,10 @@ def rebatched(batches: Iterable[Any], sizes: Iterable[int]) -> Iterator[Any]:
     sizes : iterable of int
         Without an end, such as a cycle with a size above 0.
     """
-    source, left = iter(batches), []
+    source = iter(batches)
+    left: list[Any] = []
     for size in sizes:
-        while sum(map(structure.rows_of, left)) < max(size, 1):
+        while sum(structure.rows_of(each) for each in left) < max(size, 1):
             batch = next(source, None)
             if batch is None:
                 break

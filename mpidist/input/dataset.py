@@ -43,9 +43,9 @@ class Dataset:
     next epoch, with orders of its own in every `shuffle`.
 
     Data sets of arrays and files stay *indexed* through all that is index arithmetic: `shuffle`, `batch`, `repeat`,
-    `take`, `skip`, `shard`, `zip`, `enumerate`, `concatenate`, and through `map` and `cache`.  Of those a rank reads its
-    own rows only, and a run resumes at once.  `from_generator`, `filter` and `unbatch` make a *stream*: every rank walks
-    through all of it, but maps its own rows only.
+    `take`, `skip`, `shard`, `zip`, `enumerate`, `concatenate`, and through `map` and `cache`.  Of those a rank reads
+    its own rows only, and a run resumes at once.  `from_generator`, `filter` and `unbatch` make a *stream*: every rank
+    walks through all of it, but maps its own rows only.
     """
 
     _node: Node
@@ -93,8 +93,8 @@ class Dataset:
         Parameters
         ----------
         generator : callable
-            ``generator(*args)`` returns an iterable of elements.  It is called again for every epoch, on every rank, and
-            must give the same elements everywhere: seed random numbers alike.
+            ``generator(*args)`` returns an iterable of elements.  It is called again for every epoch, on every rank,
+            and must give the same elements everywhere: seed random numbers alike.
         output_signature : ArraySpec, or nested tuples and dicts of these, optional
             What elements are converted to; lists in them become arrays.
         args : tuple
@@ -324,13 +324,14 @@ class Dataset:
         return self._then(node.child if isinstance(node, Batch) and not node.drop else Unbatch(node))
 
     def cache(self) -> Dataset:
-        """Return the data set that keeps its elements in memory: those that this rank has made, in their first order."""
+        """Return the data set that keeps in memory the elements that this rank has made, in their first order."""
         return self._then(Cache(self._node))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
         """Return the data set whose iterators make so many elements ahead of time, in a thread.
 
-        Wherever it stands, it is the last elements of the chain that are made ahead.  The thread ends with its iterator.
+        Wherever it stands, it is the last elements of the chain that are made ahead.  The thread ends with its
+        iterator.
         """
         return self._then(Prefetch(self._node, _AHEAD if buffer_size < 0 else buffer_size))
 

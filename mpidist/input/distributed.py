@@ -25,9 +25,9 @@ class DistributedDataset:
     may be empty (shape ``(0, ...)``): its replica still joins the collectives of the step.  Every ``iter()`` is
     the next epoch, with a shuffle of its own, from its beginning.
 
-    Iterating is Local for data sets of arrays and files.  It is Collective (every rank iterates, in the same order) where
-    a generator or somebody else's batches are read, which are compared at every step, and where ranks have rows of
-    their own (FILE, OFF, `distribute_datasets_from_function`), of which one may be out before the others.
+    Iterating is Local for data sets of arrays and files.  It is Collective (every rank iterates, in the same order)
+    where a generator or somebody else's batches are read, which are compared at every step, and where ranks have rows
+    of their own (FILE, OFF, `distribute_datasets_from_function`), of which one may be out before the others.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class DistributedDataset:
     def element_spec(self) -> Any:
         """`ArraySpec` of every array of this replica's part; the number of rows is None unless it never varies."""
         if not isinstance(self.dataset, Dataset):
-            raise TypeError(f"what a {type(self.dataset).__name__} gives is known when it is given: it has no element_spec")
+            raise TypeError(f"a {type(self.dataset).__name__} does not tell what it will give: it has no element_spec")
         return part_spec(self.dataset, Part(self.replica_id, self.num_replicas), isinstance(self._feed, ExactFeed))
 
     @property
@@ -152,7 +152,9 @@ class DistributedIterator(Iterator[Any]):
     def _open(self, position: Position) -> None:
         self._position = position
         self._ended = False
-        self._batches = prefetched(self._fetched(self._owner._feed, position, self._owner._fetch_fn), self._owner._ahead)
+        self._batches = prefetched(
+            self._fetched(self._owner._feed, position, self._owner._fetch_fn), self._owner._ahead
+        )
 
     @staticmethod
     def _fetched(feed: Feed, position: Position, fetch_fn: Callable[[Any], Any] | None) -> Iterator[tuple[Any, Any]]:

@@ -267,7 +267,7 @@ class FunctionFeed(_VotingFeed):
 
 
 def _from_row(node: Node, epoch: int, first: int) -> Iterator[Any]:
-    """Yield the batches of an epoch from row number `first` on; batches before it are not read where they can be told."""
+    """Yield the batches of an epoch from row number `first` on; those before it are not read if they can be told."""
     size = node.batch_size or 0
     # what batches have before them is known of an index of batches made of rows; elsewhere all are walked through
     step = first // size if size and node.indexed and _is_even(node) else 0

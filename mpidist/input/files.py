@@ -73,7 +73,8 @@ class FileRows(Node):
         for table in tables[1:]:
             if (found := table.spec()) != first:
                 raise ValueError(
-                    f"files of one data set must have rows alike: {tables[0].path} has {first}, {table.path} has {found}"
+                    f"files of one data set must have rows alike: {tables[0].path} has {first}, "
+                    f"{table.path} has {found}"
                 )
         return cls(tables)
 

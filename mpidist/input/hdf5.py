@@ -49,11 +49,10 @@ class Hdf5Table(Table):
     def __init__(self, path: str, names: Any, files: OpenFiles) -> None:
         super().__init__(path)
         self._names, self._files = names, files
-        lengths = {len(array) if array.shape else None for array in structure.leaves(self._arrays())}
-        if len(lengths) != 1 or None in lengths:
-            shapes = [array.shape for array in structure.leaves(self._arrays())]
-            raise ValueError(f"the arrays of {path} need one common first dimension; got the shapes {shapes}")
-        (self.rows,) = lengths
+        try:
+            self.rows = structure.rows_of(self._arrays())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def _arrays(self) -> Any:
         return self._files.arrays(self.path, self._names)

@@ -65,7 +65,7 @@ class Map(Derived):
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield items that are mapped when they are asked for."""
         for number, item in enumerate(self.child.items(epoch, start), start):
-            yield partial(self._mapped, item, lambda number=number: f"element {number}")
+            yield partial(self._mapped, item, partial("element {}".format, number))
 
     def _mapped(self, item: Item, place: Callable[[], str], part: Part = WHOLE) -> Any:
         if self.by_rows and self.batched:

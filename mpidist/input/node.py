@@ -8,8 +8,8 @@ A data set is a tree of nodes, its sources at the leaves.  A node answers one of
 - a *stream*, ``items(epoch, start)``: one element after the other, from element number `start` on.  Generators are
   streams, and everything behind a filter.
 
-An *item* is a promise of an element: ``item(part)`` reads and maps it, and of a batch only the rows of `part`.  So ranks
-that must walk through the same stream compute only what is theirs.
+An *item* is a promise of an element: ``item(part)`` reads and maps it, and of a batch only the rows of `part`.  So
+ranks that must walk through the same stream compute only what is theirs.
 """
 
 from __future__ import annotations

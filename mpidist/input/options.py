@@ -33,7 +33,7 @@ class AutoShardPolicy(enum.Enum):
 
 
 class InputReplicationMode(enum.Enum):
-    """How often the function of `distribute_datasets_from_function` is called; with a rank a replica, it is the same."""
+    """How often the function of `distribute_datasets_from_function` is called; here a rank is a replica."""
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -68,9 +68,8 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         if self.experimental_per_replica_buffer_size < 0:
-            raise ValueError(
-                f"experimental_per_replica_buffer_size must be 0 or more, got {self.experimental_per_replica_buffer_size}"
-            )
+            size = self.experimental_per_replica_buffer_size
+            raise ValueError(f"experimental_per_replica_buffer_size must be 0 or more, got {size}")
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         if self.experimental_place_dataset_on_device and (self.experimental_fetch_to_device or not per_replica):
             raise ValueError(

@@ -19,8 +19,8 @@ from mpidist.input.sharding import WHOLE, Part
 class Shuffle(Reordered):
     """The elements in an order of the epoch's own.
 
-    With an index and an end, every order of all elements is possible.  Elements without an end are shuffled in blocks of
-    `buffer_size`; a stream through a buffer of so many, or of all.
+    With an index and an end, every order of all elements is possible.  Elements without an end are shuffled in blocks
+    of `buffer_size`; a stream through a buffer of so many, or of all.
 
     Parameters
     ----------

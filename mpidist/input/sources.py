@@ -19,6 +19,8 @@ from mpidist.input.sharding import WHOLE, Part
 #: Of every array, and of every list, so many values go into a checksum; and what else does.
 _MOST_CHECKED, _PLAIN = 16, (bool, int, float, str, bytes, numpy.generic)
 
+_AGAIN = "for several epochs give something that can be iterated again, such as a list or a DataLoader"
+
 
 class Arrays(Node):
     """The rows of arrays in memory.
@@ -150,10 +152,15 @@ class Foreign(Node):
         self.batches = batches
         self.length = length_of(batches)
         self.seen = 0
+        self._begun = False
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield the batches; those before `start` are passed over."""
         self.seen = 0
+        if isinstance(self.batches, Iterator):
+            if self._begun:
+                raise InputError(f"a {type(self.batches).__name__} can be walked through once, and it was: {_AGAIN}")
+            self._begun = True
         for number, batch in enumerate(self.batches):
             self.seen = checksum_of(batch, self.seen)
             if number >= start:
@@ -164,8 +171,15 @@ class Foreign(Node):
             converted = structure.from_batch(batch)
             structure.rows_of(converted)
         except (TypeError, ValueError) as error:
-            raise InputError(f"batch {number} of a {type(self.batches).__name__} is no batch of rows: {error}") from error
+            kind = type(self.batches).__name__
+            raise InputError(f"batch {number} of a {kind} is no batch of rows: {error}") from error
         return cut(converted, part)
+
+    def spec(self) -> Any:
+        """Return what the first batch is."""
+        if isinstance(self.batches, Iterator):
+            raise TypeError(f"a {type(self.batches).__name__} does not tell what it will give: it has no element_spec")
+        return super().spec()
 
 
 def checksum_of(element: Any, start: int = 0) -> int:

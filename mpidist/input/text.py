@@ -138,7 +138,9 @@ class CsvTable(TextTable):
     def read(self, rows: numpy.ndarray) -> Any:
         """Return these rows, by column."""
         parsed = self._parsed(rows)
-        found = {name: self._column(name, dtype, [row[at] for row in parsed], rows) for name, at, dtype in self._columns}
+        found = {
+            name: self._column(name, dtype, [row[at] for row in parsed], rows) for name, at, dtype in self._columns
+        }
         return found if self.header else tuple(found.values())
 
     def _parsed(self, rows: numpy.ndarray) -> list[list[str]]:

@@ -110,7 +110,7 @@ class Concatenate(Node):
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield the items of the first, and then of the second."""
         first, second = self.children
-        seen = min(start, int(first.length)) if first.length not in (None, math.inf) else 0  # type: ignore[arg-type]
+        seen = min(start, int(first.length)) if first.length not in (None, math.inf) else 0
         for item in first.items(epoch, seen):
             seen += 1
             if seen > start:

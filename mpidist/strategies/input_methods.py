@@ -35,9 +35,9 @@ class InputMethods:
         Parameters
         ----------
         dataset : mpidist.data.Dataset, or iterable of batches
-            Batched by the global batch, which is cut into contiguous parts of ``ceil(rows / replicas)`` rows.  Any other
-            iterable of batches (a list, a PyTorch DataLoader) must give the same batches on every rank, which is checked
-            at every step.
+            Batched by the global batch, which is cut into contiguous parts of ``ceil(rows / replicas)`` rows.  Any
+            other iterable of batches (a list, a PyTorch DataLoader) must give the same batches on every rank, which is
+            checked at every step.
         options : InputOptions, optional
             With options, parts are copied to the replica's device; without, they stay where the data set has them.
 
