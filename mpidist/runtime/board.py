@@ -21,7 +21,7 @@ _TEXT_BYTES = 8192
 _NOTE_BYTES = 1024
 _ALARM = 0
 _STATE, _PID, _START = 4, 5, 6
-_WAITING, _QUIET = 7, 8
+_WAITING, _QUIET, _REQUEST = 7, 8, 9
 
 
 def _no_fence() -> None:
@@ -140,6 +140,14 @@ class StatusBoard:
     def quiet(self, line: int) -> bool:
         """Return whether the line's rank prints nothing more."""
         return self.words[(1 + line) * _LINE_WORDS + _QUIET] != 0
+
+    def request(self, line: int, step: int) -> None:
+        """Ask, for the line's rank, that all ranks stop at a step of their program; 0 asks for nothing."""
+        self.words[(1 + line) * _LINE_WORDS + _REQUEST] = step
+
+    def requests(self) -> list[int]:
+        """Return the steps at which ranks ask to stop."""
+        return [step for line in range(self.lines) if (step := self.words[(1 + line) * _LINE_WORDS + _REQUEST])]
 
     @property
     def alarm(self) -> bool:
