@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("--smallest", type=int, default=4, metavar="BYTES", help="default: 4")
     parser.add_argument("--largest", type=int, default=1 << 26, metavar="BYTES", help="default: 64 MiB")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", type=numpy.dtype, default="float32", help="default: float32")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), metavar="A,B", help="'' for none")
     parser.add_argument(
         "--link-mbit", type=float, metavar="MBIT", help="speed of the link between nodes: adds the time it needs"
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
     measured, all_sizes = Measured(), sizes(options.smallest, options.largest)
     ranks.say(heading())
     for nbytes in all_sizes:
-        count = max(1, nbytes // numpy.dtype(options.dtype).itemsize)
+        count = max(1, nbytes // options.dtype.itemsize)
         tensors = TensorList([(count,)], options.dtype, ranks.rank, ranks.size)
         calls = max(1, min(_MOST_CALLS, _TURN_BYTES // tensors.nbytes))
         budget = Budget((options.seconds or 40.0) / len(all_sizes), options.rounds or 21, calls)

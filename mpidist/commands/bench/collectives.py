@@ -179,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("--which", nargs="+", choices=list(COLLECTIVES), default=list(COLLECTIVES), help="default: all")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1 << 10, 1 << 16, 1 << 20, 1 << 24], metavar="BYTES")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", type=numpy.dtype, default="float32", help="default: float32")
 
 
 def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
@@ -192,9 +192,7 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
         if name != shown:
             ranks.say(f"# {name}, ratio and more: against {theirs.name}\n{heading()}")
         shown = name
-        tensors = TensorList(
-            [(max(1, nbytes // numpy.dtype(options.dtype).itemsize),)], options.dtype, ranks.rank, ranks.size
-        )
+        tensors = TensorList([(max(1, nbytes // options.dtype.itemsize),)], options.dtype, ranks.rank, ranks.size)
         calls = max(1, min(_MOST_CALLS, _TURN_BYTES // tensors.nbytes))
         budget = Budget((options.seconds or 20.0) / len(works), options.rounds or 21, calls)
         pair: list[Maker] = [ours, theirs]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import numpy
+
 from mpidist.commands.bench.contender import Copy, Ours, OursInBuffers
 from mpidist.commands.bench.measured import Measured, show
 from mpidist.commands.bench.peers import PEERS, Maker
@@ -20,7 +22,7 @@ WHAT = "the gradients of a model, reduced as a list"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("--model", nargs="+", choices=list(MODELS), default=["resnet50"], help="default: resnet50")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", type=numpy.dtype, default="float32", help="default: float32")
 
 
 def makers(ranks: Ranks, with_peers: bool) -> Sequence[Maker]:

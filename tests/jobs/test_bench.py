@@ -1,0 +1,132 @@
+"""``mpidist bench`` with real ranks: its tables and files, all peers that are there, every subcommand once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from mpidist.commands.bench import results
+from mpidist.commands.bench.cache_mode import MODES
+from mpidist.commands.bench.collectives import COLLECTIVES
+from mpidist.commands.bench.peers import PEERS
+from mpidist.commands.probe import without_launcher
+from tests.launch import ROOT, run_command, run_process
+
+#: As little as can be measured.
+LITTLE = ("--seconds", "0.01", "--rounds", "3")
+
+
+def bench(*arguments, timeout_seconds=120):
+    environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT)}
+    return run_process([sys.executable, "-m", "mpidist", "bench", *arguments], environ, timeout_seconds)
+
+
+def rows_of(path):
+    return [row for launch in results.read(path) for row in launch.rows]
+
+
+def test_gradients_started_by_the_command_itself(tmp_path):
+    path = tmp_path / "found.json"
+    result = bench("gradients", "-n", "2", "--model", "small", *LITTLE, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    assert "# small: 1000 tensors, 256000 elements" in result.stdout
+    assert "cache mode: " in result.stdout
+    (launch,) = results.read(path)
+    assert (launch.subcommand, launch.ranks) == ("gradients", 2)
+    assert sum(launch.looks.values()) > 3
+    rows = {row.who: row for row in launch.rows}
+    assert {"copy", "mpidist"} <= set(rows)
+    assert rows["copy"].wrong is None
+    assert rows["mpidist"].wrong == 0
+    assert all(row.count == 256000 for row in launch.rows)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_gradients_started_by_a_launcher(ranks):
+    command = [sys.executable, "-m", "mpidist", "bench", "gradients", "--model", "small", *LITTLE]
+    result = run_command(ranks, command, timeout_seconds=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(" mpidist ") == 1, "rank 0 prints, and nobody else"
+
+
+def test_peers_run_or_say_why_not(tmp_path):
+    path = tmp_path / "found.json"
+    result = bench("gradients", "-n", "2", "--model", "small", "--peers", *LITTLE, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    (launch,) = results.read(path)
+    ran = {row.who: row.wrong for row in launch.rows if row.kind == "peer"}
+    assert ran.keys() | launch.missing.keys() == {peer.name for peer in PEERS}
+    assert set(ran.values()) == {0}
+    for who, why in launch.missing.items():
+        assert f"# without {who}: {why}\n" in result.stdout
+    if importlib.util.find_spec("torch") is None:
+        assert launch.missing["Gloo flat"] == "needs PyTorch: pip install torch"
+    else:
+        assert {"Gloo flat", "Gloo each", "Gloo DDP"} <= ran.keys()
+    if importlib.util.find_spec("tensorflow") is None:
+        assert launch.missing["TensorFlow RING"] == "needs TensorFlow: pip install tensorflow-cpu"
+    else:
+        assert "TensorFlow RING" in ran
+
+
+def test_sizes_by_the_public_call_and_by_algorithms(tmp_path):
+    path = tmp_path / "found.json"
+    words = ("--largest", "70000", "--algorithms", "auto,shared_memory,ring,no_such", "--link-mbit", "100")
+    result = bench("all-reduce", "-n", "2", *words, *LITTLE, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(path)
+    assert {row.size for row in rows} == {4 * 4**power for power in range(8)}
+    assert {row.who for row in rows if row.size == 4} == {
+        *("copy", "Allreduce", "mpidist", "auto", "shared_memory", "ring", "bound of the link")
+    }
+    assert {row.wrong for row in rows if row.kind != "reference"} == {0}
+    assert "# without OursByAlgorithm no_such: ValueError" in result.stdout
+    assert "# auto is furthest from the best fixed choice at " in result.stdout
+
+
+def test_whole_steps_end_where_the_rules_say(tmp_path):
+    path = tmp_path / "found.json"
+    result = bench("step", "-n", "2", "--model", "small", "--peers", *LITTLE, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(path)
+    assert {row.work for row in rows} == {"small sgd", "small adam"}
+    assert {"apply_gradients", "mpidist, textbook", "blocked update alone"} <= {row.who for row in rows}
+    assert {row.wrong for row in rows} == {0}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_other_collectives(ranks, tmp_path):
+    path = tmp_path / "found.json"
+    words = ("--sizes", "4", "1000", "40000")
+    result = bench("collectives", "-n", str(ranks), *words, *LITTLE, "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(path)
+    assert {row.work for row in rows} == set(COLLECTIVES)
+    assert {row.wrong for row in rows if row.work != "barrier"} == {0}
+
+
+def test_scaling_and_launches_and_the_picture(tmp_path):
+    words = ("--model", "small", "--ranks", "1", "2", "--launches", "2")
+    result = bench("scaling", *words, *LITTLE, "--json", str(tmp_path / "found.json"))
+    assert result.returncode == 0, result.stderr
+    assert [launch.ranks for launch in results.read(tmp_path / "found.json")] == [1, 1, 2, 2]
+    table = result.stdout[result.stdout.index("#  ranks") :].splitlines()
+    assert [line.split()[0] for line in table[1:3]] == ["1", "2"]
+
+
+def test_several_launches_are_summed_up():
+    result = bench("collectives", "-n", "2", "--which", "barrier", "--launches", "2", *LITTLE)
+    assert result.returncode == 0, result.stderr
+    assert "# launch 2 of 2, 2 ranks" in result.stdout
+    seen = [mode for mode in MODES if f"collectives on 2 ranks, {mode}: medians over" in result.stdout]
+    assert seen or "changed: medians over" in result.stdout or "unknown: medians over" in result.stdout
+
+
+def test_a_rank_that_fails_ends_the_benchmark():
+    result = bench("gradients", "-n", "2", "--model", "small", "--dtype", "S3", *LITTLE)
+    assert result.returncode == 1
+    assert "rank 0 failed first" in result.stderr or "rank 1 failed first" in result.stderr
+    assert result.stderr.endswith("ended with status 1 before it had a result\n")
