@@ -111,6 +111,11 @@ class Batches:
                 return
             yield batch
 
+    def from_the_start(self) -> Iterator[Any]:
+        """Yield the batches of an epoch that does not go on where the one before has ended."""
+        self._running = None
+        return self.epoch()
+
     def skip(self, epoch: int, step: int) -> None:
         """Leave out what was seen before a position, of data that cannot be set to it.  Local."""
         if hasattr(self.data, "restore"):

@@ -85,8 +85,8 @@ class Model:
             raise self._error(TypeError, f"must return (loss, gradients), got {_shape_of(result)}")
         value, gradients = result
         loss, predictions = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        found = self._gradients(gradients)
-        return Evaluation(self._number(loss), found, self._predictions(batch, predictions))
+        number, found = self._number(loss), self._gradients(gradients)
+        return Evaluation(number, found, self._predictions(batch, predictions))
 
     def test(self, batch: Any) -> Evaluation:
         """Return loss and predictions for a batch; ValueError or TypeError names the rank."""

@@ -416,7 +416,7 @@ class Trainer:
         self._reset(metrics)
         called.call("on_test_begin", {})
         begin_hooks, end_hooks = called.hooks("on_test_batch_begin"), called.hooks("on_test_batch_end")
-        for number, batch in enumerate(data.epoch()):
+        for number, batch in enumerate(data.from_the_start()):
             for hook in begin_hooks:
                 hook(number, {})
             if rows_of(batch):

@@ -1,0 +1,538 @@
+"""`Trainer`: N ranks do what one rank does on the global batch, whatever the batches, data and moment of the end."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy
+import pytest
+from hypothesis import given, settings
+
+import mpidist
+from mpidist.testing import run_ranks
+from mpidist.training.callbacks import Callback, LambdaCallback
+
+_spec = importlib.util.spec_from_file_location("softplus_net", Path(__file__).with_name("softplus_net.py"))
+net = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(net)
+
+OPTIMIZERS = {
+    "sgd": lambda: mpidist.optimizers.SGD(0.5),
+    "nesterov": lambda: mpidist.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: mpidist.optimizers.Adam(0.01),
+    "clipped": lambda: mpidist.optimizers.SGD(0.5, global_clipnorm=0.05),
+    "accumulated": lambda: mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=2),
+}
+
+
+def alone(fn, *args):
+    return run_ranks(1, fn, *args)[0]
+
+
+# -- the law ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    size=st.sampled_from([2, 3, 4, 8]),
+    count=st.integers(1, 20),
+    batch=st.integers(1, 12),
+    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+)
+def test_n_ranks_train_to_what_one_rank_trains_to(size, count, batch, optimizer):
+    x, y = net.rows(count)
+
+    def on_rank():
+        trainer = net.trainer(optimizer=OPTIMIZERS[optimizer]())
+        history = trainer.fit(x, y, batch_size=batch, epochs=2, validation_data=(x[:3], y[:3]))
+        return net.values(trainer), history.history
+
+    expected, logs = alone(on_rank)
+    results = run_ranks(size, on_rank)
+    for found, history in results:
+        assert (found == results[0][0]).all()  # to the bit among the ranks
+        numpy.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+        for name in logs:
+            numpy.testing.assert_allclose(history[name], logs[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_short_floats_train_to_rounding(dtype):
+    x, y = (each.astype(dtype) for each in net.rows(13))
+
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        trainer = mpidist.Trainer(net.value_and_grad, net.variables(strategy, dtype), mpidist.optimizers.SGD(0.1))
+        trainer.fit(x, y, batch_size=5, epochs=2)
+        return net.values(trainer)
+
+    tolerance = 1e-6 if dtype == "float32" else 5e-3
+    for found in run_ranks(3, on_rank):
+        numpy.testing.assert_allclose(found, alone(on_rank), rtol=tolerance, atol=tolerance)
+
+
+def test_fit_does_what_a_loop_by_hand_does():
+    x, y = net.rows(10)
+
+    def by_hand():
+        strategy = mpidist.MirroredStrategy()
+        variables, optimizer = net.variables(strategy), mpidist.optimizers.Adam(0.01)
+
+        def step(batch):
+            parameters = {name: variable.value for name, variable in variables.items()}
+            _, gradients = net.value_and_grad(parameters, *batch)
+            optimizer.apply_gradients([(gradients[name], variables[name]) for name in sorted(variables)])
+
+        for _ in range(3):
+            for start in range(0, 10, 4):
+                strategy.run(step, args=((x[start : start + 4], y[start : start + 4]),))
+        return numpy.concatenate([variables[name].numpy().reshape(-1) for name in sorted(variables)])
+
+    def by_fit():
+        trainer = net.trainer(optimizer=mpidist.optimizers.Adam(0.01))
+        trainer.fit(x, y, batch_size=4, epochs=3, shuffle=False)
+        return net.values(trainer)
+
+    numpy.testing.assert_array_equal(alone(by_fit), alone(by_hand))
+    numpy.testing.assert_allclose(run_ranks(4, by_fit)[0], alone(by_hand), rtol=1e-12)
+
+
+def test_the_default_strategy_trains():
+    trainer = net.trainer(mpidist.get_strategy())
+    history = trainer.fit(*net.rows(12), batch_size=4, epochs=2)
+    assert history.epoch == [0, 1] and history.history["loss"][1] < history.history["loss"][0]
+
+
+# -- one collective a step --------------------------------------------------------------------------------------------
+
+
+def calls_of_fit(**options):
+    strategy = mpidist.MirroredStrategy()
+    trainer, data = net.trainer(strategy), mpidist.data.Dataset.from_arrays(net.rows(8)).repeat().batch(4)
+    trainer.fit(data, steps_per_epoch=1)  # the first step agrees on the number of rows
+    control = strategy.extended.communicator.control
+    before = control.call
+    trainer.fit(strategy.experimental_distribute_dataset(data), verbose=0, **options)
+    return control.call - before
+
+
+def test_a_step_is_one_collective():
+    few, many = run_ranks(2, calls_of_fit_both)[0]
+    assert many - few == 90
+
+
+def calls_of_fit_both():
+    return calls_of_fit(steps_per_epoch=10), calls_of_fit(steps_per_epoch=100)
+
+
+def test_callbacks_and_metrics_add_no_collective_to_a_step():
+    class Watching(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert logs["loss"] > 0
+
+    def on_rank():
+        few = calls_of_fit(steps_per_epoch=10, callbacks=[Watching(), mpidist.callbacks.TerminateOnNaN()])
+        many = calls_of_fit(steps_per_epoch=30, callbacks=[Watching(), mpidist.callbacks.TerminateOnNaN()])
+        return many - few
+
+    assert set(run_ranks(3, on_rank)) == {20}
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def global_batches(x, y, size):
+    for start in range(0, len(x), size):
+        yield x[start : start + size], y[start : start + size]
+
+
+FEEDS = {
+    "arrays": lambda x, y: ((x, y), {"batch_size": 4, "shuffle": False}),
+    "tuple of arrays": lambda x, y: (((x, y),), {"batch_size": 4, "shuffle": False}),
+    "data set": lambda x, y: ((mpidist.data.Dataset.from_arrays((x, y)).batch(4),), {}),
+    "repeated data set": lambda x, y: (
+        (mpidist.data.Dataset.from_arrays((x, y)).repeat(2).batch(4),),
+        {"steps_per_epoch": 5},
+    ),
+    "list of batches": lambda x, y: ((Batched(x, y),), {}),
+    "generator": lambda x, y: ((global_batches(x, y, 4),), {}),
+}
+
+
+class Batched:
+    """Batches that can be gone through again, as a loader of another library gives them."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __iter__(self):
+        return global_batches(self.x, self.y, 4)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("feed", sorted(FEEDS))
+def test_every_kind_of_data_trains_alike(feed, size):
+    x, y = net.rows(10)
+
+    def on_rank(feed):
+        trainer = net.trainer()
+        args, options = FEEDS[feed](x, y)
+        epochs = 1 if "generator" in feed or "repeated" in feed else 2
+        trainer.fit(*args, epochs=epochs, **options)
+        if feed == "generator":
+            trainer.fit(global_batches(x, y, 4))
+        return net.values(trainer)
+
+    expected = alone(on_rank, "arrays")
+    if feed == "repeated data set":  # batches straddle the passes there
+        x, y = numpy.tile(x, (2, 1)), numpy.tile(y, (2, 1))
+        expected = alone(lambda: _one_epoch(x, y))
+        x, y = x[:10], y[:10]
+    for found in run_ranks(size, on_rank, feed):
+        numpy.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def _one_epoch(x, y):
+    trainer = net.trainer()
+    trainer.fit(x, y, batch_size=4, shuffle=False)
+    return net.values(trainer)
+
+
+def test_each_rank_may_have_data_of_its_own():
+    x, y = net.rows(12)
+
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        trainer = net.trainer(strategy)
+
+        def own(context):
+            first = 0 if context.input_pipeline_id == 0 else 4  # 4 rows here and 8 there, by 2
+            mine = slice(first, 4 + 2 * first)
+            return mpidist.data.Dataset.from_arrays((x[mine], y[mine])).batch(2)
+
+        trainer.fit(strategy.distribute_datasets_from_function(own))
+        return net.values(trainer)
+
+    def by_batches():
+        trainer = net.trainer()
+        order = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9], [10, 11]]
+        for rows in order:
+            trainer.fit(x[rows], y[rows], batch_size=4, shuffle=False)
+        return net.values(trainer)
+
+    for found in run_ranks(2, on_rank):
+        numpy.testing.assert_allclose(found, alone(by_batches), rtol=1e-12)
+
+
+def test_a_generator_may_last_for_several_epochs():
+    x, y = net.rows(16)
+
+    def on_rank():
+        trainer = net.trainer()
+        with pytest.warns(UserWarning, match="ended after 1 of 3 steps"):
+            history = trainer.fit(global_batches(x, y, 4), steps_per_epoch=3, epochs=2)
+        return history.epoch, trainer.steps_made
+
+    assert alone(on_rank) == ([0, 1], 4)
+
+
+def test_data_without_a_batch_are_an_error():
+    with pytest.raises(ValueError, match="no batch in epoch 1; an iterator can be gone through once only"):
+        net.trainer(mpidist.get_strategy()).fit(global_batches(*net.rows(4), 4), epochs=2)
+
+
+@pytest.mark.parametrize("options", [{"y": numpy.zeros(4)}, {"batch_size": 2}])
+def test_what_belongs_to_arrays_is_refused_with_data_sets(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} cannot be given with a Dataset"):
+        alone(lambda: net.trainer().fit(mpidist.data.Dataset.from_arrays(net.rows(4)).batch(2), **options))
+
+
+def test_an_initial_epoch_goes_on_where_the_epochs_before_ended():
+    x, y = net.rows(11)
+
+    def at_once():
+        trainer = net.trainer()
+        trainer.fit(x, y, batch_size=4, epochs=5)
+        return net.values(trainer)
+
+    def in_parts():
+        trainer = net.trainer()
+        trainer.fit(x, y, batch_size=4, epochs=2)
+        history = trainer.fit(x, y, batch_size=4, epochs=5, initial_epoch=2)
+        assert history.epoch == [2, 3, 4]
+        return net.values(trainer)
+
+    numpy.testing.assert_array_equal(alone(in_parts), alone(at_once))
+
+
+def test_an_initial_epoch_of_repeated_data_skips_what_was_seen():
+    data = mpidist.data.Dataset.from_arrays(net.rows(10)).shuffle(seed=3).repeat().batch(4)
+
+    def at_once():
+        trainer = net.trainer()
+        trainer.fit(data, epochs=4, steps_per_epoch=2)
+        return net.values(trainer)
+
+    def in_parts():
+        trainer = net.trainer()
+        trainer.fit(data, epochs=3, steps_per_epoch=2)
+        trainer.fit(data, epochs=4, steps_per_epoch=2, initial_epoch=3)
+        return net.values(trainer)
+
+    numpy.testing.assert_array_equal(alone(in_parts), alone(at_once))
+
+
+# -- ends that ranks vote for -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("voter", [0, -1])
+def test_one_rank_ends_the_training_of_all_after_the_step_behind_its_vote(size, voter):
+    def on_rank():
+        trainer = net.trainer()
+        rank = trainer.strategy.extended.replica_id
+
+        def vote(batch, logs):
+            trainer.stop_training = rank == voter % size and batch >= 2
+
+        history = trainer.fit(
+            *net.rows(40), batch_size=4, epochs=3, callbacks=[LambdaCallback(on_train_batch_end=vote)]
+        )
+        return trainer.steps_made, history.epoch
+
+    assert set(map(str, run_ranks(size, on_rank))) == {"(4, [0])"}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_one_rank_ends_the_training_of_all_at_the_end_of_an_epoch(size):
+    def on_rank():
+        trainer = net.trainer()
+
+        def vote(epoch, logs):
+            trainer.stop_training = trainer.strategy.extended.replica_id == size - 1 and epoch == 1
+
+        return trainer.fit(*net.rows(9), epochs=5, callbacks=[LambdaCallback(on_epoch_end=vote)]).epoch
+
+    assert run_ranks(size, on_rank) == [[0, 1]] * size
+
+
+# -- evaluate and predict ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(size=st.integers(1, 8), count=st.integers(1, 20), batch=st.integers(1, 12))
+def test_predictions_are_in_input_order_one_for_each_row(size, count, batch):
+    x = numpy.arange(count, dtype="float64")[:, None] * [[1.0, 0.0, 0.0]]
+
+    def on_rank():
+        def predict(parameters, part):
+            return {"row": part[:, 0].astype("int32"), "pair": (part * 2, [part[:, :1] > 3])}
+
+        return net.trainer(predict_fn=predict).predict(x, batch_size=batch)
+
+    for found in run_ranks(size, on_rank):
+        assert found["row"].dtype == "int32"
+        numpy.testing.assert_array_equal(found["row"], numpy.arange(count))
+        numpy.testing.assert_array_equal(found["pair"][0], x * 2)
+        numpy.testing.assert_array_equal(found["pair"][1][0], x[:, :1] > 3)
+
+
+def test_predictions_of_pairs_are_those_of_the_inputs():
+    x, y = net.rows(7)
+
+    def on_rank():
+        trainer = net.trainer()
+        return trainer.predict(mpidist.data.Dataset.from_arrays((x, y)).batch(3)), trainer.predict(x)
+
+    for of_pairs, of_inputs in run_ranks(2, on_rank):
+        numpy.testing.assert_array_equal(of_pairs, of_inputs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_evaluate_weighs_by_rows(size):
+    x, y = net.rows(13)
+
+    def on_rank():
+        trainer = net.trainer(loss_fn=net.loss, metrics=["binary_accuracy"])
+        return trainer.evaluate(x, y, batch_size=5), trainer.evaluate(x, y, batch_size=5, return_dict=True)
+
+    parameters = {name: variable.numpy() for name, variable in net.variables(mpidist.get_strategy()).items()}
+    accuracy = ((net.predict(parameters, x) > 0.5) == y).mean()
+    for as_list, as_dict in run_ranks(size, on_rank):
+        numpy.testing.assert_allclose(as_list, [net.loss(parameters, x, y), accuracy], rtol=1e-12)
+        assert as_dict == {"loss": as_list[0], "binary_accuracy": as_list[1]}
+
+
+def test_evaluate_without_metrics_is_the_loss():
+    def on_rank():
+        return net.trainer(metrics=()).evaluate(*net.rows(5))
+
+    assert isinstance(alone(on_rank), float)
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_changes_nothing():
+    x, y = net.rows(12)
+
+    def on_rank(evaluates):
+        trainer = net.trainer()
+
+        def evaluate(batch, logs):
+            trainer.evaluate(x, y)
+
+        callbacks = [LambdaCallback(on_train_batch_end=evaluate)] if evaluates else []
+        return trainer.fit(x, y, batch_size=4, callbacks=callbacks).history
+
+    assert alone(on_rank, True) == alone(on_rank, False)
+
+
+def test_validation_is_made_every_so_many_epochs_and_steps():
+    def on_rank():
+        trainer = net.trainer()
+        data = mpidist.data.Dataset.from_arrays(net.rows(8)).batch(2)
+        seen = []
+        callbacks = [LambdaCallback(on_test_batch_end=lambda batch, logs: seen.append(batch))]
+        options = {"validation_freq": 2, "validation_steps": 3, "callbacks": callbacks}
+        history = trainer.fit(data, epochs=4, validation_data=data, **options)
+        return len(history.history["val_loss"]), seen
+
+    assert run_ranks(2, on_rank) == [(2, [0, 1, 2] * 2)] * 2
+
+
+# -- what functions may return ----------------------------------------------------------------------------------------
+
+
+def fit_with(value_and_grad, **options):
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        bad = strategy.extended.replica_id == strategy.num_replicas_in_sync - 1
+
+        def fn(parameters, x, y):
+            return value_and_grad(parameters, x, y) if bad else net.value_and_grad(parameters, x, y)
+
+        trainer = mpidist.Trainer(fn, net.variables(strategy), mpidist.optimizers.SGD(0.1), **options)
+        trainer.fit(*net.rows(8), batch_size=4)
+
+    return on_rank
+
+
+def changed(**gradients):
+    def value_and_grad(parameters, x, y):
+        value, found = net.value_and_grad(parameters, x, y)
+        return value, {**found, **gradients}
+
+    return value_and_grad
+
+
+BAD = {
+    "no pair": (lambda *args: 1.0, TypeError, r"value_and_grad_fn must return \(loss, gradients\), got a float"),
+    "three": (lambda *args: (1.0, 2.0, 3.0), TypeError, r"got a tuple of 3"),
+    "loss of rows": (lambda p, x, y: (numpy.zeros(2), {}), ValueError, r"a number; got an array of shape \(2,\)"),
+    "loss of None": (lambda p, x, y: (None, {}), TypeError, "a loss that is a number, got a NoneType"),
+    "too few": (lambda p, x, y: (0.0, [x]), ValueError, "a gradient for each of the 3 variables, got 1 of them"),
+    "shape": (changed(b1=numpy.zeros(3)), ValueError, r"gradient of shape \(3,\) for variable 'Variable_1', expected"),
+    "None": (changed(w1=None), ValueError, "returned None as the gradient for variable 'Variable'"),
+    "text": (changed(b1=numpy.array(["a"] * net.HIDDEN)), TypeError, "dtype <U1 for variable 'Variable_1'"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_what_functions_may_not_return_is_said_with_the_rank(name):
+    value_and_grad, kind, message = BAD[name]
+    with pytest.raises(kind, match=f"rank 1 of 2: .*{message}"):
+        run_ranks(2, fit_with(value_and_grad))
+
+
+def test_functions_are_not_called_without_rows():
+    def on_rank():
+        trainer = net.trainer()
+        rows = []
+        fn = trainer._model._value_and_grad_fn
+        trainer._model._value_and_grad_fn = lambda parameters, x, y: rows.append(len(x)) or fn(parameters, x, y)
+        trainer.fit(*net.rows(5), batch_size=4)
+        return rows
+
+    assert run_ranks(4, on_rank) == [[1, 1], [1], [1], [1]]
+
+
+def test_variables_that_are_not_trainable_are_read_and_left_alone():
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            frozen = mpidist.Variable(numpy.array([2.0]), trainable=False)
+            scale = mpidist.Variable(numpy.array([1.0]))
+
+        def value_and_grad(parameters, x):
+            frozen, scale = parameters
+            return float((frozen * scale * x).mean()), [None, numpy.array([float(frozen[0] * x.mean())])]
+
+        trainer = mpidist.Trainer(value_and_grad, [frozen, scale], mpidist.optimizers.SGD(1.0))
+        trainer.fit(numpy.arange(5.0), batch_size=5)
+        return frozen.numpy()[0], scale.numpy()[0]
+
+    numpy.testing.assert_allclose(run_ranks(2, on_rank), [[2.0, -3.0]] * 2)  # 1 - 2 * mean(0 .. 4)
+
+
+def test_rows_of_a_gradient_are_a_gradient():
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            table = mpidist.Variable(numpy.zeros((6, 2)))
+
+        def value_and_grad(parameters, words):
+            return 0.0, mpidist.IndexedSlices(numpy.ones((len(words), 2)) / len(words), words)
+
+        mpidist.Trainer(value_and_grad, table, mpidist.optimizers.SGD(1.0)).fit(numpy.array([1, 1, 4]), batch_size=3)
+        return table.numpy()[:, 0]
+
+    for found in run_ranks(2, on_rank):
+        numpy.testing.assert_allclose(found, [0, -2 / 3, 0, 0, -1 / 3, 0], rtol=1e-12)
+
+
+# -- what makes no sense ----------------------------------------------------------------------------------------------
+
+
+def test_metrics_need_labels_and_predictions():
+    with pytest.raises(ValueError, match=r"metrics need batches \(x, y\) with labels, got a ndarray"):
+        alone(lambda: net.trainer(loss_fn=lambda parameters, x: 0.0).evaluate(net.rows(4)[0]))
+    with pytest.raises(ValueError, match="give the trainer a predict_fn"):
+        alone(lambda: net.trainer(predict_fn=None).predict(net.rows(4)[0]))
+
+
+def test_predictions_must_be_one_for_each_row():
+    with pytest.raises(ValueError, match=r"rank 0: predict_fn returned an array of shape \(1,\) for 2 rows"):
+        run_ranks(2, lambda: net.trainer(predict_fn=lambda parameters, x: x[:1, 0]).predict(net.rows(4)[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"metrics": ["accuracy", "accuracy"]}, ValueError, "these come twice: ..accuracy"),
+        ({"optimizer": "sgd"}, TypeError, "optimizer must be a mpidist.optimizers.Optimizer, got str"),
+    ],
+)
+def test_a_trainer_of_what_makes_no_sense(options, kind, message):
+    with pytest.raises(kind, match=message):
+        net.trainer(mpidist.get_strategy(), **options)
+
+
+def test_a_trainer_needs_variables_of_one_strategy():
+    def of_two():
+        own, default = net.variables(mpidist.MirroredStrategy()), net.variables(mpidist.get_strategy())
+        mpidist.Trainer(net.value_and_grad, [own, default], mpidist.optimizers.SGD(0.1))
+
+    with pytest.raises(ValueError, match="belong to several strategies"):
+        alone(of_two)
+    with pytest.raises(TypeError, match="variables must be made by `mpidist.Variable`; number 0 is a ndarray"):
+        mpidist.Trainer(net.value_and_grad, [numpy.zeros(2)], mpidist.optimizers.SGD(0.1))
+
+
+def test_a_metric_of_another_strategy_is_refused():
+    def on_rank():
+        with mpidist.OneDeviceStrategy("/cpu:0").scope():
+            mean = mpidist.metrics.Mean()
+        net.trainer(metrics=[mean])
+
+    with pytest.raises(ValueError, match="metric 'mean' belongs to"):
+        alone(on_rank)
