@@ -36,8 +36,10 @@ DEVIATIONS: dict[str, str] = {
     "from_function_n2_t6_b4": "as from_function_n2_t8_b4",
     "from_function_n2_t5_b4": "as from_function_n2_t8_b4",
     "from_function_n2_t10_b4_drop": "as from_function_n2_t8_b4",
+    "shard_range2_w4_DATA": "a worker that has no element gets none, and feeds empty batches",
     "fit_uneven_n2": "uneven parts are weighted by rows and give what one rank gives, in place of an error",
     "fit_uneven_n4": "as fit_uneven_n2",
     "fit_model_built_outside_scope": "a ValueError with what to do, when the trainer is made, in place of an "
     "AssertionError without words",
+    "preempt_no_dir": "a ValueError: TensorFlow means to raise InvalidArgumentError, and its call of that is a TypeError",
 }
