@@ -58,7 +58,7 @@ class Header:
         ------
         TransportTimeoutError, RankFailedError
         """
-        self._control.meet(watch)
+        self._control.gather(watch)
         flags, (call, first, second) = self._flags, self._words
         if self._between is not None:
             board = self._control.board

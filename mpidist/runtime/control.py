@@ -120,11 +120,7 @@ class ControlChannel:
             A rank misses this call because the function given to `run` raised there; all ranks that come raise this.
         """
         words, call = self.board.words, watch.call
-        peers = self._peer_words[call & 1]
-        for word in peers:
-            while words[word] < call:
-                watch.tick()
-        fence()
+        peers = self.gather(watch)
         mine = words[self.board.call_words(self.line)[call & 1] + 1]
         for word in peers:
             if words[word + 1] != mine:
@@ -133,6 +129,16 @@ class ControlChannel:
                     raise remote
                 return False
         return True
+
+    def gather(self, watch: Watch) -> tuple[int, ...]:
+        """Wait until every rank of the board has come to this call; return where the others have posted it."""
+        words, call = self.board.words, watch.call
+        peers = self._peer_words[call & 1]
+        for word in peers:
+            while words[word] < call:
+                watch.tick()
+        fence()
+        return peers
 
     def watch(self, what: str, timeout_seconds: float | None = None) -> Watch:
         """Return a watch over waits that belong to no numbered call."""
