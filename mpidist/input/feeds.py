@@ -331,6 +331,8 @@ def feed_of(dataset: Dataset, pipeline: int, pipelines: int, agreement: Agreemen
     """
     policy = autoshard.policy_of(dataset)
     if is_one_worker or policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
+        if pipeline == 0 and not is_one_worker:
+            autoshard.warn_of_reading_all(dataset, pipelines)
         return ExactFeed(dataset._node, Part(pipeline, pipelines), agreement)
     return WorkerFeed(dataset, pipeline, pipelines, agreement)
 

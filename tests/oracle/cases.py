@@ -10,6 +10,7 @@ from typing import Any
 EXCEPTIONS: dict[str, type[Exception]] = {
     "InvalidArgumentError": ValueError,
     "JSONDecodeError": json.JSONDecodeError,
+    "NotFoundError": ValueError,
     "NotImplementedError": NotImplementedError,
     "RuntimeError": RuntimeError,
     "TypeError": TypeError,

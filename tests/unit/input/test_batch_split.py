@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from mpidist.errors import OutOfRangeError
 from mpidist.input import ArraySpec, Dataset, DistributedDataset, sharding
 from mpidist.input.from_function import InputContext
+from mpidist.input.options import InputOptions, InputReplicationMode
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from tests.oracle.cases import cases
@@ -14,8 +16,6 @@ from tests.oracle.deviations import DEVIATIONS
 
 CASES = cases("batch_split")
 SPLITS = [name for name in CASES if name.startswith("split_n") and name[7].isdigit()]
-#: Cases of things that do not exist yet.
-LATER = {"input_options_defaults", "distribute_values_from_function", "iterator_get_next_as_optional"}
 #: Cases of one worker with two replicas; here every rank is a worker.
 FROM_FUNCTION = [name for name in CASES if name.startswith("from_function")]
 
@@ -117,8 +117,53 @@ def test_every_rank_is_a_worker_with_a_data_set_of_its_own(name):
     assert sorted(contexts) == [(2, 0, 2), (2, 1, 2)]
 
 
+def test_get_next_as_optional():
+    case = CASES["iterator_get_next_as_optional"]
+    replicas = case["input"]["replicas"]
+    dataset = Dataset.from_arrays(numpy.arange(3)).batch(2)
+    iterators = [iter(DistributedDataset(dataset, r, replicas)) for r in range(replicas)]
+    for has_value, values in case["expected"]:
+        optionals = [iterator.get_next_as_optional() for iterator in iterators]
+        assert [optional.has_value() for optional in optionals] == [has_value] * replicas
+        if has_value:
+            assert [optional.get_value().tolist() for optional in optionals] == values
+        else:
+            with pytest.raises(ValueError, match="has no value"):
+                optionals[0].get_value()
+
+
+def test_get_next_raises_at_the_end():
+    iterator = iter(DistributedDataset(Dataset.range(2).batch(2), 0, 1))
+    assert iterator.get_next().tolist() == [0, 1]
+    for _ in range(2):
+        with pytest.raises(OutOfRangeError, match="End of sequence"):
+            iterator.get_next()
+
+
+def test_input_options():
+    expected = CASES["input_options_defaults"]["expected"]
+    assert {name: str(value) for name, value in vars(InputOptions()).items()} == expected
+    with pytest.raises(ValueError, match="must be 0 or more, got -1"):
+        InputOptions(experimental_per_replica_buffer_size=-1)
+    with pytest.raises(ValueError, match="needs experimental_replication_mode=PER_REPLICA"):
+        InputOptions(experimental_place_dataset_on_device=True, experimental_fetch_to_device=False)
+    InputOptions(False, InputReplicationMode.PER_REPLICA, True)
+
+
+def test_values_from_a_function():
+    case = CASES["distribute_values_from_function"]
+    array = case["input"]["array"]
+
+    def rank():
+        strategy = MultiWorkerMirroredStrategy()
+        return strategy.experimental_distribute_values_from_function(lambda ctx: array[ctx.replica_id_in_sync_group])
+
+    assert run_ranks(case["input"]["replicas"], rank) == case["expected"]
+
+
 def test_no_case_is_forgotten():
     tested = {*SPLITS, "split_nested_structure", "split_unbatched", "batch_sizes_G3_W2_R2"}
     tested |= {"iterator_exhausted_next", "dataset_reiterated", "element_spec_shapes"}
-    tested |= {"input_context_not_divisible", *FROM_FUNCTION}
-    assert tested | LATER == set(CASES)
+    tested |= {"input_context_not_divisible", *FROM_FUNCTION, "iterator_get_next_as_optional"}
+    tested |= {"input_options_defaults", "distribute_values_from_function"}
+    assert tested == set(CASES)

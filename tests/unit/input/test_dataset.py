@@ -105,14 +105,19 @@ def test_arrays_without_a_common_first_dimension_are_refused(arrays):
         Dataset.from_arrays(arrays)
 
 
-def test_rows_are_shuffled_and_batched_before_they_are_batches():
-    batched = Dataset.from_arrays(numpy.arange(4)).batch(2)
-    with pytest.raises(ValueError, match="`shuffle`.*before `batch`"):
-        batched.shuffle(seed=0)
-    with pytest.raises(ValueError, match="`batch`.*before `batch`"):
-        batched.batch(2)
-    with pytest.raises(ValueError, match="batch_size"):
-        Dataset.from_arrays(numpy.arange(4)).batch(0)
+def test_batches_are_elements_too():
+    batches = Dataset.from_arrays(numpy.arange(6)).batch(2)
+    assert sorted(b.tolist() for b in batches.shuffle(seed=0)) == [[0, 1], [2, 3], [4, 5]]
+    assert [b.tolist() for b in batches.batch(2)] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert [b.tolist() for b in batches.skip(1).take(1).repeat(2)] == [[2, 3], [2, 3]]
+    with pytest.raises(ValueError, match="elements of one batch must have one shape"):
+        list(Dataset.from_arrays(numpy.arange(5)).batch(2).batch(3))
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_has_rows(size):
+    with pytest.raises(ValueError, match=f"batch_size must be 1 or more, got {size}"):
+        Dataset.from_arrays(numpy.arange(4)).batch(size)
 
 
 @given(st.integers(0, 12), st.integers(1, 4), st.integers(1, 4))

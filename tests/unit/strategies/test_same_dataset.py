@@ -111,6 +111,7 @@ def test_the_order_of_the_keys_of_a_dict_does_not_matter():
     assert [part["x"].tolist() for part in parts] == [ROWS[:2].tolist(), ROWS[2:4].tolist()]
 
 
-def test_what_is_no_data_set_is_refused():
-    with pytest.raises(TypeError, match="must be a mpidist.data.Dataset, got list: make one with"):
-        distribute(2, lambda rank: [ROWS])
+@pytest.mark.parametrize("value", [7, ROWS])
+def test_what_is_no_data_set_is_refused(value):
+    with pytest.raises(TypeError, match="must be a mpidist.data.Dataset or an iterable of batches, got .*: make one"):
+        distribute(2, lambda rank: value)

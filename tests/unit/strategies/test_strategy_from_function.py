@@ -55,12 +55,20 @@ def test_a_rank_without_any_batch_gets_the_shapes_of_its_source():
     assert run_ranks(2, fn) == [[empty, empty], [{"x": (2, 2), "y": (2,)}, {"x": (1, 2), "y": (1,)}]]
 
 
-def test_an_iterable_whose_shapes_nobody_knows():
+def test_a_rank_without_any_batch_learns_the_shapes_from_another():
     def dataset_fn(ctx):
-        return [] if ctx.input_pipeline_id == 0 else [numpy.ones(2)]
+        return [] if ctx.input_pipeline_id == 1 else [{"x": numpy.ones((2, 3), "f4"), "y": (numpy.ones(2, "i2"),)}]
 
-    with pytest.raises(ValueError, match="gave no batch, while other ranks' did"):
-        run_ranks(2, batches_of, dataset_fn)
+    def fn():
+        return list(MultiWorkerMirroredStrategy().distribute_datasets_from_function(dataset_fn))
+
+    (batch,) = run_ranks(3, fn)[1]
+    assert (batch["x"].shape, batch["x"].dtype) == ((0, 3), numpy.dtype("f4"))
+    assert (batch["y"][0].shape, batch["y"][0].dtype) == ((0,), numpy.dtype("i2"))
+
+
+def test_nobody_has_a_batch():
+    assert run_ranks(2, batches_of, lambda ctx: []) == [[], []]
 
 
 def test_one_replica():
