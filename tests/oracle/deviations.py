@@ -41,5 +41,5 @@ DEVIATIONS: dict[str, str] = {
     "fit_uneven_n4": "as fit_uneven_n2",
     "fit_model_built_outside_scope": "a ValueError with what to do, when the trainer is made, in place of an "
     "AssertionError without words",
-    "preempt_no_dir": "a ValueError: TensorFlow means to raise InvalidArgumentError, and its call of that is a TypeError",
+    "preempt_no_dir": "a ValueError: TensorFlow means InvalidArgumentError, and fails to raise it",
 }
