@@ -78,6 +78,23 @@ class Checkpoint:
     def __init__(self, **objects: Any) -> None:
         self._parts = dict(_named_parts("", objects))
 
+    def include(self, name: str, part: Any) -> None:
+        """Add an object under a name.  Local; every rank adds the same.
+
+        A part with a true attribute `may_be_missing` is left as it is by a file that has nothing for it.
+
+        Raises
+        ------
+        ValueError
+            The name is taken.
+        TypeError
+            It is nothing that a checkpoint holds.
+        """
+        added = dict(_named_parts(name, part))
+        if taken := sorted(added.keys() & self._parts.keys()):
+            raise ValueError(f"the checkpoint has a part {taken[0]!r} already; give the new one another name")
+        self._parts.update(added)
+
     def save(self, path: str | Path, parallel: bool | None = None) -> Path:
         """Write everything to an HDF5 file, which is there complete afterwards, or as it was before.
 

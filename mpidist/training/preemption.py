@@ -1,0 +1,335 @@
+"""`PreemptionCheckpointHandler`: a job that is told to end saves what it has, on all ranks at the same step, and exits.
+
+Ranks agree on that step without a collective of their own.  A rank that was told so in front of step k asks, before it
+begins the step, that all stop in front of step k + 1.  All ranks of a node see that on its status board, and none can
+be in front of step k + 1 before it has met the asking rank in step k.  Where steps do without a collective, ranks may
+be further apart: then those behind catch up with the one in front, before all save.  Between nodes one number is
+reduced beside every step, begun in front of it and looked at in front of the next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy
+
+from mpidist.collectives.communicator import Communicator
+from mpidist.training.checkpoint import CHIEF, Checkpoint
+from mpidist.training.checkpoint_manager import CheckpointManager
+
+_log = logging.getLogger("mpidist")
+
+#: The name of the handler in a checkpoint.
+_PART = "preemption_checkpoint_handler"
+#: How long the end of the program waits for a reduction that was begun for a step which never came.
+_SETTLE_SECONDS = 1.0
+#: A step that nobody comes to.
+_NEVER = (1 << 63) - 1
+
+
+class TerminationConfig:
+    """When a job is to end, and how.  Local.
+
+    Parameters
+    ----------
+    termination_watcher_fn : callable, optional
+        Returns whether this rank is to end; asked in front of a step, once a second at most.  With it, no signals are
+        watched.
+    exit_fn : callable, optional
+        Ends the program, on every rank.  Default: ``sys.exit(exit_code)``.
+    grace_period : float, optional
+        Seconds from the notice to the end: a checkpoint is saved at once, training goes on, and another one is saved
+        shortly before.  0 or None saves and exits at once.
+    save_fn : callable, optional
+        Saves, in place of the manager's `save`; every rank calls it.
+    signals : sequence of str
+        Signals that are notices.
+    exit_code : int
+        Not 0, so that whoever started the job can tell that it is not finished.
+    poll_seconds : float
+        How often `termination_watcher_fn` is asked at most.
+    """
+
+    def __init__(
+        self,
+        termination_watcher_fn: Callable[[], Any] | None = None,
+        exit_fn: Callable[[], Any] | None = None,
+        grace_period: float | None = None,
+        save_fn: Callable[[], Any] | None = None,
+        *,
+        signals: Sequence[str] = ("SIGTERM", "SIGUSR1"),
+        exit_code: int = 42,
+        poll_seconds: float = 1.0,
+    ) -> None:
+        if grace_period is not None and not grace_period >= 0:
+            raise ValueError(f"grace_period must be 0 seconds or more, got {grace_period}")
+        unknown = [name for name in signals if not isinstance(getattr(signal, name, None), signal.Signals)]
+        if unknown:
+            raise ValueError(f"unknown signals {unknown}; known are {[each.name for each in signal.Signals]}")
+        self.termination_watcher_fn = termination_watcher_fn
+        self.exit_fn = exit_fn if exit_fn is not None else lambda: sys.exit(exit_code)
+        self.grace_period = grace_period or 0.0
+        self.save_fn = save_fn
+        self.signals = tuple(signals)
+        self.poll_seconds = poll_seconds
+
+
+class PreemptionCheckpointHandler:
+    """Saves a checkpoint when the job is told to end, on all ranks at the same step, and exits.
+
+    Collective: every rank makes it in the same order, in its main thread.  It restores the newest whole checkpoint.
+
+    Parameters
+    ----------
+    cluster_resolver : ClusterResolver or None
+        Only asked whether there are parameter servers.
+    checkpoint_or_manager : Checkpoint or CheckpointManager
+        The handler becomes a part of the checkpoint.
+    checkpoint_dir : str or Path, optional
+        Needed with a `Checkpoint`; the newest is kept there.
+    termination_config : TerminationConfig, optional
+
+    Attributes
+    ----------
+    total_run_calls : int
+        Calls of `run`, those before the checkpoint that was restored included: how far a loop has come.
+
+    Raises
+    ------
+    NotImplementedError
+        The cluster has parameter servers.
+    TypeError
+        It was given neither a Checkpoint nor a CheckpointManager.
+    ValueError
+        A Checkpoint without a directory.
+    CheckpointError
+        On all ranks: as for `CheckpointManager.restore_or_initialize`.
+
+    Examples
+    --------
+    ::
+
+        handler = mpidist.experimental.PreemptionCheckpointHandler(None, checkpoint, "run")
+        while handler.total_run_calls < steps:
+            handler.run(train_step)
+    """
+
+    #: A checkpoint that was saved without a handler restores too.
+    may_be_missing = True
+
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_manager: Checkpoint | CheckpointManager,
+        checkpoint_dir: str | Path | None = None,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
+        _refuse_servers(cluster_resolver)
+        self._manager = _manager(checkpoint_or_manager, checkpoint_dir)
+        self._config = TerminationConfig() if termination_config is None else termination_config
+        self._manager.checkpoint.include(_PART, self)
+        self.total_run_calls = 0
+        self._communicator = Communicator.world()
+        self._agreement = _Agreement(self._communicator)
+        atexit.register(self._agreement.settle)
+        self._noticed_at: float | None = None
+        self._polled_at = -numpy.inf
+        self._began_at: float | None = None
+        self._longest_seconds = 0.0
+        self._is_last = self._config.grace_period == 0
+        self._is_over = False
+        self._previous: dict[signal.Signals, Any] = {}
+        self._watch_signals()
+        self._manager.restore_or_initialize()
+
+    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function that makes a step, and return what it returns; before it, save and exit if so agreed.
+
+        Collective: every rank calls it as often.
+        """
+        self.save_checkpoint_if_preempted()
+        result = distributed_train_function(*args, **kwargs)
+        self.total_run_calls += 1
+        return result
+
+    def save_checkpoint_if_preempted(self) -> None:
+        """Save and exit, if a rank was told to end and this is the step agreed on; for loops that do not use `run`.
+
+        Collective: every rank calls it as often, in front of every step.
+        """
+        self._measure_step()
+        if self._agreement.stops_here(self._wants_to_stop()):
+            self._save()
+
+    def close(self) -> None:
+        """Watch no more: signals do again what they did before.  Local."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+        self._agreement.settle()
+
+    # -- as a part of the checkpoint ----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return ``total_run_calls``.  Local."""
+        return {"total_run_calls": self.total_run_calls}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave.  Local."""
+        self.total_run_calls = int(state["total_run_calls"])
+
+    # -- notices ------------------------------------------------------------------------------------------------------
+
+    def _watch_signals(self) -> None:
+        if self._config.termination_watcher_fn is not None:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning("no signals are watched from a thread that is not the main one; use termination_watcher_fn")
+            return
+        for name in self._config.signals:
+            number = signal.Signals[name]
+            self._previous[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        previous = self._previous.get(signal.Signals(number))
+        if callable(previous) and self._communicator.control.dead():
+            previous(number, frame)  # a launcher that ends a job in which a rank has died: nothing can be agreed on
+        elif self._noticed_at is None:
+            self._noticed_at = time.monotonic()
+
+    def _wants_to_stop(self) -> bool:
+        """Return whether this rank knows a reason to stop soon."""
+        self._poll()
+        if self._noticed_at is None or self._is_over:
+            return False
+        if not self._is_last or self._config.grace_period == 0:
+            return True
+        left = self._config.grace_period - (time.monotonic() - self._noticed_at)
+        return left < 3 * self._longest_seconds
+
+    def _poll(self) -> None:
+        watcher = self._config.termination_watcher_fn
+        if watcher is None or self._noticed_at is not None:
+            return
+        now = time.monotonic()
+        if now - self._polled_at >= self._config.poll_seconds:
+            self._polled_at = now
+            if watcher():
+                self._noticed_at = now
+
+    def _measure_step(self) -> None:
+        """Remember how long steps and saves take: the last save must begin early enough."""
+        now = time.monotonic()
+        if self._began_at is not None:
+            self._longest_seconds = max(self._longest_seconds, now - self._began_at)
+        self._began_at = now
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Save, on all ranks; then exit, or go on until the grace period is nearly over."""
+        if self._noticed_at is None:
+            self._noticed_at = time.monotonic()
+        is_last, self._is_last = self._is_last, True
+        (self._config.save_fn or self._manager.save)()
+        self._measure_step()
+        if self._communicator.rank == CHIEF:
+            then = "exits" if is_last else f"goes on for what is left of {self._config.grace_period:g} s"
+            _log.warning("the job was told to end: saved after %d steps; it %s", self.total_run_calls, then)
+        if is_last:
+            self._is_over = True  # an `exit_fn` may come back
+            self.close()
+            with suppress(AttributeError, OSError, ValueError):
+                sys.stdout.flush()
+            self._config.exit_fn()
+
+
+class _Agreement:
+    """Finds the step in front of which all ranks stop."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._step = 0
+        self._done = 0
+        self._agreed = 0
+        # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
+        self._pending: tuple[numpy.ndarray, Any] | None = None
+        communicator.control.board.request(communicator.control.line, 0)  # what an agreement before this one has left
+
+    def stops_here(self, wants: bool) -> bool:
+        """Return whether all ranks stop in front of this step; to be asked in front of every step.
+
+        Collective where it returns True, and in worlds of several nodes.
+        """
+        self._step += 1
+        if self._communicator.control.arbiter is None:
+            return self._by_board(wants)
+        return self._by_reduction(wants)
+
+    def _by_board(self, wants: bool) -> bool:
+        board, line = self._communicator.control.board, self._communicator.control.line
+        if self._agreed == 0:
+            asked = min((step for step in board.requests() if step > self._done), default=_NEVER)
+            if asked > self._step:
+                if wants and asked == _NEVER:
+                    board.request(line, self._step + 1)
+                return False
+            steps = self._communicator.exchange(str(self._step).encode(), what="preemption")
+            self._agreed = max(int(step) for step in steps)
+        if self._step < self._agreed:
+            return False
+        self._done, self._agreed = self._step, 0
+        return True
+
+    def _by_reduction(self, wants: bool) -> bool:
+        transport, control = self._communicator.transport, self._communicator.control
+        if self._pending is not None:
+            buffer, pending = self._pending
+            with control.turnstile:
+                transport.wait([pending], control.watch("preemption"))
+            self._pending = None
+            if int(buffer[0]) <= self._step:
+                return True
+        buffer = numpy.array([self._step + 1 if wants else _NEVER], "int64")
+        with control.turnstile:
+            self._pending = buffer, transport.native["all_reduce"](buffer, "min")
+        return False
+
+    def settle(self) -> None:
+        """Let what is under way come to its end, as long as that does not take long.  Local."""
+        transport, end = self._communicator.transport, time.monotonic() + _SETTLE_SECONDS
+        while self._pending is not None and not self._communicator.control.broken and time.monotonic() < end:
+            if transport.poll([self._pending[1]]):
+                self._pending = None
+
+
+def _refuse_servers(cluster_resolver: Any) -> None:
+    spec = cluster_resolver.cluster_spec() if cluster_resolver is not None else None
+    if spec and "ps" in spec.jobs:
+        raise NotImplementedError(
+            "PreemptionCheckpointHandler does not support parameter servers: workers there have no step in common; "
+            "save from the coordinator"
+        )
+
+
+def _manager(checkpoint_or_manager: Any, directory: str | Path | None) -> CheckpointManager:
+    if isinstance(checkpoint_or_manager, CheckpointManager):
+        return checkpoint_or_manager
+    if not isinstance(checkpoint_or_manager, Checkpoint):
+        raise TypeError(
+            "checkpoint_or_manager must be a Checkpoint or a CheckpointManager, got "
+            f"{type(checkpoint_or_manager).__name__}"
+        )
+    if directory is None:
+        raise ValueError("a PreemptionCheckpointHandler with a Checkpoint needs checkpoint_dir, where to save it")
+    return CheckpointManager(checkpoint_or_manager, directory, max_to_keep=1)
