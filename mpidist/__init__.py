@@ -60,6 +60,8 @@ _NAMES = {
     "experimental.CommunicationOptions": "mpidist.options:CommunicationOptions",
     "experimental.MultiWorkerMirroredStrategy": "mpidist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
     "experimental.ValueContext": "mpidist.input.from_function:ValueContext",
+    "experimental.PreemptionCheckpointHandler": "mpidist.training.preemption:PreemptionCheckpointHandler",
+    "experimental.TerminationConfig": "mpidist.training.preemption:TerminationConfig",
     "experimental_set_strategy": "mpidist.context:experimental_set_strategy",
     "get_replica_context": "mpidist.context:get_replica_context",
     "get_strategy": "mpidist.context:get_strategy",
