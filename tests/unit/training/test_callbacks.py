@@ -1,0 +1,414 @@
+"""What callbacks do, alike on all ranks and that a training goes on from its checkpoints with the same bits."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import logging
+import math
+import struct
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.errors import MissingDependencyError
+from mpidist.testing import run_ranks
+from mpidist.training import callbacks
+from mpidist.training.callbacks import Callback, LambdaCallback, progress_bar
+
+_spec = importlib.util.spec_from_file_location("softplus_net", Path(__file__).with_name("softplus_net.py"))
+net = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(net)
+
+
+class Scripted:
+    """A trainer of one variable whose loss is as written for each epoch; its gradient is always 1."""
+
+    def __init__(self, losses, learning_rate=0.5):
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            self.variable = mpidist.Variable(numpy.zeros(1))
+        self.losses = losses
+        self.trainer = mpidist.Trainer(self.value_and_grad, self.variable, mpidist.optimizers.SGD(learning_rate))
+
+    def value_and_grad(self, parameter, x):
+        return self.losses[self.trainer.epoch], numpy.ones(1)
+
+    def fit(self, *used, **options):
+        options = {"epochs": len(self.losses), "callbacks": used, "batch_size": 2, **options}
+        return self.trainer.fit(numpy.zeros(4), **options)
+
+
+def on_two_ranks(fn, *args):
+    """Return what both of two ranks return."""
+    first, second = run_ranks(2, fn, *args)
+    assert first == second
+    return first
+
+
+# -- the turns --------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_are_called_at_every_turn_in_order():
+    turns = []
+
+    def on_rank():
+        x, y = net.rows(4)
+        names = [name for name in vars(Callback) if name.startswith("on_")]
+        recorder = LambdaCallback(**{name: lambda *args, name=name: turns.append((name, *args[:-1])) for name in names})
+        trainer = net.trainer(metrics=())
+        trainer.fit(x, y, batch_size=2, validation_data=(x, y), callbacks=[recorder])
+        trainer.predict(x, callbacks=[recorder])
+        assert recorder.model is trainer
+
+    run_ranks(1, on_rank)
+    train = [turn for step in (0, 1) for turn in (("on_train_batch_begin", step), ("on_train_batch_end", step))]
+    test = [turn for step in (0, 1) for turn in (("on_test_batch_begin", step), ("on_test_batch_end", step))]
+    assert turns == [
+        ("on_train_begin",),
+        ("on_epoch_begin", 0),
+        *train,
+        ("on_test_begin",),
+        *test,
+        ("on_test_end",),
+        ("on_epoch_end", 0),
+        ("on_train_end",),
+        ("on_predict_begin",),
+        ("on_predict_batch_begin", 0),
+        ("on_predict_batch_end", 0),
+        ("on_predict_end",),
+    ]
+
+
+def test_params_tell_epochs_and_steps():
+    def on_rank():
+        callback = Callback()
+        net.trainer().fit(*net.rows(10), batch_size=4, epochs=2, callbacks=[callback])
+        return callback.params
+
+    assert on_two_ranks(on_rank) == {"epochs": 2, "steps": 3}
+
+
+def test_logs_of_a_batch_have_the_mean_loss_over_all_ranks_so_far():
+    def on_rank():
+        found = []
+        script = Scripted([0.0])
+        rank = script.trainer.strategy.extended.replica_id
+        trainer = mpidist.Trainer(
+            lambda parameter, x: (1.0 + rank, numpy.ones(1)), script.variable, mpidist.optimizers.SGD(0.1)
+        )
+        keep = LambdaCallback(on_train_batch_end=lambda batch, logs: found.append(logs["loss"]))
+        trainer.fit(numpy.zeros(4), batch_size=3, callbacks=[keep])
+        return found
+
+    # 3 rows are 2 and 1, and the last row is the first rank's
+    assert on_two_ranks(on_rank) == pytest.approx([(1 + 1 + 2) / 3, (1 + 1 + 2 + 1) / 4])
+
+
+def test_what_is_no_callback_is_refused():
+    with pytest.raises(TypeError, match=r"must be a mpidist.callbacks.Callback, got function"):
+        run_ranks(1, lambda: Scripted([1.0]).fit(lambda epoch: None))
+    with pytest.raises(TypeError, match="a callback has no 'on_epoch'; known ones: on_epoch_begin"):
+        LambdaCallback(on_epoch=print)
+
+
+# -- decisions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "options", "epochs"),
+    [
+        ([3.0, 2.0, 2.5, 1.0], {"patience": 1}, 3),
+        ([3.0, 2.0, 2.5, 1.0], {"patience": 2}, 4),
+        ([3.0, 2.9, 2.8, 1.0], {"patience": 1, "min_delta": 0.5}, 2),
+        ([1.0, 2.0, 3.0, 4.0], {"patience": 2, "mode": "max"}, 4),
+        ([5.0, 4.0, 3.5, 1.0], {"patience": 2, "baseline": 3.0}, 4),
+        ([1.0, 2.0, 3.0, 4.0], {"patience": 1, "start_from_epoch": 2}, 4),
+        ([math.nan, math.nan, 1.0], {"patience": 2}, 2),
+    ],
+)
+def test_early_stopping_ends_a_training_that_gets_no_better(losses, options, epochs):
+    def on_rank():
+        return len(Scripted(losses).fit(callbacks.EarlyStopping("loss", **options)).epoch)
+
+    assert on_two_ranks(on_rank) == epochs
+
+
+def test_early_stopping_goes_back_to_the_best_variables():
+    def on_rank():
+        script = Scripted([3.0, 1.0, 2.0, 2.0, 2.0])
+        stopping = callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True)
+        script.fit(stopping)
+        return script.variable.numpy()[0], stopping.best_epoch, stopping.stopped_epoch
+
+    # two steps an epoch, each by 0.5; the best is the second epoch
+    assert on_two_ranks(on_rank) == (-2.0, 1, 3)
+
+
+def test_a_log_that_is_not_there_is_warned_of_with_those_that_are():
+    def on_rank():
+        with pytest.warns(UserWarning, match="EarlyStopping monitors 'val_loss', which.* there are: loss"):
+            Scripted([1.0]).fit(callbacks.EarlyStopping())
+
+    run_ranks(1, on_rank)
+
+
+def test_the_learning_rate_is_the_chiefs():
+    def on_rank():
+        script = Scripted([1.0, 1.0, 1.0])
+        rank = script.trainer.strategy.extended.replica_id
+        history = script.fit(callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 + rank))
+        return history.history["learning_rate"], script.variable.numpy()[0]
+
+    # 0.5 is halved in front of every epoch of two steps
+    assert on_two_ranks(on_rank) == ([0.25, 0.125, 0.0625], -2 * (0.25 + 0.125 + 0.0625))
+
+
+def test_a_schedule_may_ask_for_the_epoch_alone():
+    def on_rank():
+        return Scripted([1.0, 1.0]).fit(callbacks.LearningRateScheduler(lambda epoch: 1.0 + epoch)).history
+
+    assert on_two_ranks(on_rank)["learning_rate"] == [1.0, 2.0]
+
+
+def test_the_learning_rate_is_reduced_on_a_plateau():
+    def on_rank():
+        script = Scripted([3.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0], learning_rate=8.0)
+        reduce = callbacks.ReduceLROnPlateau("loss", factor=0.25, patience=2, cooldown=1, min_lr=1.0)
+        return script.fit(reduce).history["learning_rate"]
+
+    # reduced after epochs 2 and 4, no further than 1
+    assert on_two_ranks(on_rank) == [8.0, 8.0, 8.0, 2.0, 2.0, 1.0, 1.0]
+
+
+def test_training_ends_at_once_when_the_loss_of_one_rank_is_nan(caplog):
+    def on_rank():
+        script = Scripted([1.0, 1.0, 1.0])
+        rank = script.trainer.strategy.extended.replica_id
+        script.losses = [1.0, math.nan if rank == 1 else 1.0, 1.0]
+        history = script.fit(callbacks.TerminateOnNaN())
+        return history.epoch, script.trainer.steps_made
+
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        assert on_two_ranks(on_rank) == ([0, 1], 3)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the loss is nan in step 0 of epoch 1, on ranks [1]: training ends"
+    ]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_chief_writes_the_logs_as_csv(tmp_path):
+    path = tmp_path / "log.csv"
+
+    def on_rank():
+        Scripted([2.0, 1.0]).fit(callbacks.CSVLogger(path))
+        script = Scripted([2.0, 1.0, 0.5])
+        script.fit(callbacks.CSVLogger(path, append=True), initial_epoch=2)
+
+    run_ranks(2, on_rank)
+    assert list(csv.reader(io.StringIO(path.read_text()))) == [
+        ["epoch", "loss"],
+        ["0", "2.0"],
+        ["1", "1.0"],
+        ["2", "0.5"],
+    ]
+
+
+def test_columns_of_a_validation_that_is_not_made_are_empty(tmp_path):
+    path = tmp_path / "log.csv"
+
+    def on_rank():
+        x, y = net.rows(4)
+        options = {"validation_data": (x, y), "validation_freq": 2, "epochs": 3, "initial_epoch": 1}
+        net.trainer(metrics=()).fit(x, y, callbacks=[callbacks.CSVLogger(path)], **options)
+
+    run_ranks(1, on_rank)
+    first, second = list(csv.reader(io.StringIO(path.read_text())))[1:]
+    assert first[2] and not second[2]
+
+
+def events(directory):
+    """Return {(tag, step): value} of the event files in a directory."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for path in directory.iterdir():
+        content, at = path.read_bytes(), 0
+        while at < len(content):
+            (length,) = struct.unpack_from("<Q", content, at)
+            event = Event.FromString(content[at + 12 : at + 12 + length])
+            found.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
+            at += 12 + length + 4
+    return found
+
+
+def test_the_chief_writes_event_files(tmp_path):
+    def on_rank():
+        x, y = net.rows(8)
+        trainer = net.trainer(metrics=["mae"])
+        board = callbacks.TensorBoard(tmp_path, update_freq=3)
+        return trainer.fit(x, y, batch_size=4, epochs=2, validation_data=(x, y), callbacks=[board]).history
+
+    history = on_two_ranks(on_rank)
+    train, validation = events(tmp_path / "train"), events(tmp_path / "validation")
+    assert {step for tag, step in train if tag == "batch_loss"} == {3}
+    for epoch in (0, 1):
+        assert train["epoch_mae", epoch] == pytest.approx(history["mae"][epoch], rel=1e-6)
+        assert train["epoch_learning_rate", epoch] == 0.5
+        assert validation["epoch_loss", epoch] == pytest.approx(history["val_loss"][epoch], rel=1e-6)
+    assert len(list((tmp_path / "train").iterdir())) == 1
+
+
+def test_event_files_need_a_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'mpidist\[tensorboard\]'"):
+        callbacks.TensorBoard()
+
+
+@pytest.mark.parametrize("frequency", ["step", 0, -1])
+def test_how_often_must_make_sense(frequency, tmp_path):
+    with pytest.raises(ValueError, match="update_freq must be"):
+        callbacks.TensorBoard(update_freq=frequency)
+    with pytest.raises(ValueError, match="save_freq must be"):
+        callbacks.ModelCheckpoint(tmp_path, save_freq=frequency)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    """What ends a training in the middle."""
+
+
+class Interrupt(Callback):
+    """Ends the training after a step."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.trainer.steps_made == self.after:
+            raise Interrupted
+
+
+def trained(directory, interrupt=0, feed=None, **options):
+    """Train on all ranks, resuming what is in the directory; return variables and logs, or nothing if interrupted."""
+    x, y = net.rows(22)
+    trainer = net.trainer(optimizer=mpidist.optimizers.Adam(0.05))
+    backup = callbacks.BackupAndRestore(directory, save_freq=2, delete_checkpoint=False)
+    used = [callbacks.EarlyStopping("val_loss", patience=3), backup, Interrupt(interrupt)]
+    given = ((x, y), {"batch_size": 4, "seed": 5}) if feed is None else ((feed(x, y),), {"steps_per_epoch": 4})
+    try:
+        history = trainer.fit(*given[0], epochs=3, validation_data=(x, y), callbacks=used, **given[1])
+    except Interrupted:
+        return None
+    return net.values(trainer), history.history
+
+
+def shuffled(x, y):
+    return mpidist.data.Dataset.from_arrays((x, y)).shuffle(seed=5).repeat().batch(4)
+
+
+@pytest.mark.parametrize("feed", [None, shuffled], ids=["arrays", "repeated data set"])
+@pytest.mark.parametrize("interrupt", [1, 3, 6, 7, 11])
+def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, interrupt, feed):
+    whole, logs = run_ranks(2, trained, tmp_path / "whole", 0, feed)[0]
+    assert run_ranks(2, trained, tmp_path / "run", interrupt, feed) == [None, None]
+    for values, resumed in run_ranks(2, trained, tmp_path / "run", 0, feed):
+        numpy.testing.assert_array_equal(values, whole)
+        for name in logs:
+            assert resumed[name] == pytest.approx(logs[name][-len(resumed[name]) :], rel=1e-14)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 4)])
+def test_an_interrupted_training_goes_on_on_another_number_of_ranks(tmp_path, sizes):
+    before, after = sizes
+    whole, logs = run_ranks(before, trained, tmp_path / "whole")[0]
+    run_ranks(before, trained, tmp_path / "run", 9)
+    for values, resumed in run_ranks(after, trained, tmp_path / "run"):
+        numpy.testing.assert_allclose(values, whole, rtol=1e-12)
+        numpy.testing.assert_allclose(resumed["loss"], logs["loss"][1:], rtol=1e-12)
+        numpy.testing.assert_allclose(resumed["auc"], logs["auc"][1:], rtol=1e-12)
+
+
+def test_what_callbacks_remember_is_restored(tmp_path):
+    def on_rank(losses, epochs):
+        script = Scripted(losses)
+        used = [
+            callbacks.ModelCheckpoint(tmp_path, resume=True),
+            callbacks.EarlyStopping("loss", patience=2),
+            callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=3),
+        ]
+        return script.fit(*used, epochs=epochs).history
+
+    losses = [1.0, 2.0, 2.0, 2.0, 2.0]
+    assert len(on_two_ranks(on_rank, losses, 2)["loss"]) == 2
+    assert len(on_two_ranks(on_rank, losses, 5)["loss"]) == 1
+
+
+def test_the_best_is_saved_and_known_after_a_restart(tmp_path):
+    def on_rank(losses, epochs):
+        script = Scripted(losses)
+        best = callbacks.ModelCheckpoint(tmp_path, "loss", save_best_only=True, max_to_keep=None, resume=True)
+        script.fit(best, epochs=epochs)
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    saved = on_two_ranks(on_rank, [3.0, 2.0], 2)
+    assert saved == ["checkpoint-2.h5", "checkpoint-4.h5"]
+    # the third epoch is no better than the second, the fourth is
+    assert on_two_ranks(on_rank, [3.0, 2.0, 2.5, 1.0], 4) == [*saved, "checkpoint-8.h5"]
+
+
+def test_a_backup_is_removed_at_the_end(tmp_path):
+    def on_rank():
+        Scripted([1.0]).fit(callbacks.BackupAndRestore(tmp_path / "backup"))
+
+    run_ranks(2, on_rank)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+def printed(capsys, **options):
+    run_ranks(2, lambda: Scripted([2.0, 1.0]).fit(**options))
+    return capsys.readouterr().out
+
+
+def test_nothing_is_shown_where_nobody_watches(capsys):
+    assert printed(capsys) == ""
+    assert printed(capsys, verbose=0) == ""
+
+
+def test_the_chief_prints_a_line_an_epoch_if_asked(capsys):
+    lines = printed(capsys, verbose=2).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert [line.split("  ")[-1] for line in lines] == ["loss 2", "loss 1"]
+
+
+def test_a_bar_is_shown_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "on_terminal", lambda: True)
+    monkeypatch.setattr(progress_bar, "_REFRESH_SECONDS", 0.0)
+    shown = printed(capsys)
+    assert "epoch 2/2" in shown and "loss 1" in shown
+
+
+def test_a_bar_without_rich_is_lines(capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "on_terminal", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    assert len(printed(capsys).splitlines()) == 2
+
+
+def test_verbose_must_make_sense():
+    with pytest.raises(ValueError, match="verbose must be 0, 1, 2 or 'auto', got 3"):
+        callbacks.ProgressBar(3)
+
+
+def test_a_pipe_is_no_terminal():
+    assert not progress_bar.on_terminal()
