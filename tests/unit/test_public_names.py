@@ -70,6 +70,8 @@ NAMESPACES = {
         "CommunicationImplementation",
         "CommunicationOptions",
         "MultiWorkerMirroredStrategy",
+        "PreemptionCheckpointHandler",
+        "TerminationConfig",
         "ValueContext",
     },
 }
