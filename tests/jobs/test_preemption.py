@@ -1,0 +1,50 @@
+"""Jobs that are told to end under a real mpirun: they save on all ranks at one step, exit, and go on from there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.jobs import run_job
+
+STEPS = """
+import os, signal, sys
+import numpy
+import mpidist
+
+folder, tell, ranks, name = sys.argv[1], int(sys.argv[2]), [int(rank) for rank in sys.argv[3].split(",")], sys.argv[4]
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank = strategy.extended.replica_id
+with strategy.scope():
+    v = mpidist.Variable(numpy.zeros(3), name="v")
+checkpoint = mpidist.Checkpoint(v=v)
+config = mpidist.experimental.TerminationConfig(exit_code=17)
+handler = mpidist.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, folder, config)
+
+def step():
+    if handler.total_run_calls == tell and rank in ranks:
+        os.kill(os.getpid(), getattr(signal, name))
+    total = strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", numpy.full(3, rank + 1.0)))
+    v.assign_add(total * (handler.total_run_calls + 1))
+
+while handler.total_run_calls < 12:
+    handler.run(step)
+os.write(1, f"rank {rank} ends with {v.value.tolist()}\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+@pytest.mark.parametrize(("ranks", "told", "name"), [(2, "1", "SIGTERM"), (3, "0,2", "SIGUSR1")])
+def test_a_job_that_is_told_to_end_goes_on_where_it_was(tmp_path, nodes, ranks, told, name):
+    env = {"MPIDIST_VIRTUAL_NODES": nodes}
+    ended = run_job(ranks, STEPS, [str(tmp_path), "4", told, name], env=env)
+    assert ended.returncode == 17, ended.stderr
+    assert "ends with" not in ended.stdout
+    # told in the fifth step, known in front of the sixth, and all stop in front of the seventh
+    assert "the job was told to end: saved after 6 steps; it exits" in ended.stderr
+    resumed = run_job(ranks, STEPS, [str(tmp_path), "-1", "0", name], env=env)
+    assert resumed.returncode == 0, resumed.stderr
+    total = float(ranks * (ranks + 1) // 2 * 78)
+    found = sorted(re.findall(r"rank (\d) ends with \[(\S+), (\S+), (\S+)\]", resumed.stdout))
+    assert found == [(str(rank), *[f"{total}"] * 3) for rank in range(ranks)]
