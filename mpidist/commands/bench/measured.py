@@ -39,12 +39,19 @@ class Measured:
     ) -> list[Row]:
         """Measure some contenders and return their rows, which are kept too.  Collective."""
         contenders, missing = able(makers, ranks, tensors)
-        for who in missing.keys() - self.missing.keys():
-            ranks.say(f"# without {who}: {missing[who]}")
-        self.missing |= missing
+        self._leave_out(missing, ranks)
         rows = _rows(work, contenders, tensors, ranks, budget, reference, factor)
+        absent = {each.name for each in contenders} - {row.who for row in rows}
+        self._leave_out({who: f"no turn of it on {work} was in {rows[0].cache}" for who in sorted(absent)}, ranks)
         self.rows += rows
         return rows
+
+    def _leave_out(self, missing: dict[str, str], ranks: Ranks) -> None:
+        """Say once why somebody is not in a table."""
+        for who, why in missing.items():
+            if self.missing.get(who) != why:
+                ranks.say(f"# without {who}: {why}")
+        self.missing |= missing
 
 
 def _rows(

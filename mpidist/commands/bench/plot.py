@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.commands.bench.results import Launch, kinds, medians
+from mpidist.commands.bench.results import Launch, kinds, medians, works
 from mpidist.commands.bench.rows import Row
 from mpidist.errors import MissingDependencyError
+
+#: Panels side by side.
+_COLUMNS = 3
 
 _COLOURS = {"ours": "tab:blue", "peer": "tab:gray", "reference": "black"}
 
@@ -26,13 +29,15 @@ def pyplot() -> Any:
 
 
 def draw(launches: Sequence[Launch], path: Path) -> None:
-    """Draw one panel for each kind of launch: curves over sizes, or bars for one size.  Local."""
-    plots, panels = pyplot(), list(kinds(launches).items())
-    figure, axes = plots.subplots(1, len(panels), figsize=(7 * len(panels), 5), squeeze=False)
-    for axis, ((subcommand, ranks, mode), found) in zip(axes[0], panels, strict=True):
-        rows = medians(found)
-        count = max(row.launches for row in rows)
-        axis.set_title(f"{subcommand}, {ranks} ranks, {mode}\n{launches[0].mpi}, median of {count} launches")
+    """Draw one panel for each work of each kind of launch: curves over sizes, or bars for one size.  Local."""
+    plots, found = pyplot(), panels(launches)
+    columns = min(_COLUMNS, len(found))
+    lines = -(-len(found) // columns)
+    figure, axes = plots.subplots(lines, columns, figsize=(7 * columns, 4.5 * lines), squeeze=False)
+    for axis in axes.flat[len(found) :]:
+        axis.set_visible(False)
+    for axis, (title, rows) in zip(axes.flat, found, strict=False):
+        axis.set_title(f"{title}\n{launches[0].mpi}, medians over {rows[0].launches} launches")
         if len({row.size for row in rows}) > 2:
             _curves(axis, rows)
         else:
@@ -40,6 +45,17 @@ def draw(launches: Sequence[Launch], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plots.close(figure)
+
+
+def panels(launches: Sequence[Launch]) -> list[tuple[str, list[Row]]]:
+    """Return title and rows of each panel.  Local, pure."""
+    found = []
+    for (subcommand, ranks, mode), all_rows in kinds(launches).items():
+        rows = medians(all_rows)
+        for work in works(rows):
+            title = f"{subcommand}: {work}, {ranks} ranks, {mode}"
+            found.append((title, [row for row in rows if row.work == work]))
+    return found
 
 
 def _curves(axis: Any, rows: Sequence[Row]) -> None:
@@ -55,11 +71,13 @@ def _curves(axis: Any, rows: Sequence[Row]) -> None:
 
 
 def _bars(axis: Any, rows: Sequence[Row]) -> None:
-    several = len({row.work for row in rows}) > 1
-    names = [f"{row.work}: {row.who}" if several else row.who for row in rows]
-    axis.barh(names, [row.time_us / 1e3 for row in rows], color=[_COLOURS[row.kind] for row in rows])
+    times_ms = [row.time_us / 1e3 for row in rows]
+    axis.barh([row.who for row in rows], times_ms, color=[_COLOURS[row.kind] for row in rows])
     axis.invert_yaxis()
-    axis.set_xscale("log")
+    axis.margins(x=0.15)
+    if max(times_ms) > 10 * min(times_ms):
+        axis.set_xscale("log")
+        axis.set_xlim(left=min(times_ms) / 2)
     axis.set_xlabel("time (ms)")
     for number, row in enumerate(rows):
         axis.annotate(f" {row.ratio:.2f}x", (row.time_us / 1e3, number), va="center")

@@ -15,8 +15,8 @@ from mpidist.commands.bench.tensors import TensorList
 #: A contender is timed at least so often, however slow it is.
 FEWEST = 3
 
-#: A contender that needs longer than this for a step, in seconds, gets no more warm-up than `FEWEST` - 1 steps.
-SLOW_SECONDS = 0.1
+#: Seconds of a step above which a contender gets no more than two steps of warm-up, and no more than one.
+SLOW_SECONDS, VERY_SLOW_SECONDS = 0.1, 1.0
 
 
 @dataclass(frozen=True)
@@ -115,20 +115,18 @@ class Turns:
         before = self._ranks.probe.look()
         for round_ in range(max(counts)):
             for index in order(counts, round_):
-                self._timings[index].seconds.append(self._turn(index))
+                timing = self._timings[index]
+                timing.seconds.append(self._turn(index, check=len(timing.seconds) == counts[index] - 1))
                 after = self._ranks.probe.look()
-                self._timings[index].modes.append(after if after == before else CHANGED)
+                timing.modes.append(after if after == before else CHANGED)
                 before = after
-        for index in range(len(self._contenders)):
-            self._turn(index, check=True)
-            self._kept[index] = None
         return self._timings
 
     def _warm_up(self, index: int) -> float:
         """Return what a turn costs in seconds, all that is not timed included."""
-        seconds = self._turn(index, check=True)
+        seconds = self._turn(index, check=True) * self._budget.calls
         for done in range(1, self._contenders[index].warm_ups):
-            if seconds > SLOW_SECONDS and done >= FEWEST - 1:
+            if seconds > VERY_SLOW_SECONDS or (seconds > SLOW_SECONDS and done >= 2):
                 break
             start = time.perf_counter()
             self._turn(index)
