@@ -10,7 +10,7 @@ from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
-from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
+from mpidist.errors import RemoteReplicaError
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fed, fetch_to
@@ -47,6 +47,9 @@ class StrategyExtended:
 
     num_replicas = 1
     replica_id = 0
+    #: How many ranks a replica is made of, and which of them this one is: more than one for `TPUStrategy` only.
+    num_logical_devices = 1
+    logical_device = 0
     #: Whether all replicas count as one worker, so that data sets are cut exactly whatever their sharding policy.
     is_one_worker = False
     #: What TensorFlow asks of TPUs only.
@@ -64,9 +67,13 @@ class StrategyExtended:
     ) -> Any:
         """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
         context.require_cross_replica(self._strategy)
-        replica_context = ReplicaContext(self._strategy, self.replica_id)
+        replica_context = self.make_replica_context()
         with context.entered(context.Mode(self._strategy, replica_context)):
             return fn(*args, **(kwargs or {}))
+
+    def make_replica_context(self) -> ReplicaContext:
+        """Return the context of this rank's replica.  Local."""
+        return ReplicaContext(self._strategy, self.replica_id)
 
     def update(
         self,
@@ -217,6 +224,10 @@ class StrategyExtended:
 
     def share_initial_value(self, variable: DistributedVariable) -> None:
         """Give every copy of a new variable the chief's value.  Collective where there are several replicas."""
+
+    def split(self, variable: DistributedVariable, partition_dimensions: Sequence[int]) -> DistributedVariable:
+        """Return a variable of which each logical device of a replica holds a part.  Local; here there is one part."""
+        return variable
 
     def variable_created_in_scope(self, variable: DistributedVariable) -> bool:
         """Return whether the variable was created in this strategy's scope.  Local."""

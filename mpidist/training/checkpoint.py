@@ -151,7 +151,7 @@ class Checkpoint:
         values: dict[str, Any] = {}
         for name, part in self._parts.items():
             if isinstance(part, DistributedVariable):
-                values[name] = part.value
+                values[name] = part.saved_value()
             else:
                 values.update({f"{name}/{key}": value for key, value in part.state().items()})
         found = {name: _on_host(value) for name, value in values.items() if _is_array(value)}
@@ -183,8 +183,8 @@ def _misfits(name: str, part: Any, values: Mapping[str, Any]) -> Iterator[str]:
     value = values.get(name)
     if value is None:
         yield f"it has no array {name!r}"
-    elif (value.shape, value.dtype) != (part.shape, part.dtype):
-        yield f"{name!r} is {value.dtype}{list(value.shape)} there, expected {part.dtype}{list(part.shape)}"
+    elif (value.shape, value.dtype) != (part.saved_shape, part.dtype):
+        yield f"{name!r} is {value.dtype}{list(value.shape)} there, expected {part.dtype}{list(part.saved_shape)}"
 
 
 def _restore_part(name: str, part: Any, values: Mapping[str, Any]) -> None:

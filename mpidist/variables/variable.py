@@ -7,7 +7,7 @@ checkpoints work on the array behind it, `storage`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -17,6 +17,7 @@ from mpidist.errors import TornVariableError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.array_reading import ArrayReading
 from mpidist.variables.indexed_slices import IndexedSlices
+from mpidist.variables.partition import check_partition
 from mpidist.variables.sparse_writing import SparseWriting
 
 
@@ -27,6 +28,7 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     dtype: Any = None,
     synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
     aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    partition_dimensions: Sequence[int] | None = None,
 ) -> DistributedVariable:
     """Return a new variable of the current strategy.
 
@@ -46,11 +48,15 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
         AUTO is ON_WRITE: copies are kept alike when written.  ON_READ copies differ, and reading them aggregates.
     aggregation : VariableAggregation or str
         What becomes of the values that replicas write (ON_WRITE), or of the copies when read (ON_READ).
+    partition_dimensions : sequence of int, optional
+        For `TPUStrategy`, whose replicas may be groups of ranks: how many parts to cut each axis into.  Each rank of
+        the group holds one part, of what is here given whole.
 
     Raises
     ------
     ValueError
-        In the scope of a strategy: synchronization NONE, or the MEAN of integers.
+        In the scope of a strategy: synchronization NONE, or the MEAN of integers.  Parts that are not equal, or not
+        as many as a replica has ranks.
     CollectiveMismatchError
         On all ranks: they created different variables; names ranks, variable, shapes and dtypes.
     """
@@ -73,8 +79,10 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
         synchronization=synchronization,
         aggregation=aggregation,
     )
+    if partition_dimensions is not None:
+        check_partition(variable.shape, partition_dimensions, strategy.extended.num_logical_devices)
     strategy.extended.share_initial_value(variable)
-    return variable
+    return variable if partition_dimensions is None else strategy.extended.split(variable, partition_dimensions)
 
 
 class _Place(enum.Enum):
@@ -144,9 +152,47 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             raise self._torn_error()
         return self._storage
 
+    def tear(self, cause: str) -> None:
+        """Mark the value as neither old nor new: reading and saving it raise until it is set or restored.  Local.
+
+        Parameters
+        ----------
+        cause : str
+            What happened, for the message.
+        """
+        self._torn = cause
+
+    # -- what checkpoints hold; a variable of which each rank has a part holds it whole --------------------------------
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        """The shape of the value in a checkpoint."""
+        return self.shape
+
+    def own_part(self, whole: Any) -> Any:
+        """Return what this rank holds of an array of `saved_shape`: all of it.  Local."""
+        return whole
+
+    def joined(self, part: Any) -> Any:
+        """Return the array of `saved_shape` of which this rank holds a part: it itself.
+
+        Local, but collective where ranks hold parts.
+        """
+        return part
+
+    def saved_value(self) -> Any:
+        """Return what a checkpoint holds of this variable.
+
+        Collective where reading `value` is, and where ranks hold parts; local otherwise.
+        """
+        return self.joined(self.value)
+
     def restore(self, value: Any) -> None:
-        """Set this rank's copy, whatever the context; a torn variable is whole again.  Local; for checkpoints."""
-        _set(self._storage, self._converted(value))
+        """Set this rank's copy from an array of `saved_shape`, whatever the context; for checkpoints.  Local.
+
+        A torn variable is whole again.
+        """
+        _set(self._storage, self._converted(self.own_part(value)))
         self._torn = None
 
     @property

@@ -1,0 +1,147 @@
+"""`GroupCommunicator`: the collectives of some of the ranks, while the others make the same call in groups of theirs.
+
+The ranks of a world are dealt into groups, and all groups make their calls together: a call is numbered and compared
+over the whole world, so that the control channel knows of every rank where it is, and only the data stay inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.call import Call
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.mismatch import mismatch_error
+from mpidist.collectives.ways import Way
+from mpidist.runtime.control import Watch
+from mpidist.transports import World
+
+
+class GroupCommunicator(Communicator):
+    """The collectives of the ranks of one group.
+
+    Collective: every rank of `whole` makes one, in the same order.  Its methods are collective over all ranks too: each
+    calls them in its own group.
+
+    Parameters
+    ----------
+    whole : Communicator
+        Of the world.
+    members : sequence of int
+        The ranks of this rank's group, ascending.
+    """
+
+    def __init__(self, whole: Communicator, members: Sequence[int]) -> None:
+        transport = whole.transport.split(members[0])
+        assert tuple(members) == transport.world_ranks, f"{tuple(members)} in place of {transport.world_ranks}"
+        # As if on one node each: what is chosen for a size must be the same in every group.
+        topology = Topology([f"{member}" for member in range(transport.size)])
+        super().__init__(World(transport, topology, whole.control, "group"))
+        self._whole = whole
+        self._is_tuned = True
+
+    def begin(self, call: Call, timeout_seconds: float | None = None) -> Watch:
+        """Number a call, and make sure that all ranks of the world make the same one; as `Communicator.begin`."""
+        return self._whole.begin(call, timeout_seconds)
+
+    def miss(self, error: BaseException) -> None:
+        """Make no call of the next number; as `Communicator.miss`.  Local."""
+        self._whole.miss(error)
+
+    def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[Way]:
+        """Return the one way that is taken in all groups; nothing is tried.  Local."""
+        return super().ways(nbytes, algorithm, on_host)[:1]
+
+    # -- on values whose shapes are the group's own affair ------------------------------------------------------------
+
+    def all_reduce_here(self, array: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
+        """Return an array reduced over the ranks of the group; groups may differ in its shape.
+
+        Collective: every rank of every group calls it in the same order.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            The ranks of a group gave arrays of different shapes; raised in that group.
+        """
+        arrays.check_reducible(array.dtype, op)
+        self._check_memory(array)
+        work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
+        work[...] = array
+        name = f"all_reduce({op}) inside replicas"
+        with self.control.turnstile:
+            watch = self.begin(Call(name, [("", array.dtype, [-1] * array.ndim)]), timeout_seconds)
+            if self.size > 1:
+                self._compare_shapes(name, array.dtype, array.shape, watch)
+            self.bind(work.reshape(-1), op)(watch)
+        return work.astype(array.dtype, copy=False)
+
+    def all_gather_here(self, array: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+        """Return the arrays of the ranks of the group, joined along `axis`; groups may differ in all lengths.
+
+        Collective: every rank of every group calls it in the same order.
+
+        Raises
+        ------
+        ValueError
+            A scalar, or `axis` out of range.
+        CollectiveMismatchError
+            The arrays of a group do not fit together; raised in that group.
+        """
+        if not -array.ndim <= axis < array.ndim:
+            raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
+        axis %= array.ndim
+        self._check_memory(array)
+        others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
+        name = f"all_gather(axis={axis}) inside replicas"
+        with self.control.turnstile:
+            watch = self.begin(Call(name, [("", array.dtype, [-1] * array.ndim)]), timeout_seconds)
+            if self.size == 1:
+                return array.copy()
+            self._compare_shapes(name, array.dtype, others, watch)
+            return self._joined(array, axis, others, watch)
+
+    def broadcast_here(self, array: Any, root: int, timeout_seconds: float | None = None) -> Any:
+        """Return the array of rank `root` of the group; what the others give, None included, does not matter.
+
+        Collective: every rank of every group calls it in the same order, with the same `root`.
+        """
+        if self.rank == root:
+            self._check_memory(array)
+        with self.control.turnstile:
+            watch = self.begin(Call(f"broadcast(root={root}) inside replicas"), timeout_seconds)
+            if self.size == 1:
+                return array
+            described = "" if array is None else json.dumps([array.dtype.str, array.dtype.name, list(array.shape)])
+            _, name, shape = json.loads(self.transport.exchange(described.encode(), watch)[root])
+            result = array
+            if self.rank != root:
+                like = numpy.empty(0) if array is None else array
+                result = arrays.empty(shape, numpy.dtype(name), like)
+            else:
+                result = arrays.empty(array.shape, array.dtype, array)
+                result[...] = array
+            self._send_from(root, result, watch)
+            return result
+
+    def _send_from(self, root: int, array: Any, watch: Watch) -> None:
+        """Give the array of `root` to the others of the group, in place."""
+        if self.rank == root:
+            others = [member for member in range(self.size) if member != root]
+            self.transport.wait([self.transport.send(array, member) for member in others], watch)
+        else:
+            self.transport.wait([self.transport.receive(array, root)], watch)
+
+    def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], watch: Watch) -> None:
+        """Raise on all ranks of the group unless they gave arrays of one shape."""
+        description = Call(name, [("", dtype, shape)]).description
+        answers = self.transport.exchange(json.dumps(description).encode(), watch)
+        if len(set(answers)) > 1:
+            error = mismatch_error([json.loads(raw) for raw in answers], watch.call, self.rank)
+            error.on_all_ranks = False  # other groups know nothing of it
+            raise error

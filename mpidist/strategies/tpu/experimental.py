@@ -1,0 +1,6 @@
+"""The names of ``tf.tpu.experimental`` that have a meaning for a mesh of ranks."""
+
+from mpidist.strategies.tpu.device_assignment import DeviceAssignment
+from mpidist.strategies.tpu.topology import Topology, initialize_tpu_system, shutdown_tpu_system
+
+__all__ = ["DeviceAssignment", "Topology", "initialize_tpu_system", "shutdown_tpu_system"]

@@ -1,0 +1,132 @@
+"""What `TPUStrategy` is made of: replicas that are groups of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpidist import context, nest
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.group import GroupCommunicator
+from mpidist.cross_device_ops import AllReduceCrossDeviceOps, component, parse_reduce_op
+from mpidist.options import ReduceOp
+from mpidist.strategies.extended import MirroredExtended
+from mpidist.strategies.reduction import like_given
+from mpidist.strategies.replica_context import ReplicaContext
+from mpidist.strategies.tpu.device_assignment import DeviceAssignment
+from mpidist.variables import DistributedVariable, SplitVariable
+
+if TYPE_CHECKING:
+    from mpidist.strategies.base import Strategy
+
+
+class MeshReplicaContext(ReplicaContext):
+    """The context inside `TPUStrategy.run`: one logical device of one replica.
+
+    The methods of other strategies' contexts work over the *replicas*, between ranks that are the same logical device.
+    Those beginning with ``logical_`` work over the *logical devices*, inside this rank's replica.
+    """
+
+    def __init__(self, strategy: Strategy, mesh: MeshExtended) -> None:
+        super().__init__(strategy, mesh.replica_id)
+        self._mesh = mesh
+
+    @property
+    def num_logical_devices(self) -> int:
+        """How many ranks this replica is made of."""
+        return self._mesh.num_logical_devices
+
+    @property
+    def logical_device(self) -> int:
+        """Which of its replica's logical devices this rank is, from 0."""
+        return self._mesh.logical_device
+
+    def logical_all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+        """Reduce a value, or each value of a nested structure, over the logical devices of this replica.
+
+        Collective: every rank calls it in the same order; replicas may differ in shapes.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM or MEAN, also by name in any case.
+        value : array, or nested tuples, lists and dicts of arrays
+            Unchanged.
+
+        Returns
+        -------
+        array or nested structure
+            As `value`, with new arrays; the same on every logical device.
+        """
+        context.require_replica(self)
+        reduce_op = parse_reduce_op(reduce_op)
+        return nest.pack(value, [self._reduced(reduce_op, leaf) for leaf in nest.flatten(value)])
+
+    def _reduced(self, reduce_op: ReduceOp, value: Any) -> Any:
+        total = self._mesh.group.all_reduce_here(component(value))
+        result = total if reduce_op is ReduceOp.SUM else total / self.num_logical_devices
+        is_short = result.dtype != total.dtype and total.dtype.kind not in "iu"
+        return like_given(result.astype(total.dtype) if is_short else result, value)
+
+    def logical_all_gather(self, value: Any, axis: int) -> Any:
+        """Return the values of all logical devices of this replica, joined along `axis` in their order.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        value : array of at least one dimension, or nested tuples, lists and dicts of them
+            Logical devices may differ in the length of `axis`, replicas in all lengths.
+        axis : int
+        """
+        context.require_replica(self)
+        group = self._mesh.group
+        return nest.pack(value, [group.all_gather_here(component(leaf), axis) for leaf in nest.flatten(value)])
+
+
+class MeshExtended(MirroredExtended):
+    """Replicas of several ranks each.
+
+    Its collectives are between the ranks that are the same logical device of different replicas; variables begin alike
+    on all ranks.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    whole : Communicator
+        Of all ranks.
+    assignment : DeviceAssignment
+    device_names : tuple of str
+        The devices of all ranks.
+
+    Attributes
+    ----------
+    group : GroupCommunicator
+        The ranks of this rank's replica.
+    num_logical_devices, logical_device : int
+    """
+
+    def __init__(
+        self, strategy: Strategy, whole: Communicator, assignment: DeviceAssignment, device_names: tuple[str, ...]
+    ) -> None:
+        replica, logical_device = assignment.place_of(whole.rank)
+        self.num_logical_devices = assignment.num_cores_per_replica
+        self.logical_device = logical_device
+        self.whole = whole
+        self.group = GroupCommunicator(whole, assignment.ranks[replica].tolist())
+        across = GroupCommunicator(whole, assignment.ranks[:, logical_device].tolist())
+        super().__init__(strategy, across, device_names[whole.rank], device_names, AllReduceCrossDeviceOps())
+
+    def make_replica_context(self) -> ReplicaContext:
+        """Return the context of this rank's logical device.  Local."""
+        return MeshReplicaContext(self._strategy, self)
+
+    def share_initial_value(self, variable: DistributedVariable) -> None:
+        """Give every copy of a new variable the chief's value, on all logical devices.  Collective."""
+        call = self.whole.call("Variable", [(variable.name, variable.dtype, variable.shape)])
+        self.whole.check(call, self._options.timeout_seconds)
+        self.whole.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
+
+    def split(self, variable: DistributedVariable, partition_dimensions: Sequence[int]) -> DistributedVariable:
+        """Return a variable of which each logical device of a replica holds a part.  Local."""
+        return SplitVariable(variable, partition_dimensions, self._strategy)

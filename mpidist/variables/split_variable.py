@@ -1,0 +1,65 @@
+"""`SplitVariable`: a variable of which each logical device of a replica holds a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.variables.partition import part_of
+from mpidist.variables.variable import DistributedVariable
+
+
+class SplitVariable(DistributedVariable):
+    """A variable cut into equal parts, one for each logical device of a replica; made by `Variable`.
+
+    `value`, `shape` and the `assign` methods are those of this rank's part; replicas hold copies of it.
+
+    Attributes
+    ----------
+    partition_dimensions : tuple of int
+        How many parts each axis is cut into.
+    whole_shape : tuple of int
+        The shape of all parts together.
+    """
+
+    def __init__(self, whole: DistributedVariable, partition_dimensions: Sequence[int], strategy: Any) -> None:
+        self.partition_dimensions = tuple(int(count) for count in partition_dimensions)
+        self.whole_shape = whole.shape
+        self.strategy = strategy
+        super().__init__(
+            self.own_part(whole.storage).copy(),
+            strategy=strategy,
+            name=whole.name,
+            trainable=whole.trainable,
+            synchronization=whole.synchronization,
+            aggregation=whole.aggregation,
+        )
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        """The shape of all parts together: a checkpoint holds the variable whole."""
+        return self.whole_shape
+
+    def own_part(self, whole: Any) -> Any:
+        """Return this rank's part of an array of `whole_shape`.  Local."""
+        return part_of(whole, self.partition_dimensions, self.strategy.extended.logical_device)
+
+    def joined(self, part: Any) -> Any:
+        """Return the parts of an array that all logical devices have, put together, as a new array.
+
+        Collective: every rank calls it in the same order.
+        """
+        flat = self.strategy.extended.group.all_gather(part.reshape(1, -1))
+        whole = numpy.empty(self.whole_shape, part.dtype, like=part)
+        for index, values in enumerate(flat):
+            part_of(whole, self.partition_dimensions, index)[...] = values.reshape(part.shape)
+        return whole
+
+    def whole(self) -> Any:
+        """Return the value of the whole variable, as a new array.
+
+        Collective: every rank calls it in the same order.
+        """
+        return self.joined(self.value)
