@@ -211,7 +211,8 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
         node_ranks,
         hosts=hosts,
         messenger=None if alone else MpiMessenger(world.Dup()),
-        pause=yield_processor() if _crowded(machine) else None,
+        # a message between nodes takes longer than to let others run, and hosts may share cores unseen
+        pause=yield_processor() if topology.node_count > 1 or _crowded(machine) else None,
         chosen=chosen,
     )
     if problem and node.Get_rank() == 0:
