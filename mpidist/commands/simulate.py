@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.hostlist import expand_hostlist
@@ -15,6 +16,7 @@ from mpidist.collectives.comparison import Outcome, candidates, compare
 from mpidist.collectives.cost import CostModel, Level
 from mpidist.collectives.networks import NETWORKS, network
 from mpidist.collectives.rounds import COLLECTIVES, Schedule
+from mpidist.collectives.tuning import Record, folder, path_of, read, stored
 from mpidist.commands import quantities
 from mpidist.commands.quantities import show_bytes, show_seconds
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if options.measure:
         from mpidist.commands.simulate_measure import measure
 
-        return measure(options.json)
+        return measure(options.json, options.bytes)
     try:
         topology, model = _topology(options), _model(options)
         schedules = _schedules(options, topology)
@@ -96,6 +98,8 @@ def _add_links(group: Any) -> None:
     group.add_argument("--gamma", type=quantities.seconds_per_byte, default=0.0, help=gamma)
     links = "links of a node, which its messages share: default 1"
     group.add_argument("--links-per-node", type=_count, default=1, help=links)
+    stored = "in place of all these: a file of mpidist tune, or the only one in its folder"
+    group.add_argument("--figures", metavar="FILE", nargs="?", const="", help=stored)
 
 
 def _count(text: str) -> int:
@@ -154,11 +158,28 @@ def placed(counted: Sequence[tuple[str, int]], placement: str) -> list[str]:
 
 
 def _model(options: argparse.Namespace) -> CostModel:
+    if options.figures is not None:
+        return _stored(options.figures).figures.model
     return CostModel(
         intra=_level(options, "intra", options.network_intra),
         inter=_level(options, "inter", options.network),
         links_per_node=options.links_per_node,
     )
+
+
+def _stored(path: str) -> Record:
+    """Return what `mpidist tune` has stored in a file, or in the only file of its folder."""
+    if path:
+        try:
+            return read(Path(path))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--figures {path}: {error}") from None
+    where = folder()
+    found = stored(where)
+    if len(found) != 1:
+        known = "".join(f"\n  {path_of(each.key, where)}: {each.key.get('ranks')}" for each in found)
+        raise ValueError(f"--figures: {where} holds the figures of {len(found)} sets of ranks; name one{known}")
+    return found[0]
 
 
 def _level(options: argparse.Namespace, level: str, name: str) -> Level:
@@ -203,20 +224,30 @@ def _page(options: argparse.Namespace, topology: Topology, model: CostModel, out
 
 
 def _links(options: argparse.Namespace, model: CostModel) -> list[str]:
-    shared = f"{options.links_per_node} link{'s' if options.links_per_node > 1 else ''} a node"
-    reducing = f"{show_bytes(1 / options.gamma)}/s" if options.gamma else "not counted; --gamma says what it takes"
+    links = "as many links as ranks" if model.links_per_node is None else f"links: {model.links_per_node}"
+    reducing = "not counted; --gamma says what it takes"
+    if gamma := model.inter.gamma or model.intra.gamma:
+        reducing = f"{show_bytes(1 / gamma)}/s"
     return [
-        f"inside    {_figures(options, 'intra', options.network_intra, model.intra)}",
-        f"between   {_figures(options, 'inter', options.network, model.inter)}, {shared}",
+        f"inside    {_named(options, 'intra', options.network_intra)}: {shown_level(model.intra)}",
+        f"between   {_named(options, 'inter', options.network)}: {shown_level(model.inter)}, {links}",
         f"reducing  {reducing}",
     ]
 
 
-def _figures(options: argparse.Namespace, level: str, name: str, figures: Level) -> str:
+def _named(options: argparse.Namespace, level: str, name: str) -> str:
+    """Return where the figures of a level are from."""
+    if options.figures is not None:
+        return "as stored"
     given = [getattr(options, f"{figure}_{level}") is not None for figure in ("alpha", "beta")]
-    where = "as given" if all(given) else f"{name}, partly as given" if any(given) else name
-    rate = f"{show_bytes(1 / figures.beta)}/s" if figures.beta else "no seconds a byte"
-    return f"{where}: {show_seconds(figures.alpha)} a message, {rate}"
+    return "as given" if all(given) else f"{name}, partly as given" if any(given) else name
+
+
+def shown_level(level: Level) -> str:
+    """Return the figures of a level as text."""
+    rate = f"{show_bytes(1 / level.beta)}/s" if level.beta else "no seconds a byte"
+    points = f" beyond {len(level.exchange)} measured points" if level.exchange else ""
+    return f"{show_seconds(level.alpha)} a message, {rate}{points}"
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> str:

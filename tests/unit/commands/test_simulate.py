@@ -8,13 +8,19 @@ import sys
 
 import pytest
 
+from mpidist import transports
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.algorithms import names
-from mpidist.collectives.cost import CostModel
+from mpidist.collectives.comparison import candidates
+from mpidist.collectives.cost import CostModel, Level
+from mpidist.collectives.figures import Figures
 from mpidist.collectives.networks import NETWORKS
+from mpidist.collectives.tuning import Record, write
 from mpidist.commands.main import main
 from mpidist.commands.simulate import placed
+from mpidist.commands.simulate_measure import Comparison, comparison_table, measure, verdict
 from mpidist.commands.simulate_plot import against_bytes, against_ranks
+from mpidist.testing import run_ranks
 
 FIGURES = ["--alpha-intra", "1us", "--beta-intra", "10GB/s", "--alpha-inter", "1us", "--beta-inter", "10GB/s"]
 
@@ -157,3 +163,65 @@ def test_without_matplotlib_the_cure_is_said(tmp_path):
     assert result.returncode == 1
     assert "pip install 'mpidist[bench]'" in result.stderr
     assert "best" in result.stdout  # the table is there all the same
+
+
+# -- measured figures --------------------------------------------------------------------------------------------------
+
+
+KEY = {"mpi": "some MPI", "shared_memory": True, "algorithms": ["ring"]}
+
+
+def test_stored_figures_take_the_place_of_presets(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MPIDIST_TUNING_FOLDER", str(tmp_path))
+    assert "holds the figures of 0 sets of ranks" in complaint(capsys, "--figures")
+    model = CostModel(Level(1e-6, 1e-9), Level(2e-6, 1e-9), links_per_node=3)
+    path = write(Record({**KEY, "ranks": "2 nodes x 1 rank"}, ("a", "b"), "test", Figures(model, {})), tmp_path)
+    for arguments in (["--figures"], ["--figures", str(path)]):
+        found = as_json(capsys, *arguments, "--nodes", "2", "--ranks-per-node", "1", "--bytes", "2KB")
+        by_name = {outcome["algorithm"]: outcome["seconds"] for outcome in found["outcomes"]}
+        assert by_name["ring"] == pytest.approx(2 * (2e-6 + 1e-6))
+        assert found["model"]["links_per_node"] == 3
+    assert "as stored" in printed(capsys, "--figures")
+    write(Record({**KEY, "ranks": "3 nodes x 1 rank"}, ("a", "b", "c"), "test", Figures(model, {})), tmp_path)
+    message = complaint(capsys, "--figures")
+    assert "2 sets of ranks" in message and str(path) in message and "3 nodes x 1 rank" in message
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}"])
+def test_figures_that_cannot_be_read_are_named(content, tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    if content is not None:
+        path.write_text(content)
+    assert str(path) in complaint(capsys, "--figures", str(path))
+
+
+def test_measuring_needs_ranks(capsys, monkeypatch):
+    monkeypatch.setenv("MPIDIST_NO_MPI", "1")
+    transports.forget()
+    assert main(["simulate", "--measure"]) == 2
+    assert "mpidist run -n 2 -m mpidist simulate --measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+def test_every_schedule_is_predicted_and_measured(hosts, capsys):
+    run_ranks(len(hosts), lambda: measure(True, 5000), hosts=list(hosts))
+    found = json.loads(capsys.readouterr().out)  # rank 0 alone has printed
+    assert found["ranks"] == len(hosts)
+    pairs = {(each["algorithm"], each["bytes"]) for each in found["comparisons"]}
+    schedules = candidates("all_reduce", Topology(hosts))
+    assert pairs == {(schedule.name, nbytes) for schedule in schedules for nbytes in (1024, 4096)}
+    for each in found["comparisons"]:
+        assert each["measured"] > 0 and each["predicted"] > 0
+        assert each["deviation"] == pytest.approx(each["predicted"] / each["measured"] - 1)
+
+
+def test_the_verdict_counts_what_is_on_target_and_names_the_worst():
+    found = [
+        Comparison("ring", 1024, 11e-6, 10e-6),
+        Comparison("ring", 4096, 20e-6, 40e-6),
+        Comparison("binomial", 4096, 46e-6, 40e-6),
+    ]
+    assert verdict(found, crowded=False) == "2 of 3 within 15%, the worst off by -50% (ring of 4.1 KB)"
+    assert verdict(found, crowded=True).endswith("ranks outnumber cores, so no prediction is meant to hold")
+    shown = comparison_table(found).splitlines()
+    assert shown[1].split() == ["ring", "1.02", "KB", "11", "us", "10", "us", "+10", "%"]

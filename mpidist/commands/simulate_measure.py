@@ -1,0 +1,128 @@
+"""``mpidist simulate --measure``: calibrates the ranks of this launch, predicts schedules, and measures them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.comparison import candidates
+from mpidist.collectives.cost import CostModel
+from mpidist.collectives.measured_rounds import MeasuredRounds
+from mpidist.collectives.simulator import simulate
+from mpidist.commands.quantities import show_bytes, show_seconds, table
+from mpidist.commands.simulate import shown_level
+from mpidist.errors import MpidistError
+
+#: Sizes in bytes of the buffers.
+SIZES = tuple(1 << power for power in range(10, 25, 2))
+
+#: What the prediction may be off by.
+TARGET = 0.15
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One schedule on one size of buffer: seconds by the model, and as measured."""
+
+    algorithm: str
+    bytes: int
+    predicted: float
+    measured: float
+
+    @property
+    def deviation(self) -> float:
+        """How far the prediction is off, relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def measure(as_json: bool, most_bytes: int) -> int:
+    """Calibrate, predict, measure and print on rank 0; return the exit status.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    as_json : bool
+    most_bytes : int
+        Longer buffers of `SIZES` are left out.
+    """
+    try:
+        communicator = Communicator.world()
+    except MpidistError as error:
+        print(f"mpidist simulate: {error}", file=sys.stderr)
+        return 1
+    if communicator.size == 1:
+        print(
+            "mpidist simulate: --measure needs ranks: mpidist run -n 2 -m mpidist simulate --measure", file=sys.stderr
+        )
+        return 2
+    model, found = compared(communicator, [size for size in SIZES if size <= most_bytes] or SIZES[:1])
+    if communicator.rank == 0:
+        crowded = communicator.control.pause is not None
+        print(_as_json(communicator, model, found, crowded) if as_json else _page(communicator, model, found, crowded))
+    return 0
+
+
+def compared(communicator: Communicator, sizes: Sequence[int] = SIZES) -> tuple[CostModel, list[Comparison]]:
+    """Return the calibrated model, and every schedule on every size, predicted and measured.
+
+    Collective: every rank calls it in the same order.
+    """
+    topology, schedules = communicator.topology, candidates("all_reduce", communicator.topology)
+    rounds, measured = MeasuredRounds(communicator, max(sizes)), {}
+    for nbytes in (sizes[0], *sizes):  # the first of a launch is slow, and measured again
+        measured[nbytes] = rounds.measure([nbytes // 2, nbytes], schedules, nbytes)
+    model, found = rounds.model(), []
+    for nbytes, seconds in measured.items():
+        for schedule, taken in zip(schedules, seconds, strict=True):
+            predicted = simulate(schedule, topology.size, nbytes, model, topology).seconds
+            found.append(Comparison(schedule.name, nbytes, predicted, taken))
+    return model, found
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+def _page(communicator: Communicator, model: CostModel, found: Sequence[Comparison], crowded: bool) -> str:
+    topology = communicator.topology
+    lines = [f"schedules on {topology.describe()}, predicted and measured in one launch"]
+    if max(topology.local_size_of) > 1:
+        lines.append(f"inside    {shown_level(model.intra)}")
+    if topology.node_count > 1:
+        lines.append(f"between   {shown_level(model.inter)}")
+    return "\n".join([*lines, "", comparison_table(found), verdict(found, crowded)])
+
+
+def comparison_table(found: Sequence[Comparison]) -> str:
+    """Return a line a size and schedule."""
+    rows = [["algorithm", "bytes", "predicted", "measured", "deviation"]]
+    for each in found:
+        seconds = [show_seconds(each.predicted), show_seconds(each.measured)]
+        rows.append([each.algorithm, show_bytes(each.bytes), *seconds, f"{100 * each.deviation:+.0f} %"])
+    return table(rows)
+
+
+def verdict(found: Sequence[Comparison], crowded: bool) -> str:
+    """Return one line: how many predictions are on target, and which one is the worst."""
+    close = sum(abs(each.deviation) <= TARGET for each in found)
+    worst = max(found, key=lambda each: abs(each.deviation))
+    where = f"{worst.algorithm} of {show_bytes(worst.bytes)}"
+    text = f"{close} of {len(found)} within {TARGET:.0%}, the worst off by {worst.deviation:+.0%} ({where})"
+    return f"{text}; ranks outnumber cores, so no prediction is meant to hold" if crowded else text
+
+
+def _as_json(communicator: Communicator, model: CostModel, found: Sequence[Comparison], crowded: bool) -> str:
+    return json.dumps(
+        {
+            "ranks": communicator.size,
+            "topology": communicator.topology.describe(),
+            "oversubscribed": crowded,
+            "model": asdict(model),
+            "target": TARGET,
+            "comparisons": [{**asdict(each), "deviation": each.deviation} for each in found],
+        },
+        indent=2,
+    )
