@@ -30,7 +30,7 @@ from mpidist.fusion.pipeline import FusedAllReduce
 TARGET_RATIO, TARGET_SECONDS = 1.10, 5e-6
 
 #: Seconds that a contender's part of a round takes at least, and the most calls in it.
-ROUND_SECONDS, MOST_CALLS = 1e-3, 50
+ROUND_SECONDS, MOST_CALLS = 4e-3, 200
 
 #: Steps before AUTO is timed: it has tried all its ways by then.
 WARM_STEPS = 40

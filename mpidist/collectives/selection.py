@@ -176,6 +176,11 @@ def predictions(figures: Figures, nbytes: int, facts: Facts) -> dict[str, float]
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
+def is_gain(seconds: float, default_seconds: float) -> bool:
+    """Return whether the one is so much quicker than the default that the default is left (Local)."""
+    return seconds <= min(_GAIN * default_seconds, default_seconds - _GAIN_SECONDS)
+
+
 def _rows(figures: Figures, facts: Facts) -> tuple[tuple[int, tuple[str, ...]], ...]:
     rows: list[tuple[int, tuple[str, ...]]] = []
     for nbytes in _SIZES:
@@ -191,10 +196,8 @@ def _ranking(seconds: dict[str, float], default: str) -> tuple[str, ...]:
     if not order:
         return (default,)
     best = order[0]
-    if default in seconds:
-        slow = seconds[default]
-        if seconds[best] > min(_GAIN * slow, slow - _GAIN_SECONDS):
-            best = default
+    if default in seconds and not is_gain(seconds[best], seconds[default]):
+        best = default
     others = [name for name in order if name != best and seconds[name] <= _NEAR * seconds[order[0]]]
     return (best, *others[: _MOST_NEAR - 1])
 
