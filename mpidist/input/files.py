@@ -73,8 +73,8 @@ class FileRows(Node):
         for table in tables[1:]:
             if (found := table.spec()) != first:
                 raise ValueError(
-                    f"files of one data set must have rows alike: {tables[0].path} has {first}, "
-                    f"{table.path} has {found}"
+                    f"files of one data set must have rows alike: {tables[0].path} has {_shown(first)}, "
+                    f"{table.path} has {_shown(found)}"
                 )
         return cls(tables)
 
@@ -104,6 +104,10 @@ class FileRows(Node):
         """Return row and file."""
         number = int(numpy.searchsorted(self._ends, position, "right"))
         return f"row {position - self._begin(number)} of {self.tables[number].path}"
+
+
+def _shown(spec: Any) -> Any:
+    return structure.map_leaves(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec)
 
 
 def read_rows(array: Any, rows: numpy.ndarray, row_bytes: int | None = None) -> numpy.ndarray:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy
 import pytest
 
 import mpidist
-from mpidist.input import Dataset
+from mpidist.input import Dataset, DistributedDataset
 
 pytestmark = pytest.mark.mpi
+
+
+def global_batches(dataset):
+    """Return the batches of the next epoch, as one rank would see them, as lists."""
+    return [batch.tolist() for batch in DistributedDataset(dataset, 0, 1)]
+
+
+def joined(strategy, distributed):
+    return [strategy.gather(part, axis=0).tolist() for part in distributed]
+
+
+@pytest.fixture
+def shared_folder(mpi_tmp_path):
+    """A folder with four HDF5 files of 7, 0, 3 and 11 rows, and the number of rows in all."""
+    strategy, sizes = mpidist.MultiWorkerMirroredStrategy(), [7, 0, 3, 11]
+    if strategy.extended.replica_id == 0:
+        for number, size in enumerate(sizes):
+            with h5py.File(mpi_tmp_path / f"{number}.h5", "w") as file:
+                file.create_dataset("x", data=numpy.arange(size) + 100.0 * number, chunks=(2,) if size else None)
+    strategy.extended.communicator.barrier()
+    return mpi_tmp_path
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(40, 8), (23, 7), (5, 2), (1, 64)])
@@ -17,10 +39,9 @@ def test_parts_joined_in_rank_order_are_the_global_batches(rows, batch):
     values = numpy.arange(2 * rows, dtype="float32").reshape(rows, 2)
     dataset = Dataset.from_arrays(values).shuffle(seed=7).batch(batch)
     distributed = strategy.experimental_distribute_dataset(dataset)
-    for epoch in range(2):
-        expected = [values[index] for index in dataset.rows_of_batches(epoch)]
-        joined = [strategy.gather(part, axis=0) for part in distributed]
-        assert [each.tolist() for each in joined] == [each.tolist() for each in expected]
+    alone = DistributedDataset(dataset, 0, 1)
+    for _ in range(2):
+        assert joined(strategy, distributed) == [part.tolist() for part in alone]
 
 
 def test_more_replicas_than_rows_get_empty_parts_and_join_the_reduction():
@@ -28,3 +49,52 @@ def test_more_replicas_than_rows_get_empty_parts_and_join_the_reduction():
     dataset = Dataset.from_arrays(numpy.ones((2, 3), "float32")).batch(2)
     sums = [strategy.reduce("SUM", part, axis=0) for part in strategy.experimental_distribute_dataset(dataset)]
     assert [total.tolist() for total in sums] == [[2.0, 2.0, 2.0]]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_rows_of_files_and_of_streams(shared_folder, prefetch):
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    files = Dataset.from_hdf5(shared_folder / "*.h5", "x").shuffle(seed=1)
+    streams = [files, files.filter(lambda x: x % 3 > 0), Dataset.from_generator(lambda: numpy.arange(17.0))]
+    for dataset in streams:
+        batches = dataset.map(lambda x: x + 1, num_parallel_calls=2).batch(4).prefetch(prefetch)
+        assert joined(strategy, strategy.experimental_distribute_dataset(batches)) == global_batches(batches)
+
+
+def test_files_are_dealt_whole_and_ranks_that_are_out_get_empty_batches(shared_folder):
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    options = mpidist.data.Options()
+    options.experimental_distribute.auto_shard_policy = mpidist.AutoShardPolicy.FILE
+    dataset = Dataset.from_hdf5(shared_folder / "*.h5", "x").batch(4).with_options(options)
+    if strategy.num_replicas_in_sync > 4:
+        with pytest.raises(ValueError, match="not enough for the required"):
+            strategy.experimental_distribute_dataset(dataset)
+        return
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    first = next(iter(distributed))
+    resumed = strategy.experimental_distribute_dataset(dataset)
+    resumed.restore(distributed.state())
+    seen = [*strategy.gather(first, axis=0).tolist(), *sum(joined(strategy, resumed), [])]
+    assert sorted(seen) == [row + 100.0 * number for number, rows in enumerate([7, 0, 3, 11]) for row in range(rows)]
+
+
+def test_data_sets_of_each_rank_end_together():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    size = strategy.num_replicas_in_sync
+
+    def dataset_fn(ctx):
+        return Dataset.range(2 * ctx.input_pipeline_id + 1).batch(2)
+
+    steps = [part.shape[0] for part in strategy.distribute_datasets_from_function(dataset_fn)]
+    assert len(steps) == size
+    assert sum(steps) == 2 * strategy.extended.replica_id + 1
+
+
+def test_batches_of_somebody_else_must_be_alike():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    batches = [numpy.arange(5) + 10 * number for number in range(3)]
+    assert joined(strategy, strategy.experimental_distribute_dataset(batches)) == [batch.tolist() for batch in batches]
+    if strategy.num_replicas_in_sync > 1:
+        mine = strategy.experimental_distribute_dataset([numpy.arange(5) + strategy.extended.replica_id])
+        with pytest.raises(mpidist.errors.CollectiveMismatchError, match="checksum of what was read for step 0"):
+            next(iter(mine))

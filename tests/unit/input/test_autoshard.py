@@ -8,10 +8,10 @@ import re
 import numpy
 import pytest
 
-from mpidist.data import AutoShardPolicy, Dataset, Options
-from mpidist.input import DistributedDataset, sharding
+from mpidist.input import Dataset, DistributedDataset, sharding
 from mpidist.input.autoshard import for_worker
 from mpidist.input.batches import rebatched
+from mpidist.input.options import AutoShardPolicy, Options
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
@@ -89,9 +89,7 @@ def test_batches_of_several_replicas_a_worker(name, tmp_path):
         seen = [list(itertools.chain(*zip(*parts[w::workers], strict=True))) for w in range(workers)]
     else:
         sizes = [sharding.rotated_batch_sizes(batch, w, workers, per_worker) for w in range(workers)]
-        seen = [
-            as_lists(rebatched(for_worker(dataset, workers, w), itertools.cycle(sizes[w]))) for w in range(workers)
-        ]
+        seen = [as_lists(rebatched(for_worker(dataset, workers, w), itertools.cycle(sizes[w]))) for w in range(workers)]
     assert seen == CASES[name]["expected"]
 
 
@@ -124,7 +122,7 @@ def test_no_case_is_forgotten():
     assert {*ELEMENTS, *REBATCHED, "shard_shuffle_seeded", "policy_enum", "policy_default"} == set(CASES)
 
 
-# -- beyond the observed cases ------------------------------------------------------------------------------------------
+# -- beyond the observed cases ----------------------------------------------------------------------------------------
 
 
 def test_auto_falls_back_to_rows_with_one_line_where_files_are_too_few(tmp_path, caplog):
@@ -166,7 +164,9 @@ def test_an_epoch_of_files_has_every_row_once(policy, ranks, tmp_path):
 
 def test_replicas_of_one_machine_are_one_worker():
     def rank():
-        return as_lists(MirroredStrategy().experimental_distribute_dataset(with_policy(Dataset.range(4).batch(4), "OFF")))
+        return as_lists(
+            MirroredStrategy().experimental_distribute_dataset(with_policy(Dataset.range(4).batch(4), "OFF"))
+        )
 
     assert run_ranks(2, rank) == [[[0, 1]], [[2, 3]]]
 
