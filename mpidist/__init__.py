@@ -25,6 +25,7 @@ _NAMES = {
     "CrossDeviceOps": "mpidist.cross_device_ops:CrossDeviceOps",
     "DistributedDataset": "mpidist.input.distributed:DistributedDataset",
     "DistributedIterator": "mpidist.input.distributed:DistributedIterator",
+    "DistributedValues": "mpidist.variables:DistributedValues",
     "HierarchicalCopyAllReduce": "mpidist.cross_device_ops:HierarchicalCopyAllReduce",
     "IndexedSlices": "mpidist.variables:IndexedSlices",
     "InputContext": "mpidist.input.from_function:InputContext",
@@ -38,8 +39,10 @@ _NAMES = {
     "ReductionToOneDevice": "mpidist.cross_device_ops:ReductionToOneDevice",
     "ReplicaContext": "mpidist.strategies.replica_context:ReplicaContext",
     "RingAllReduce": "mpidist.cross_device_ops:RingAllReduce",
+    "RunOptions": "mpidist.strategies.run_options:RunOptions",
     "Strategy": "mpidist.strategies.base:Strategy",
     "StrategyExtended": "mpidist.strategies.extended:StrategyExtended",
+    "TPUStrategy": "mpidist.strategies.tpu.strategy:TPUStrategy",
     "Trainer": "mpidist.training.trainer:Trainer",
     "Variable": "mpidist.variables:Variable",
     "VariableAggregation": "mpidist.options:VariableAggregation",
@@ -47,6 +50,8 @@ _NAMES = {
     "callbacks": "mpidist.training.callbacks",
     "cluster_resolver": "mpidist.cluster.resolvers",
     "compute_average_loss": "mpidist.training.losses:compute_average_loss",
+    "config.experimental_connect_to_cluster": "mpidist.cluster.connecting:experimental_connect_to_cluster",
+    "config.experimental_connect_to_host": "mpidist.cluster.connecting:experimental_connect_to_host",
     "config.list_physical_devices": "mpidist.arrays:list_physical_devices",
     "data.AUTOTUNE": "mpidist.input.dataset:AUTOTUNE",
     "data.ArraySpec": "mpidist.input.node:ArraySpec",
@@ -59,6 +64,7 @@ _NAMES = {
     "experimental.CommunicationImplementation": "mpidist.options:CommunicationImplementation",
     "experimental.CommunicationOptions": "mpidist.options:CommunicationOptions",
     "experimental.MultiWorkerMirroredStrategy": "mpidist.strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
+    "experimental.TPUStrategy": "mpidist.strategies.tpu.strategy:TPUStrategy",
     "experimental.ValueContext": "mpidist.input.from_function:ValueContext",
     "experimental.PreemptionCheckpointHandler": "mpidist.training.preemption:PreemptionCheckpointHandler",
     "experimental.TerminationConfig": "mpidist.training.preemption:TerminationConfig",
@@ -71,6 +77,7 @@ _NAMES = {
     "optimizers": "mpidist.optimizers",
     "scale_regularization_loss": "mpidist.training.losses:scale_regularization_loss",
     "testing": "mpidist.testing",
+    "tpu": "mpidist.strategies.tpu",
 }
 
 

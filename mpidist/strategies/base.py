@@ -68,7 +68,8 @@ class Strategy(InputMethods):
         """Call `fn` as this rank's replica and return what it returns.
 
         Collective: every rank calls it in the same order, as far as `fn` calls collectives.  An exception of `fn` is
-        raised here; where the other ranks wait for this one, it ends the job.
+        raised here as it is.  The other ranks raise RemoteReplicaError in their next collective, inside `run` or after
+        it; if all of them catch it, they can go on together.
 
         Parameters
         ----------
@@ -78,7 +79,7 @@ class Strategy(InputMethods):
             This rank's components, as a distributed data set gives them; anything else is passed as it is.
         kwargs : dict, optional
         options : RunOptions, optional
-            Accepted for TensorFlow's sake; they concern TPUs.
+            Accepted for TensorFlow's sake; they concern compilation for TPUs.
 
         Raises
         ------
@@ -86,6 +87,8 @@ class Strategy(InputMethods):
             `args` is neither a tuple nor a list.
         RuntimeError
             Inside `run`, or inside the scope of another strategy.
+        RemoteReplicaError
+            In a collective of `fn`: on another rank, the function raised.
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")

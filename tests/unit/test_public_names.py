@@ -22,6 +22,7 @@ PUBLIC = {
     "CrossDeviceOps",
     "DistributedDataset",
     "DistributedIterator",
+    "DistributedValues",
     "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
@@ -35,8 +36,10 @@ PUBLIC = {
     "ReductionToOneDevice",
     "ReplicaContext",
     "RingAllReduce",
+    "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "Trainer",
     "Variable",
     "VariableAggregation",
@@ -58,11 +61,12 @@ PUBLIC = {
     "optimizers",
     "scale_regularization_loss",
     "testing",
+    "tpu",
 }
 
 #: The public names inside namespaces that are not modules of their own.
 NAMESPACES = {
-    "config": {"list_physical_devices"},
+    "config": {"experimental_connect_to_cluster", "experimental_connect_to_host", "list_physical_devices"},
     "data": {"AUTOTUNE", "ArraySpec", "AutoShardPolicy", "Dataset", "Options"},
     "experimental": {
         "CollectiveCommunication",
@@ -71,6 +75,7 @@ NAMESPACES = {
         "CommunicationOptions",
         "MultiWorkerMirroredStrategy",
         "PreemptionCheckpointHandler",
+        "TPUStrategy",
         "TerminationConfig",
         "ValueContext",
     },

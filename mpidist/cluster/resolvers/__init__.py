@@ -15,6 +15,7 @@ RESOLVERS = {
     "SimpleClusterResolver": "mpidist.cluster.resolvers.simple:SimpleClusterResolver",
     "SlurmClusterResolver": "mpidist.cluster.resolvers.slurm:SlurmClusterResolver",
     "TFConfigClusterResolver": "mpidist.cluster.resolvers.tf_config:TFConfigClusterResolver",
+    "TPUClusterResolver": "mpidist.cluster.resolvers.tpu:TPUClusterResolver",
     "UnionClusterResolver": "mpidist.cluster.resolvers.union:UnionResolver",
     "UnionResolver": "mpidist.cluster.resolvers.union:UnionResolver",
 }
