@@ -95,6 +95,22 @@ def test_what_is_far_behind_is_not_measured_at_long_sizes(monkeypatch):
     assert [size for size, _ in figures.points["shared_memory"]][-1] == 1 << 24
 
 
+def test_what_seems_to_beat_the_fixed_table_is_measured_once_more_beside_it(monkeypatch):
+    asked = []
+
+    def compare(stopwatch, runs, times_more=1):
+        asked.append((len(runs), times_more))
+        return [5e-5, 4e-5] if times_more > 1 else [1e-4] + [1e-5 * (index + 1) for index in range(len(runs) - 1)]
+
+    monkeypatch.setattr(Stopwatch, "compare", compare)
+    runs = dict.fromkeys(["shared_memory", "native", "ring"], lambda: None)
+    assert calibration._confirmed(Stopwatch.__new__(Stopwatch), runs, "shared_memory") == [5e-5, 4e-5, 2e-5]
+    assert asked == [(3, 1), (2, calibration._DUEL_ROUNDS)]
+    del asked[:]
+    assert calibration._confirmed(Stopwatch.__new__(Stopwatch), runs, "native") == [1e-4, 1e-5, 2e-5]
+    assert asked == [(3, 1)]
+
+
 @pytest.mark.parametrize("rank", range(5))
 def test_neighbours_on_the_node_and_between_nodes(rank):
     topology = Topology(list("aabba"))  # node a: 0, 1, 4; node b: 2, 3
