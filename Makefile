@@ -10,17 +10,20 @@ MPICH_LIMIT ?= 600
 
 VENV := .venv
 MPICH_VENV := .venv-mpich
+HDF5_VENV := .venv-hdf5
 RAN := build/ran
 
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_exit_on_timeout=true
 
-.PHONY: train test test-mpich test-all test-slurm lint types layering docs bench check clean help
+.PHONY: train test test-mpich test-all test-crashes test-hdf5 test-slurm lint types layering docs bench check clean help
 
 help:
 	@echo "make train      8 ranks train an image classifier on the digits data set"
 	@echo "make test       unit tests, then the parallel tests under Open MPI on $(SIZES) ranks"
 	@echo "make test-N     the parallel tests on N ranks"
-	@echo "make test-all   the same under MPICH too"
+	@echo "make test-all   the same under MPICH too, and 50 kills"
+	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
+	@echo "make test-hdf5  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make check      lint, types, layering, docs and make test"
 	@echo "make bench      all-reduce algorithms against MPI's own"
@@ -68,7 +71,18 @@ test-mpich-%: $(MPICH_VENV)/.test-installed
 	timeout --kill-after=20 $(MPICH_LIMIT) \
 		$(MPICH_VENV)/bin/mpidist run --quiet -n $* $(PYTEST_PARALLEL) --ran-log $(RAN)/mpich
 
-test-all: test test-mpich
+test-all: test test-mpich test-crashes
+
+test-crashes: $(VENV)/.test-installed
+	KILLS=50 $(VENV)/bin/python -m pytest -q tests/jobs/test_crashes.py
+
+# not part of test-all: it installs packages of the distribution, and compiles h5py for a minute
+test-hdf5:
+	test -e $(HDF5_VENV)/bin/python || tests/hdf5/build-parallel-h5py $(HDF5_VENV)
+	$(HDF5_VENV)/bin/python -m pip install --quiet -e '.[test]'
+	set -e; for size in 1 2 3; do \
+		timeout --kill-after=20 $(LIMIT) mpirun.openmpi --allow-run-as-root --oversubscribe -n $$size \
+			$(HDF5_VENV)/bin/python -m pytest -q tests/hdf5 --with-mpi; done
 
 # where no Slurm can be started it says so and fails; plain pytest skips these tests then
 test-slurm: $(VENV)/.test-installed $(MPICH_VENV)/.test-installed
@@ -95,5 +109,5 @@ bench: $(VENV)/.bench-installed
 check: lint types layering docs test
 
 clean:
-	rm -rf $(VENV) $(MPICH_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
