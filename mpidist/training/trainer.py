@@ -378,6 +378,7 @@ class Trainer:
                 for hook in end_hooks:
                     hook(step, logs)
             if totals.votes or self._stop_now:
+                self.stop_training = True
                 return
         if not position.step:
             raise ValueError(
