@@ -22,8 +22,8 @@ from mpidist.transports.base import Transport
 from mpidist.transports.shared import SharedSegments
 
 #: The longest message in bytes.  MPI libraries send such a one at once; before a long one they ask the receiver, whose
-#: answer comes behind all that is already on its way.  Over TCP, at 0.1 Gbit/s, messages of 16 or 32 KiB took 95 % of the
-#: link and such of 120 KiB 91 %; at 10 Gbit/s those of 32 KiB were quicker than those of 128.
+#: answer comes behind all that is already on its way.  Over TCP, at 0.1 Gbit/s, messages of 16 or 32 KiB took 95 % of
+#: the link and such of 120 KiB 91 %; at 10 Gbit/s those of 32 KiB were quicker than those of 128.
 _MESSAGE_BYTES = 1 << 15
 
 #: Channels below are for others.
