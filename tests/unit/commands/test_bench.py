@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from math import prod
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.commands.bench import all_reduce, command, plot, results, scaling, targets
+from mpidist.commands.bench import measured as measured_module
 from mpidist.commands.bench.cache_mode import CHANGED, ONE_CACHE, TWO_CACHES, UNKNOWN, classify
 from mpidist.commands.bench.contender import Contender, Copy
 from mpidist.commands.bench.peers import PEERS, able, name_of
@@ -187,6 +190,18 @@ def test_turns_know_their_cache_mode_and_whether_it_changed_meanwhile():
     assert timing.modes == [ONE_CACHE, CHANGED, TWO_CACHES]
     assert timing.within(ONE_CACHE) == timing.seconds[:1]
     assert timing.within(CHANGED) == timing.seconds
+
+
+def test_who_had_no_turn_in_the_mode_of_the_table_is_named(monkeypatch):
+    modes = [[TWO_CACHES] * 9, [ONE_CACHE] * 3]
+    timings = [Timing([1.0] * len(each), each, 0) for each in modes]
+    monkeypatch.setattr(measured_module, "Turns", lambda *_: SimpleNamespace(run=lambda: timings))
+    ranks, tensors = FakeRanks(), TensorList([(8,)], "float32", 0, 2)
+    measured, makers = measured_module.Measured(), [partial(Recorder, name=name) for name in ("first", "slow")]
+    rows = measured.add("work", makers, tensors, ranks, Budget(), "first", 1.0)
+    assert [(row.who, row.cache) for row in rows] == [("first", TWO_CACHES)]
+    assert measured.missing == {"slow": "no turn of it on work was in two caches"}
+    assert ranks.said == ["# without slow: no turn of it on work was in two caches"]
 
 
 # -- the cache mode ---------------------------------------------------------------------------------------------------
@@ -492,6 +507,15 @@ def test_wrong_results_make_the_command_fail(capsys, monkeypatch, tmp_path):
     results.write(tmp_path / "a.json", [launch([replace(row("mpidist", 1.0), wrong=2)])])
     assert main(["bench", "show", str(tmp_path / "a.json")]) == 1
     assert "wrong elements: mpidist on resnet50" in capsys.readouterr().err
+
+
+def test_a_picture_has_a_panel_for_each_work_and_mode():
+    rows = [row("mpidist", 1.0, work) for work in ("resnet50", "small")] + [row("mpidist", 1.0, cache=TWO_CACHES)]
+    assert [title for title, _ in plot.panels([launch(rows)])] == [
+        "gradients: resnet50, 2 ranks, one cache",
+        "gradients: small, 2 ranks, one cache",
+        "gradients: resnet50, 2 ranks, two caches",
+    ]
 
 
 @pytest.mark.parametrize("sizes", [[1000], [4, 64, 1024, 4096]])
