@@ -23,6 +23,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import PINNED
 from mpidist.errors import MissingDependencyError
 from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.fusion.update import FusedUpdate
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
 
@@ -209,6 +210,10 @@ class CrossDeviceOps:
         """Reduce some arrays (at least one); to be written by subclasses.  Collective."""
         raise NotImplementedError("batch_reduce_implementation method must be implemented in descendants.")
 
+    def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
+        """Return what sums gradients and updates parameters in one pass; None: they are reduced first.  Local."""
+        return None
+
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """Broadcast one array from rank 0; subclasses may do it in another way.  Collective."""
         copy = _contiguous_copy(tensor)
@@ -242,11 +247,12 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             raise ValueError(f"{self.title} requires num_packs >= 0, but {num_packs} is specified")
         self.num_packs = num_packs
         self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
+        self._updates: dict[str | None, FusedUpdate] = {}
 
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
         super().bind(communicator, devices)
-        self._fused = {}
+        self._fused, self._updates = {}, {}
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
@@ -271,16 +277,32 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         pairs = zip(values, labels, strict=True)
         return [fused([value], op, label, options.timeout_seconds)[0] for value, label in pairs]
 
+    def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
+        """Return the update in one pass, unless a subclass reduces in a way of its own, or nothing is fused."""
+        own = any(getattr(type(self), name) is not getattr(AllReduceCrossDeviceOps, name) for name in _REDUCING)
+        if own or not self.num_packs or not self.communicator.control.settings.sharded_updates:
+            return None
+        algorithm = self._algorithm(options)
+        if algorithm not in self._updates:
+            self._updates[algorithm] = FusedUpdate(self.communicator, algorithm, options.timeout_seconds)
+        return self._updates[algorithm]
+
+    def _algorithm(self, options: CommunicationOptions) -> str | None:
+        pinned = PINNED if options.deterministic else None
+        return self.algorithm or _ALGORITHMS[options.implementation] or pinned
+
     def _fused_all_reduce(self, options: CommunicationOptions) -> FusedAllReduce:
         """Return the fused all-reduce for these options; it keeps its plans from call to call."""
-        pinned = PINNED if options.deterministic else None
-        key = (options.bytes_per_pack, self.algorithm or _ALGORITHMS[options.implementation] or pinned)
+        key = (options.bytes_per_pack, self._algorithm(options))
         if key not in self._fused:
             if key[1] == "nccl":
                 require_nccl(self.communicator, "CommunicationImplementation.NCCL")
             self._fused[key] = FusedAllReduce(self.communicator, bytes_per_pack=key[0], algorithm=key[1])
         return self._fused[key]
 
+
+#: Who overrides one of these wants every gradient to pass through it.
+_REDUCING = ("reduce", "batch_reduce", "reduce_implementation", "batch_reduce_implementation", "_reduce_all")
 
 #: Algorithm by the implementation that options ask for.
 _ALGORITHMS = {

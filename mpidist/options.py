@@ -114,6 +114,7 @@ class Settings:
     calibrate: bool = True  # MPIDIST_CALIBRATE=0 measures nothing when nothing is stored
     tuning_folder: str = ""  # MPIDIST_TUNING_FOLDER: where measurements are kept; empty: the user's cache
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
+    sharded_updates: bool = True  # MPIDIST_SHARDED_UPDATES=0: every rank updates all parameters, and keeps all slots
     virtual_nodes: int = 1  # MPIDIST_VIRTUAL_NODES=2 treats each host as two nodes, to try the path between nodes
     no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say
     run_folder: str = ""  # MPIDIST_RUN_FOLDER: set by `mpidist run`, where ranks note how far MPI's start-up has come

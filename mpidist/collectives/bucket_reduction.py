@@ -44,7 +44,8 @@ class BucketReduction(Protocol):
         targets : sequence of array, C-contiguous
             Likewise, cut in their own way; may be the sources.
         transform : callable, optional
-            Called for each of the `owned` stretches that is not empty, in order.
+            Called for each of the `owned` stretches that is not empty, in order.  It leaves in the array what others
+            get, and sees to this rank's own targets itself.
 
         Raises
         ------

@@ -138,7 +138,7 @@ class RemoteSum(BucketReduction):
             self._add_up(start, stop, sources, total)
             if transform is not None:
                 transform(start, total)
-            if flat is None:
+            elif flat is None:
                 self._targets.scatter(start, total, targets)
 
     def _fetch(self, watch: Watch, other: int, rows: Any, elements: int) -> None:

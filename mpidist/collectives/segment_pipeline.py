@@ -134,7 +134,8 @@ class SegmentPipeline:
         take : callable
             Gets every element once, in any order.  May write where `fill` reads: a segment is taken after it was read.
         transform : callable, optional
-            Called once for each of the `owned` stretches that is not empty, in order, when it is reduced.
+            Called once for each of the `owned` stretches that is not empty, in order, when it is reduced; those are not
+            taken then, since who has changed them has them already.
 
         Raises
         ------
@@ -149,7 +150,7 @@ class SegmentPipeline:
             turn += 1
             segments.say_filled(self._rank, turn)
             if before is not None:
-                self._take(*before, take, turn - 1, watch)
+                self._take(*before, take, turn - 1, watch, transform is not None)
             segments.wait(segments.filled_words, turn, watch)
             self._reduce(place)
             if transform is not None and len(place.mine):
@@ -157,7 +158,7 @@ class SegmentPipeline:
             segments.say_reduced(self._rank, turn)
             before = place, start
         assert before is not None
-        self._take(*before, take, turn, watch)
+        self._take(*before, take, turn, watch, transform is not None)
         segments.turn = turn
 
     def _reduce(self, place: _Place) -> None:
@@ -171,7 +172,8 @@ class SegmentPipeline:
         if self._scale is not None:
             numpy.multiply(place.mine, self._scale, out=place.mine)
 
-    def _take(self, place: _Place, start: int, take: Take, turn: int, watch: Watch) -> None:
+    def _take(self, place: _Place, start: int, take: Take, turn: int, watch: Watch, but_mine: bool) -> None:
         self._segments.wait(self._segments.reduced_words, turn, watch)
         for offset, values in place.shares:
-            take(start + offset, values)
+            if not (but_mine and offset == place.start):
+                take(start + offset, values)

@@ -22,7 +22,7 @@ class Trial:
     """
 
     #: How often each way is tried: the first time, memory is touched for the first time.
-    ROUNDS = 3
+    ROUNDS = 5
 
     def __init__(self, ways: int) -> None:
         self.best_seconds = numpy.full(ways, numpy.inf)

@@ -162,10 +162,7 @@ class _PlannedReduction:
             self._run_small(way.call, self._segment, tensors, results, timeout_seconds)
             return list(results.views)
         members = [[tensors[position] for position in bucket.tensors] for bucket in self._plan.buckets]
-        call = self._communicator.control.call + 1
-        for reduction, sources, result in zip(way.reductions, members, results.results, strict=True):
-            if reduction is not None:
-                reduction.prepare(call, sources, (result,))
+        self._prepare(way, members, results)
         watch = self._communicator.begin(way.call, timeout_seconds)
         start = time.perf_counter()
         for index, (reduction, sources) in enumerate(zip(way.reductions, members, strict=True)):
@@ -177,6 +174,12 @@ class _PlannedReduction:
                 results.finish(index, self._scale)
         self.contest.record(time.perf_counter() - start)
         return list(results.views)
+
+    def _prepare(self, way: _Way, members: Sequence[Sequence[Any]], results: ResultSet) -> None:
+        call = self._communicator.control.call + 1
+        for reduction, sources, result in zip(way.reductions, members, results.results, strict=True):
+            if reduction is not None:
+                reduction.prepare(call, sources, (result,))
 
     def _run_small(
         self,

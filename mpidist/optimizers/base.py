@@ -20,6 +20,7 @@ from mpidist.optimizers import slices, sparse
 from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.clipping import Clipping, is_finite
 from mpidist.optimizers.loss_scale import LossScale
+from mpidist.optimizers.sharded import ShardedUpdates
 from mpidist.optimizers.slots import Slots
 from mpidist.options import ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
@@ -107,6 +108,7 @@ class Optimizer(abc.ABC):
         self.skipped_steps = 0
         self._accumulation = Accumulation(gradient_accumulation_steps or 1)
         self._slots = Slots(self.slot_names, self.initial_slots())
+        self._sharded = ShardedUpdates(self._slots)
         self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
         self._scratch = slices.Scratch()
 
@@ -234,7 +236,18 @@ class Optimizer(abc.ABC):
 
     def _reduce_and_update(self, gradients: list[Any], variables: list[Any], is_reduced: bool) -> None:
         if is_reduced and not context.in_cross_replica_context():
+            is_dense = not any(isinstance(each, IndexedSlices) for each in gradients)
+            updates = context.get_strategy().extended.fused_update() if self.elementwise and is_dense else None
+            sharded = self._sharded.plan(updates, gradients, variables)
+            if sharded is not None:
+                steps = self.steps(gradients, variables)
+                assert steps is not None  # an element-wise optimizer leaves none out
+                sharded.run(self, gradients, steps)
+                self.iterations += 1
+                return
             gradients = _sum_over_replicas(gradients, variables)
+        else:
+            self._sharded.release()
         steps = self.steps(gradients, variables)
         if steps is None:
             return
@@ -345,23 +358,40 @@ class Optimizer(abc.ABC):
     # -- state --------------------------------------------------------------------------------------------------------
 
     def slot_arrays(self, variable: Any) -> list[Any]:
-        """Return the slots of a variable as flat arrays, in the order of `slot_names`, to be written to.  Local."""
+        """Return the slots of a variable as flat arrays, in the order of `slot_names`, to be written to.
+
+        Collective where they are kept in slices, each on one rank; Local otherwise.
+        """
+        self._sharded.release()
         return self._slots.of(variable)
 
     def slots(self, variable: Any) -> dict[str, Any]:
-        """Return the slots of a variable by name, in its shape, as live views.  Local."""
-        return self._slots.by_name(variable)
+        """Return the slots of a variable by name, in its shape; live views where they are kept whole.
+
+        Collective where they are kept in slices, each on one rank (large models under a strategy of several ranks);
+        Local otherwise.
+        """
+        elsewhere = self._sharded.gathered().get(id(variable))
+        if elsewhere is None:
+            return self._slots.by_name(variable)
+        return {name: slot.reshape(variable.shape) for name, slot in zip(self.slot_names, elsewhere, strict=True)}
 
     def state(self) -> dict[str, Any]:
         """Return ``iterations`` and all slots, as ``"number/slot"`` to live views, for a checkpoint.
 
-        Local; in the middle of an accumulation collective, with the sums of all replicas.  Variables are numbered in
+        Collective where slots are kept in slices, each on one rank, and in the middle of an accumulation, with the sums
+        of all replicas; Local otherwise.  Variables are numbered in
         the order in which they were first updated.
         """
         found: dict[str, Any] = {"iterations": self.iterations, "skipped_steps": self.skipped_steps}
         if not callable(self._learning_rate):
             found["learning_rate"] = float(self._learning_rate)
-        return {**found, **self.loss_scale.state(), **self._accumulation.state(), **self._slots.state()}
+        return {
+            **found,
+            **self.loss_scale.state(),
+            **self._accumulation.state(),
+            **self._slots.state(self._sharded.gathered()),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave, also before this optimizer has met its variables.  Local.
@@ -379,6 +409,7 @@ class Optimizer(abc.ABC):
             self._learning_rate = float(state.get("learning_rate", self._learning_rate))
         self.loss_scale.restore(state)
         self._accumulation.restore(state)
+        self._sharded.forget()
         self._slots.restore({key: value for key, value in state.items() if re.fullmatch(r"\d+/.*", key)})
 
 

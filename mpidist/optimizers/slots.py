@@ -25,25 +25,45 @@ class Slots:
         self._initial = dict(initial)
         # (Variable, its slots), in the order of first use.  The reference keeps the id, by which a variable is found,
         # from being reused.
-        self._known: list[tuple[Any, list[Any]]] = []
+        self._known: list[tuple[Any, list[Any] | None]] = []
         self._number_of_id: dict[int, int] = {}
         self._restored: dict[str, Any] = {}
 
     def of(self, variable: Any) -> list[Any]:
         """Return the slots of a variable as flat arrays in the order of `names`; made at the first call for it."""
         number = self._number_of_id.get(id(variable))
-        return self._register(variable) if number is None else self._known[number][1]
+        if number is None:
+            return self._register(variable)
+        slots = self._known[number][1]
+        assert slots is not None, f"the slots of {variable.name!r} are kept in slices"
+        return slots
+
+    def give_up(self, variable: Any) -> None:
+        """Drop the slots of a variable, which somebody else keeps from now on; its number stays."""
+        number = self._number_of_id[id(variable)]
+        self._known[number] = (variable, None)
+
+    def take_back(self, variable: Any, slots: list[Any]) -> None:
+        """Keep the slots of a variable again: flat arrays that are nobody else's."""
+        number = self._number_of_id[id(variable)]
+        self._known[number] = (variable, slots)
 
     def by_name(self, variable: Any) -> dict[str, Any]:
         """Return the slots of a variable by name, in its shape, as live views."""
         found = self.of(variable)
         return {name: slot.reshape(variable.shape) for name, slot in zip(self.names, found, strict=True)}
 
-    def state(self) -> dict[str, Any]:
-        """Return all slots as ``"number/slot"`` to live views, what was restored and not yet asked for included."""
+    def state(self, elsewhere: Mapping[int, list[Any]]) -> dict[str, Any]:
+        """Return all slots as ``"number/slot"`` to live views, what was restored and not yet asked for included.
+
+        `elsewhere` has those that somebody else keeps, flat, by the id of their variable.
+        """
         found = dict(self._restored)
-        for number, (variable, _) in enumerate(self._known):
-            found.update({f"{number}/{name}": slot for name, slot in self.by_name(variable).items()})
+        for number, (variable, slots) in enumerate(self._known):
+            flat = elsewhere[id(variable)] if slots is None else slots
+            found.update(
+                {f"{number}/{name}": slot.reshape(variable.shape) for name, slot in zip(self.names, flat, strict=True)}
+            )
         return found
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -56,12 +76,16 @@ class Slots:
         """
         self._restored = dict(state)
         for number, (variable, slots) in enumerate(self._known):
+            slots = self._empty(variable) if slots is None else slots
             self._fill(number, variable, slots)
+            self._known[number] = (variable, slots)
+
+    def _empty(self, variable: Any) -> list[Any]:
+        storage = variable.storage
+        return [arrays.empty(storage.size, compute_dtype(storage.dtype), storage) for _ in self.names]
 
     def _register(self, variable: Any) -> list[Any]:
-        storage, number = variable.storage, len(self._known)
-        dtype = compute_dtype(storage.dtype)
-        slots = [arrays.empty(storage.size, dtype, storage) for _ in self.names]
+        slots, number = self._empty(variable), len(self._known)
         self._fill(number, variable, slots)
         self._known.append((variable, slots))
         self._number_of_id[id(variable)] = number

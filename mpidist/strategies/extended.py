@@ -11,6 +11,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
 from mpidist.errors import RemoteReplicaError
+from mpidist.fusion.update import FusedUpdate
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fed, fetch_to
@@ -135,6 +136,10 @@ class StrategyExtended:
         self._before_collective()
         return values
 
+    def fused_update(self) -> FusedUpdate | None:
+        """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
+        return None
+
     def begin_merge_call(self) -> None:
         """Return when all replicas have come to this `merge_call`.  Collective."""
 
@@ -192,7 +197,7 @@ class StrategyExtended:
     # -- input --------------------------------------------------------------------------------------------------------
 
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
-        """Return this replica's parts of the global batches: here all rows, and what has no batches as it is.  Local."""
+        """Return this replica's parts of global batches: here all rows, and what has no batches as it is.  Local."""
         if not isinstance(dataset, Dataset) or not dataset.is_batched:
             return dataset
         return distributed(dataset, 0, 1, Agreement(), True, options, fetch_to(self.device_name))
@@ -326,6 +331,10 @@ class MirroredExtended(StrategyExtended):
             return [ops.reduce_implementation(reduce_op, values[0], destinations[0], options)]
         pairs = list(zip(values, destinations, strict=True))
         return ops.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
+
+    def fused_update(self) -> FusedUpdate | None:
+        """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
+        return self.cross_device_ops.fused_update(self._options)
 
     def _reduce_with_rows(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions, destinations: Sequence[Any] | None

@@ -36,7 +36,8 @@ def _reduce(way, lengths, values_of, op="sum", scale=None, calls=1, flat=True, t
         reduction.prepare(communicator.control.call + 1, sources, targets)
         with communicator.control.turnstile:
             watch = communicator.begin(communicator.call("test", [("", dtype, values.shape)]))
-            reduction.run(watch, sources, targets, transform)
+            change = None if transform is None else lambda start, values, out=out: transform(out, start, values)
+            reduction.run(watch, sources, targets, change)
         assert all((source == values[a : a + len(source)]).all() for source, a in zip(sources, offsets, strict=False))
         results.append(out)
     return results
@@ -83,9 +84,10 @@ def test_every_element_is_transformed_on_one_rank_before_all_have_it(way, size):
     def run():
         mine = seen[Communicator.world().rank]
 
-        def transform(start, values):
+        def transform(out, start, values):
             mine.append((start, start + len(values)))
             values *= 10
+            out[start : start + len(values)] = values
 
         return _reduce(way, lengths, lambda rank, call: numpy.full(1024, rank + 1.0), flat=False, transform=transform)
 

@@ -4,8 +4,8 @@ import numpy
 
 from mpidist.collectives import ways
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.collectives.trial import Trial
+from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.testing import run_ranks
 
 
@@ -33,6 +33,8 @@ def _sums(monkeypatch, size, steps):
             )
             wrong += not ((first == size * step + size * (size - 1) // 2).all() and (second == size).all())
         (planned,) = fused._planned.values()
+        del first, second
+        assert all(results.is_free() for results in planned._sets)
         tried = [way.algorithm for way in planned.contest.ways]
         return wrong, not planned.contest.is_open, planned.contest.at, tried
 

@@ -1,0 +1,221 @@
+"""Reduce gradients and update parameters in one pass: each rank of a node updates the slices that it has reduced.
+
+A slice of a summed gradient is turned into new parameters while it is in cache, by the rank that owns it, and the new
+parameters are what the others get.  Which elements a rank owns does not depend on the way that is taken, so what an
+optimizer keeps for them can live on that rank alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from mpidist import arrays
+from mpidist.arrays import wire_dtype
+from mpidist.collectives.bucket_reduction import BucketReduction
+from mpidist.collectives.call import Call
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.pieces import Pieces, Transform
+from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Contest, Way
+from mpidist.fusion.plan import Bucket, Plan, build
+
+#: Below so many bytes a step is short whoever updates what, and every rank keeps everything.
+LEAST_BYTES = 1 << 20
+
+#: A bucket is never closed: segments are the unit of work.
+_ONE_PACK = 1 << 62
+
+
+class Slice(NamedTuple):
+    """What a rank owns of one bucket.
+
+    Attributes
+    ----------
+    tensors : tuple of int
+        Positions of the bucket's tensors in the list.
+    pieces : Pieces
+        Where they lie in the bucket.
+    dtype : numpy.dtype
+    owned : list of (start, stop)
+        In ascending order.
+    """
+
+    tensors: tuple[int, ...]
+    pieces: Pieces
+    dtype: Any
+    owned: list[tuple[int, int]]
+
+
+class FusedUpdate:
+    """Plans updates over the ranks of a communicator.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    algorithm : str, optional
+        As in `Communicator.all_reduce`.
+    timeout_seconds : float, optional
+    """
+
+    def __init__(
+        self, communicator: Communicator, algorithm: str | None = None, timeout_seconds: float | None = None
+    ) -> None:
+        self.communicator = communicator
+        self._algorithm = algorithm
+        self._timeout_seconds = timeout_seconds
+
+    def plan(self, gradients: Sequence[Any], names: Sequence[str]) -> PlannedUpdate | None:
+        """Return the update for gradients of these shapes; None where slices do not pay, or cannot be had.
+
+        Collective, where the ranks have not been measured yet; the same answer on all ranks.
+        """
+        communicator, nbytes = self.communicator, sum(gradient.nbytes for gradient in gradients)
+        is_plain = all(
+            not arrays.is_device(each) and each.dtype == wire_dtype(each.dtype) and each.dtype.kind == "f"
+            for each in gradients
+        )
+        if communicator.size == 1 or not is_plain or nbytes < LEAST_BYTES:
+            return None
+        signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
+        communicator.prepare(nbytes, Call("apply_gradients", signatures), self._algorithm)
+        plan = build(signatures, "sum", _ONE_PACK)
+        largest = max(bucket.nbytes for bucket in plan.buckets)
+        names_of_ways = dict.fromkeys(way.algorithm for way in communicator.ways(largest, self._algorithm))
+        ways = [Way(name, SEGMENT_BYTES) for name in names_of_ways if name in SEGMENTED]
+        return PlannedUpdate(plan, communicator, ways, self._timeout_seconds) if ways else None
+
+
+class PlannedUpdate:
+    """An update of parameters of some shapes.
+
+    Parameters
+    ----------
+    plan : Plan
+    communicator : Communicator
+    ways : sequence of Way
+    timeout_seconds : float or None
+
+    Attributes
+    ----------
+    slices : list of Slice
+        By bucket.
+    """
+
+    def __init__(
+        self, plan: Plan, communicator: Communicator, ways: Sequence[Way], timeout_seconds: float | None
+    ) -> None:
+        self._plan = plan
+        self._communicator = communicator
+        self._timeout_seconds = timeout_seconds
+        self._contest = Contest(ways, max(bucket.nbytes for bucket in plan.buckets))
+        self._copies: dict[int, Any] = {}
+        self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
+        self._reductions = [self._bind(way) for way in ways]
+        self._calls = [self._call(way) for way in ways]
+        self.slices = [
+            Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
+            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions[0], strict=True)
+        ]
+
+    def _bind(self, way: Way) -> list[BucketReduction]:
+        found, entries = [], 0
+        for bucket, pieces in zip(self._plan.buckets, self._pieces, strict=True):
+            dtypes = (bucket.dtype,) * 3
+            bound = self._communicator.reduction(way, pieces, pieces, dtypes, "sum", first=entries, in_shares=True)
+            assert bound is not None  # there are elements, and the way has segments
+            found.append(bound)
+            entries += 2 * len(bucket.tensors)
+        return found
+
+    def _call(self, way: Way) -> Call:
+        packs = [(way.label, bucket.nbytes) for bucket in self._plan.buckets]
+        return Call("apply_gradients", self._plan.signatures, packs)
+
+    def run(
+        self,
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        transforms: Sequence[Transform],
+        on_begin: Callable[[], None],
+    ) -> None:
+        """Sum the gradients over the ranks and put new parameters in place.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        gradients : sequence of array
+        parameters : sequence of array, C-contiguous, modified in place
+        transforms : sequence of callable
+            By bucket: ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of
+            the bucket on; it updates its own parameters there, and leaves the new ones in `values` for the others.
+        on_begin : callable
+            Called when all ranks have come, before anything is changed.
+
+        Raises
+        ------
+        CollectiveMismatchError, TransportTimeoutError, RankFailedError
+        """
+        communicator, contest = self._communicator, self._contest
+        if contest.is_open:
+            communicator.settle(contest)
+        gradients = self._contiguous(gradients)
+        with communicator.control.turnstile:
+            reductions, number = self._reductions[contest.at], communicator.control.call + 1
+            work = list(zip(reductions, map(self._parts_of, self._plan.buckets), transforms, strict=True))
+            for reduction, parts, _ in work:
+                reduction.prepare(number, *parts(gradients, parameters))
+            watch = communicator.begin(self._calls[contest.at], self._timeout_seconds)
+            on_begin()
+            start = time.perf_counter()
+            for reduction, parts, transform in work:
+                reduction.run(watch, *parts(gradients, parameters), transform)
+            contest.record(time.perf_counter() - start)
+
+    @staticmethod
+    def _parts_of(bucket: Bucket) -> Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]:
+        def parts(gradients: Sequence[Any], parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            positions = bucket.tensors
+            return [gradients[each] for each in positions], [parameters[each] for each in positions]
+
+        return parts
+
+    def _contiguous(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients in the order of their axes, as parameters lie; those that are not are copied."""
+        odd = [position for position, each in enumerate(gradients) if not each.flags.c_contiguous]
+        if not odd:
+            return gradients
+        found = list(gradients)
+        for position in odd:
+            if position not in self._copies:
+                self._copies[position] = numpy.empty(found[position].shape, found[position].dtype)
+            self._copies[position][...] = found[position]
+            found[position] = self._copies[position]
+        return found
+
+    def gather(self, index: int, values: Any) -> Any:
+        """Return what the ranks have for their slices of bucket `index`, as one flat array.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        index : int
+        values : array, shape (elements owned,)
+        """
+        communicator, part = self._communicator, self.slices[index]
+        whole = numpy.zeros(part.pieces.elements, values.dtype)
+        if communicator.topology.node_of[communicator.rank] == 0:  # on other nodes others own the same
+            for (start, stop), own in zip(part.owned, self.cut(index, values), strict=True):
+                whole[start:stop] = own
+        # As integers: a sum with zeros keeps the bits, those of -0.0 too.
+        communicator.all_reduce(whole.view(f"u{whole.itemsize}"), timeout_seconds=self._timeout_seconds)
+        return whole
+
+    def cut(self, index: int, values: Any) -> list[Any]:
+        """Return views of what this rank keeps for bucket `index`, one for each stretch that it owns.  Local."""
+        stops = numpy.cumsum([0] + [stop - start for start, stop in self.slices[index].owned]).tolist()
+        return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]

@@ -1,0 +1,183 @@
+"""Updates made slice by slice inside the all-reduce, each on one rank of a node, which alone keeps the slots for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from mpidist.fusion.update import FusedUpdate, PlannedUpdate
+from mpidist.optimizers.slots import Slots
+
+if TYPE_CHECKING:
+    from mpidist.optimizers.base import Optimizer, Step
+
+
+class ShardedUpdates:
+    """The sharded updates of one optimizer: one for each list of variables that is updated together.
+
+    Parameters
+    ----------
+    slots : Slots
+        Where slots are that are kept whole.  Those of a variable are either there or in slices, never both.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._plans: dict[Any, _ShardedUpdate | None] = {}
+
+    def plan(
+        self, updates: FusedUpdate | None, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> _ShardedUpdate | None:
+        """Return the sharded update of these variables, None where there is none.
+
+        Collective when it first meets a list; slots that are kept otherwise move.
+        """
+        if updates is None:
+            self.release()
+            return None
+        key = (updates, *map(id, variables))
+        if key not in self._plans:
+            planned = updates.plan(gradients, [variable.name for variable in variables])
+            self._plans[key] = None if planned is None else _ShardedUpdate(planned, variables, self._slots)
+        found = self._plans[key]
+        if found is None or not found.is_active:
+            self.release()  # the lists may have variables in common
+            if found is not None:
+                found.take_slots()
+        return found
+
+    def release(self) -> None:
+        """Make all slots whole again.  Collective where they are not."""
+        for each in self._plans.values():
+            if each is not None and each.is_active:
+                each.give_slots_back()
+
+    def gathered(self) -> dict[int, list[Any]]:
+        """Return the whole slots, flat, of the variables whose slots are in slices, by id; collective if there are."""
+        found: dict[int, list[Any]] = {}
+        for each in self._plans.values():
+            if each is not None and each.is_active:
+                found.update(each.gathered())
+        return found
+
+    def forget(self) -> None:
+        """Drop what is in slices: whole slots are about to be set.  Local."""
+        for each in self._plans.values():
+            if each is not None:
+                each.drop_slots()
+
+
+class _ShardedUpdate:
+    """The sharded update of some variables, and the slots for the slices that this rank owns."""
+
+    def __init__(self, planned: PlannedUpdate, variables: Sequence[Any], slots: Slots) -> None:
+        self._planned = planned
+        self._variables = list(variables)  # keeps their ids from being reused
+        self._slots = slots
+        self._kept: list[list[Any]] | None = None
+        self._transforms = [_SliceUpdate(planned, index, variables) for index in range(len(planned.slices))]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the slots of its variables are here, in slices."""
+        return self._kept is not None
+
+    def run(self, optimizer: Optimizer, gradients: Sequence[Any], steps: Sequence[Step]) -> None:
+        """Sum the gradients over the replicas and update.  Collective."""
+        assert self._kept is not None
+        for transform, kept in zip(self._transforms, self._kept, strict=True):
+            transform.set(optimizer, steps, kept)
+        begun: list[bool] = []
+        try:
+            parameters = [variable.storage for variable in self._variables]
+            self._planned.run(gradients, parameters, self._transforms, lambda: begun.append(True))
+        except BaseException as error:
+            if begun:
+                for variable in self._variables:
+                    variable.tear(f"an update of it ended with {type(error).__name__}: {error}")
+            raise
+
+    def take_slots(self) -> None:
+        """Take this rank's slices of the slots, and give up the rest.  Local."""
+        self._kept = []
+        for part in self._planned.slices:
+            members = [self._slots.of(self._variables[position]) for position in part.tensors]
+            kept = [numpy.empty(sum(stop - start for start, stop in part.owned), part.dtype) for _ in self._slots.names]
+            for number, values in enumerate(kept):
+                done = 0
+                for start, stop in part.owned:
+                    part.pieces.gather(start, stop, [slots[number] for slots in members], values[done:][: stop - start])
+                    done += stop - start
+            self._kept.append(kept)
+        for variable in self._variables:
+            self._slots.give_up(variable)
+
+    def gathered(self) -> dict[int, list[Any]]:
+        """Return the whole slots of its variables by id.  Collective."""
+        assert self._kept is not None
+        found: dict[int, list[Any]] = {}
+        for index, (part, kept) in enumerate(zip(self._planned.slices, self._kept, strict=True)):
+            whole = [self._planned.gather(index, values) for values in kept]
+            offsets = part.pieces.offsets
+            for position, start, stop in zip(part.tensors, offsets[:-1], offsets[1:], strict=True):
+                found[id(self._variables[position])] = [values[start:stop] for values in whole]
+        return found
+
+    def give_slots_back(self) -> None:
+        """Make the slots whole.  Collective."""
+        whole = self.gathered()
+        for variable in self._variables:
+            self._slots.take_back(variable, [slot.copy() for slot in whole[id(variable)]])
+        self.drop_slots()
+
+    def drop_slots(self) -> None:
+        """Forget the slices.  Local."""
+        self._kept = None
+
+
+class _SliceUpdate:
+    """What turns a slice of the summed gradients of one bucket into new parameters."""
+
+    def __init__(self, planned: PlannedUpdate, index: int, variables: Sequence[Any]) -> None:
+        part = planned.slices[index]
+        self._pieces = part.pieces
+        self._positions = part.tensors
+        self._variables = [variables[position] for position in part.tensors]
+        longest = max((stop - start for start, stop in part.owned), default=0)
+        self._parameters = numpy.empty(longest, part.dtype)
+        self._cut: Callable[[Any], list[Any]] = lambda values: planned.cut(index, values)
+        self._starts = [start for start, _ in part.owned]
+        self._optimizer: Optimizer
+        self._steps: Sequence[Step]
+        self._slots: dict[int, list[Any]] = {}
+        self._kept: list[Any] | None = None
+
+    def set(self, optimizer: Optimizer, steps: Sequence[Step], kept: list[Any]) -> None:
+        """Prepare a step: `steps` for all variables, `kept` this rank's slots."""
+        self._optimizer, self._steps = optimizer, [steps[position] for position in self._positions]
+        if kept is not self._kept:
+            cuts = [self._cut(values) for values in kept]
+            self._slots = {start: [cut[n] for cut in cuts] for n, start in enumerate(self._starts)}
+            self._kept = kept
+
+    def __call__(self, start: int, values: Any) -> None:
+        """Update the parameters from element `start` on, and leave the new ones in `values`."""
+        pieces, slots = self._pieces.within(start, start + len(values)), self._slots[start]
+        steps, storages = self._steps, [variable.storage for variable in self._variables]
+        first = steps[pieces[0].member]
+        if len(pieces) > 1 and all(steps[piece.member] == first for piece in pieces):
+            parameters = self._parameters[: len(values)]
+            self._pieces.gather(start, start + len(values), storages, parameters)
+            self._optimizer.update(parameters, values, slots, first)
+            self._pieces.scatter(start, parameters, storages)
+            values[...] = parameters
+            return
+        done = 0
+        for piece in pieces:
+            stop = done + piece.stop - piece.start
+            parameters, gradient = storages[piece.member].reshape(-1)[piece.start : piece.stop], values[done:stop]
+            self._optimizer.update(parameters, gradient, [slot[done:stop] for slot in slots], steps[piece.member])
+            gradient[...] = parameters
+            done = stop

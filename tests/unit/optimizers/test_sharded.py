@@ -1,0 +1,190 @@
+"""Updates made slice by slice inside the all-reduce: the same as summing first, and slots that live in slices."""
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.errors import CollectiveMismatchError, RankFailedError, TornVariableError
+from mpidist.fusion import update
+from mpidist.optimizers import SGD, Adam, AdamW
+from mpidist.testing import run_ranks
+
+SHAPES = [(40, 30), (7,), (), (300,), (3, 5, 20), (1,)]
+OPTIMIZERS = [
+    lambda: SGD(0.1),
+    lambda: SGD(0.1, momentum=0.9, nesterov=True),
+    lambda: Adam(0.01),
+    lambda: AdamW(0.01, weight_decay=0.1),
+    lambda: mpidist.optimizers.RMSprop(0.01, clipvalue=0.5),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_lists_are_sharded(monkeypatch):
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+
+
+def _gradients(seed, dtype="f8"):
+    random = numpy.random.default_rng(seed)
+    return [numpy.asarray(random.normal(size=shape), dtype) for shape in SHAPES]
+
+
+def _train(make, steps=3, gradients_of=None):
+    """Train on the sum over ranks of ``gradients_of(rank, step)``; return variables, slots, and whether it sharded."""
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    rank = strategy.extended.communicator.rank
+    with strategy.scope():
+        variables = [mpidist.Variable(values, name=f"v{n}") for n, values in enumerate(_gradients(99))]
+        optimizer = make()
+    for step in range(steps):
+        gradients = (gradients_of or (lambda rank, step: _gradients([rank, step])))(rank, step)
+        strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
+    active = [each is not None and each.is_active for each in optimizer._sharded._plans.values()]
+    slots = [optimizer.slots(variable) for variable in variables]
+    return [variable.value.copy() for variable in variables], slots, active, optimizer.state()
+
+
+def _alone(make, size, steps=3):
+    assert mpidist.get_strategy().num_replicas_in_sync == 1
+    variables = [mpidist.Variable(values) for values in _gradients(99)]
+    optimizer = make()
+    for step in range(steps):
+        total = [sum(each) for each in zip(*[_gradients([rank, step]) for rank in range(size)], strict=True)]
+        optimizer.apply_gradients(list(zip(total, variables, strict=True)))
+    return [variable.value.copy() for variable in variables], [optimizer.slots(variable) for variable in variables]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_they_equal_one_rank_on_the_sums(make, size):
+    expected, expected_slots = _alone(make, size)
+    for values, slots, active, state in run_ranks(size, _train, make):
+        assert active == [True]
+        for got, wanted in zip(values, expected, strict=True):
+            numpy.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
+        for got, wanted in zip(slots, expected_slots, strict=True):
+            assert got.keys() == wanted.keys()
+            for name in got:
+                numpy.testing.assert_allclose(got[name], wanted[name], rtol=1e-12, atol=1e-13)
+        assert state["iterations"] == 3
+
+
+def test_two_nodes_of_two_ranks_do_it_too(monkeypatch):
+    monkeypatch.setenv("MPIDIST_ALGORITHM", "two_level")
+    expected, _ = _alone(OPTIMIZERS[2], 4)
+    for values, _, active, _ in run_ranks(4, _train, OPTIMIZERS[2], hosts=["a", "a", "b", "b"]):
+        assert active == [True]
+        for got, wanted in zip(values, expected, strict=True):
+            numpy.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
+
+
+def test_all_ranks_have_the_same_bits():
+    results = run_ranks(3, _train, OPTIMIZERS[2])
+    assert len({tuple(value.tobytes() for value in values) for values, _, _, _ in results}) == 1
+
+
+def test_gradients_in_another_memory_order_are_taken_by_their_axes():
+    def swapped(rank, step):
+        return [numpy.array(each, order="F") for each in _gradients([rank, step])]
+
+    expected, _ = _alone(OPTIMIZERS[1], 2)
+    for values, _, _, _ in run_ranks(2, _train, OPTIMIZERS[1], 3, swapped):
+        for got, wanted in zip(values, expected, strict=True):
+            numpy.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SGD(0.1, global_clipnorm=1.0),
+        lambda: SGD(0.1, skip_nonfinite=True),
+        lambda: mpidist.optimizers.LARS(0.1),
+        lambda: mpidist.optimizers.LAMB(0.1),
+    ],
+)
+def test_what_needs_whole_gradients_first_does_not_shard(make):
+    for _, _, active, _ in run_ranks(2, _train, make):
+        assert not any(active)
+
+
+def test_a_setting_turns_it_off(monkeypatch):
+    monkeypatch.setenv("MPIDIST_SHARDED_UPDATES", "0")
+    for _, _, active, _ in run_ranks(2, _train, OPTIMIZERS[2]):
+        assert not any(active)
+
+
+def test_lists_that_share_variables_pass_the_slots_on():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            first, second = (mpidist.Variable(numpy.zeros(600), name=name) for name in "ab")
+            optimizer = SGD(1.0, momentum=0.5)
+        ones = numpy.ones(600)
+
+        def step(*variables):
+            strategy.run(lambda: optimizer.apply_gradients([(ones, variable) for variable in variables]))
+
+        step(first, second)  # velocity -2 of both
+        step(first)  # -3 of the first
+        step(first, second)  # -3.5, -3
+        return optimizer.slots(first)["momentum"].copy(), optimizer.slots(second)["momentum"].copy(), first.value[0]
+
+    for first, second, value in run_ranks(2, run):
+        numpy.testing.assert_array_equal(first, numpy.full(600, -3.5))
+        numpy.testing.assert_array_equal(second, numpy.full(600, -3.0))
+        assert value == -8.5
+
+
+def test_state_saved_from_slices_is_restored_at_another_number_of_ranks():
+    state = run_ranks(3, _train, OPTIMIZERS[2])[0][3]
+
+    def go_on():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variables = [mpidist.Variable(values) for values in _gradients(99)]
+            optimizer = OPTIMIZERS[2]()
+        optimizer.restore(state)
+        zeros = [numpy.zeros(shape) for shape in SHAPES]
+        strategy.run(lambda: optimizer.apply_gradients(list(zip(zeros, variables, strict=True))))
+        return optimizer.state()
+
+    for found in run_ranks(2, go_on):
+        assert found["iterations"] == 4
+        for number in range(len(SHAPES)):
+            numpy.testing.assert_allclose(found[f"{number}/momentum"], state[f"{number}/momentum"] * 0.9, rtol=1e-14)
+
+
+def test_a_shape_that_differs_is_named_and_tears_nothing():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            length = 600 + strategy.extended.communicator.rank
+            variable = mpidist.Variable(numpy.zeros(600), name="w")
+            other = mpidist.Variable(numpy.zeros(700), name="other")
+            optimizer = SGD(1.0)
+        wanted = variable if length == 600 else other
+        with pytest.raises(CollectiveMismatchError, match="'w'"):
+            strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(wanted.shape), wanted)]))
+        return variable.value.sum(), optimizer.iterations
+
+    assert run_ranks(2, run) == [(0.0, 0)] * 2
+
+
+def test_an_error_in_the_middle_tears_the_variables_until_they_are_restored():
+    class Breaks(SGD):
+        def update_slice(self, parameter, gradient, slots, scratch, coefficients):
+            raise FloatingPointError("boom")
+
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(600), name="w")
+            optimizer = Breaks(1.0)
+        with pytest.raises((FloatingPointError, RankFailedError)):  # the other may have failed before
+            strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(600), variable)]))
+        with pytest.raises(TornVariableError, match="'w' is torn: an update of it ended with .*boom"):
+            _ = variable.value
+        variable.restore(numpy.ones(600))
+        return variable.value.sum()
+
+    assert run_ranks(2, run) == [600.0, 600.0]
