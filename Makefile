@@ -15,7 +15,7 @@ RAN := build/ran
 
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_exit_on_timeout=true
 
-.PHONY: train test test-mpich test-all test-crashes test-hdf5 test-slurm lint types layering docs bench check clean help
+.PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm lint types layering docs bench check clean help
 
 help:
 	@echo "make train      8 ranks train an image classifier on the digits data set"
@@ -23,7 +23,7 @@ help:
 	@echo "make test-N     the parallel tests on N ranks"
 	@echo "make test-all   the same under MPICH too, and 50 kills"
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
-	@echo "make test-hdf5  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
+	@echo "make test-mpio  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make check      lint, types, layering, docs and make test"
 	@echo "make bench      all-reduce algorithms against MPI's own"
@@ -77,7 +77,7 @@ test-crashes: $(VENV)/.test-installed
 	KILLS=50 $(VENV)/bin/python -m pytest -q tests/jobs/test_crashes.py
 
 # not part of test-all: it installs packages of the distribution, and compiles h5py for a minute
-test-hdf5:
+test-mpio:
 	test -e $(HDF5_VENV)/bin/python || tests/hdf5/build-parallel-h5py $(HDF5_VENV)
 	$(HDF5_VENV)/bin/python -m pip install --quiet -e '.[test]'
 	set -e; for size in 1 2 3; do \

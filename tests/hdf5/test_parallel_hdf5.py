@@ -1,6 +1,6 @@
 """Checkpoints that all ranks write together; they need an h5py built for parallel HDF5.
 
-``make test-hdf5`` builds one (``tests/hdf5/build-parallel-h5py``), and runs this file on several ranks.
+``make test-mpio`` builds one (``tests/hdf5/build-parallel-h5py``), and runs this file on several ranks.
 """
 
 from __future__ import annotations

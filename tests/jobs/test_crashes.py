@@ -32,8 +32,12 @@ folder, result = sys.argv[1:3]
 victim, moment, timed_save, microseconds = (int(text) for text in sys.argv[3:7])
 calls, saving, seconds = 0, [], []
 
+WAITING = tuple(f"/mpidist/{folder}/" for folder in ("runtime", "transports", "collectives"))
+
 def count(frame, event, argument):
     global calls
+    if any(folder in frame.f_code.co_filename for folder in WAITING):
+        return  # how often a rank looks around while it waits is another number every time
     calls += 1
     if calls == moment:
         os.kill(os.getpid(), signal.SIGKILL)
