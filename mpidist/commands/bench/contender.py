@@ -29,14 +29,15 @@ class Contender:
         ``"ours"``, ``"peer"``, or ``"reference"`` for what is no reduction.
     is_reduction : bool
         Whether results are sums over the ranks, which are then checked.
-    warm_ups : int
-        How many steps it makes before any is timed, at the most.
+    warm_ups, needed_warm_ups : int
+        How many steps it makes before any is timed; and how many if its steps are long.
     """
 
     name = ""
     kind = "peer"
     is_reduction = True
     warm_ups = 3
+    needed_warm_ups = 2
 
     def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
         self.ranks = ranks
@@ -74,7 +75,7 @@ class Ours(Contender):
 
     name = "mpidist"
     kind = "ours"
-    warm_ups = 15  # the ways to exchange are tried in the first steps
+    warm_ups = needed_warm_ups = 15  # the ways to exchange are tried in the first steps
 
     def run(self, prepared: Any) -> Any:
         return mpidist.get_replica_context().all_reduce("SUM", prepared)

@@ -71,7 +71,7 @@ class ApplyGradients(Update):
 
     name = "apply_gradients"
     kind = "ours"
-    warm_ups = 15
+    warm_ups = needed_warm_ups = Ours.warm_ups
 
     def __init__(self, ranks: Ranks, tensors: TensorList, rule: Rule) -> None:
         super().__init__(ranks, tensors, rule)
@@ -96,7 +96,8 @@ class ReduceThenTextbook(Update):
     def __init__(self, ranks: Ranks, tensors: TensorList, rule: Rule, reduce: type[Contender], kind: str) -> None:
         super().__init__(ranks, tensors, rule)
         self._reduction = reduce(ranks, tensors)
-        self.name, self.kind, self.warm_ups = f"{reduce.name}, textbook", kind, reduce.warm_ups
+        self.name, self.kind = f"{reduce.name}, textbook", kind
+        self.warm_ups, self.needed_warm_ups = reduce.warm_ups, reduce.needed_warm_ups
         self._parameters = [numpy.ones(shape, tensors.dtype) for shape in tensors.shapes]
         self._slots = [[numpy.zeros_like(each) for _ in range(rule.slots)] for each in self._parameters]
         self._step = 0

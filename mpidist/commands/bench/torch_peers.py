@@ -60,6 +60,7 @@ class GlooEach(Contender):
     """One ``all_reduce`` for each tensor, in place, one after the other: starting all at once proved slower."""
 
     name = "Gloo each"
+    needed_warm_ups = 1
 
     def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
         super().__init__(ranks, tensors)

@@ -15,8 +15,8 @@ from mpidist.commands.bench.tensors import TensorList
 #: A contender is timed at least so often, however slow it is.
 FEWEST = 3
 
-#: Seconds of a step above which a contender gets no more than two steps of warm-up, and no more than one.
-SLOW_SECONDS, VERY_SLOW_SECONDS = 0.1, 1.0
+#: Seconds of a step above which a contender gets no more steps of warm-up than it needs.
+SLOW_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Turns:
         """Return what a turn costs in seconds, all that is not timed included."""
         seconds = self._turn(index, check=True) * self._budget.calls
         for done in range(1, self._contenders[index].warm_ups):
-            if seconds > VERY_SLOW_SECONDS or (seconds > SLOW_SECONDS and done >= 2):
+            if seconds > SLOW_SECONDS and done >= self._contenders[index].needed_warm_ups:
                 break
             start = time.perf_counter()
             self._turn(index)
