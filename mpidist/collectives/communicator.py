@@ -13,7 +13,7 @@ import numpy
 
 from mpidist import arrays, transports
 from mpidist.arrays import check_reducible, is_device, wire_dtype
-from mpidist.collectives import selection, tuning
+from mpidist.collectives import selection, tracing, tuning
 from mpidist.collectives.algorithms import algorithm as schedule_of
 from mpidist.collectives.algorithms import hierarchical
 from mpidist.collectives.bucket_reduction import BucketReduction
@@ -29,6 +29,7 @@ from mpidist.collectives.ways import SEGMENTED, Contest, NodeMemory, Way, Ways
 from mpidist.errors import RankFailedError
 from mpidist.runtime.control import Watch
 from mpidist.runtime.missed_calls import MISSED, summary
+from mpidist.runtime.trace import Trace
 from mpidist.transports import World
 
 #: Runs the data movement of one call, bound to its buffer.
@@ -59,9 +60,12 @@ class Communicator:
     topology : Topology
     control : ControlChannel
     transport : Transport
+    trace : Trace or None
+        Where events are noted, if ``MPIDIST_TRACE`` asks for it.
     """
 
     def __init__(self, world: World) -> None:
+        self.trace: Trace | None = None
         self.transport = world.transport
         self.topology = world.topology
         self.control = world.control
@@ -69,11 +73,12 @@ class Communicator:
         self.size = world.transport.size
         # Small all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
         shares = self.topology.node_count == 1 and self.size > 1
-        self._segments = world.segments if shares else None
+        self.segments = world.segments if shares else None
         self._ways = Ways(self.size)
+        self.in_shared_memory: dict[int, Any] = {}
         self._lanes = self._make_lanes(world)
         remote = world.remote if shares else None
-        self._memory = NodeMemory(self.control.line, self.size, self._segments, remote, self._lanes)
+        self._memory = NodeMemory(self.control.line, self.size, self.segments, remote, self._lanes)
         self._between: Header | None = None
         if self._lanes is not None and self.control.arbiter is not None:
             self._between = Header(self._lanes.segments, self.control, self.transport, self.topology)
@@ -94,7 +99,9 @@ class Communicator:
         """
         world = transports.world()
         if world not in _communicators:
-            _communicators[world] = cls(world)
+            communicator = _communicators[world] = cls(world)
+            if communicator.control.settings.trace:
+                communicator.trace = tracing.attach(communicator, communicator.control.settings.trace)
         return _communicators[world]
 
     def _make_lanes(self, world: World) -> Lanes | None:
@@ -173,7 +180,7 @@ class Communicator:
 
     def facts(self, has_segments: bool = True) -> selection.Facts:
         """Return what the choice of an algorithm depends on; Local."""
-        shared = has_segments and (self._segments is not None or self._lanes is not None)
+        shared = has_segments and (self.segments is not None or self._lanes is not None)
         remote = shared and self._memory.remote is not None
         return selection.Facts(self.topology, tuple(self.transport.native), shared, self._choices, remote)
 
@@ -263,7 +270,7 @@ class Communicator:
 
     def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
         """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
-        nbytes, segments = elements * dtype.itemsize, self._segments
+        nbytes, segments = elements * dtype.itemsize, self.segments
         if segments is None or nbytes > segments.segment_bytes or nbytes * self.size > _MOST_BYTES_READ:
             return None
         return SegmentAllReduce(segments, self.control.line, elements, dtype, op)

@@ -83,6 +83,9 @@ class FusedAllReduce:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
         """
+        shared = self._communicator.in_shared_memory
+        if shared and tensors and id(tensors[0]) in shared and shared[id(tensors[0])].holds(tensors):
+            return shared[id(tensors[0])].all_reduce(op, timeout_seconds)
         kinds = frozenset(map(type, tensors))
         key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
         planned = self._planned.get(key)

@@ -24,10 +24,16 @@ class ResultSet:
         Of whose kind the buffers are.
     orders : mapping of int to tuple of int
         See `Sources`.
+    buffers : list of array, optional
+        A flat array for each bucket; by default new ones.
     """
 
-    def __init__(self, plan: Plan, kind: Any, orders: Mapping[int, tuple[int, ...]]) -> None:
-        self.buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
+    def __init__(
+        self, plan: Plan, kind: Any, orders: Mapping[int, tuple[int, ...]], buffers: list[Any] | None = None
+    ) -> None:
+        if buffers is None:
+            buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
+        self.buffers = buffers
         self.results = [
             buffer if bucket.result == bucket.dtype else arrays.empty(bucket.elements, bucket.result, kind)
             for bucket, buffer in zip(plan.buckets, self.buffers, strict=True)
@@ -62,6 +68,11 @@ class ResultSet:
             arrays.namespace(buffer).multiply(buffer, scale, out=buffer)
         if result is not buffer:
             result[...] = buffer
+
+    def protect(self) -> None:
+        """Let callers only read their views: others see the same memory."""
+        for view in self.views:
+            view.flags.writeable = False
 
     def settle(self) -> None:
         """Count the references there are while nobody else has any: after construction, whose locals hold some."""

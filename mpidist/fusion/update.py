@@ -20,6 +20,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces, Transform
 from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Contest, Way
+from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.plan import Bucket, Plan, build
 
 #: Below so many bytes a step is short whoever updates what, and every rank keeps everything.
@@ -112,6 +113,7 @@ class PlannedUpdate:
         self._timeout_seconds = timeout_seconds
         self._contest = Contest(ways, max(bucket.nbytes for bucket in plan.buckets))
         self._copies: dict[int, Any] = {}
+        self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         self._reductions = [self._bind(way) for way in ways]
         self._calls = [self._call(way) for way in ways]
@@ -162,18 +164,30 @@ class PlannedUpdate:
         communicator, contest = self._communicator, self._contest
         if contest.is_open:
             communicator.settle(contest)
-        gradients = self._contiguous(gradients)
+        buffers = communicator.in_shared_memory.get(id(gradients[0]))
+        if buffers is not None and buffers.holds(gradients):
+            call, reductions = self._in(buffers)
+        else:
+            call, reductions = self._calls[contest.at], self._reductions[contest.at]
+            gradients = self._contiguous(gradients)
         with communicator.control.turnstile:
-            reductions, number = self._reductions[contest.at], communicator.control.call + 1
+            number = communicator.control.call + 1
             work = list(zip(reductions, map(self._parts_of, self._plan.buckets), transforms, strict=True))
             for reduction, parts, _ in work:
                 reduction.prepare(number, *parts(gradients, parameters))
-            watch = communicator.begin(self._calls[contest.at], self._timeout_seconds)
+            watch = communicator.begin(call, self._timeout_seconds)
             on_begin()
             start = time.perf_counter()
             for reduction, parts, transform in work:
                 reduction.run(watch, *parts(gradients, parameters), transform)
-            contest.record(time.perf_counter() - start)
+            if call is self._calls[contest.at]:
+                contest.record(time.perf_counter() - start)
+
+    def _in(self, buffers: GradientBuffers) -> tuple[Call, list[BucketReduction]]:
+        """Return the call and the reductions for gradients that lie in shared buffers.  Collective at first."""
+        if self._buffered is None or self._buffered[0] is not buffers:
+            self._buffered = buffers, buffers.call("apply_gradients"), buffers.updates(self._pieces)
+        return self._buffered[1:]
 
     @staticmethod
     def _parts_of(bucket: Bucket) -> Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]:

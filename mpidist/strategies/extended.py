@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from mpidist import context
+from mpidist.arrays import is_device
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
 from mpidist.errors import RemoteReplicaError
+from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.update import FusedUpdate
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.dataset import Dataset
@@ -19,6 +23,7 @@ from mpidist.input.feeds import FunctionFeed
 from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
 from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.runtime.trace import STEP
 from mpidist.strategies.reduction import like_given
 from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.variables import DistributedVariable, IndexedSlices
@@ -58,6 +63,8 @@ class StrategyExtended:
 
     def __init__(self, strategy: Strategy, device_name: str) -> None:
         self._strategy = strategy
+        # By the ids of variables that the entry keeps: the variables, and their buffers.
+        self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
 
@@ -139,6 +146,41 @@ class StrategyExtended:
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
         return None
+
+    def gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
+        """Return arrays to write the gradients of these variables into; on one node, all its ranks see them.
+
+        Given to `apply_gradients` or to the replica context's `all_reduce`, the whole list in its order, they are
+        reduced where they are, without being copied first.  What `all_reduce` returns for them can only be read: it
+        is one array for all ranks.  The memory, twice the model's size and one more for each result that is held, is
+        kept as long as the strategy.
+
+        Collective: every rank calls it in the same order.  The same variables get the same arrays again.
+
+        Parameters
+        ----------
+        variables : sequence of Variable
+
+        Returns
+        -------
+        list of array
+            In each variable's shape and dtype; zeros at first.  Where the ranks share no memory, or there is one only,
+            arrays like any other.
+
+        Raises
+        ------
+        UnsupportedDtypeError
+            A variable of 16 bits.
+        TransportError
+            On all ranks: there is not so much shared memory.
+        """
+        key = tuple(map(id, variables))
+        if key not in self._gradient_buffers:
+            self._gradient_buffers[key] = (list(variables), self._make_gradient_buffers(variables))
+        return list(self._gradient_buffers[key][1])
+
+    def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
+        return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
 
     def begin_merge_call(self) -> None:
         """Return when all replicas have come to this `merge_call`.  Collective."""
@@ -312,6 +354,9 @@ class MirroredExtended(StrategyExtended):
         self.cross_device_ops = cross_device_ops
         self._worker_devices = worker_devices
         self._options = CommunicationOptions() if options is None else options
+        if communicator.trace is not None:  # without a trace, nothing of it is in the way
+            traced = communicator.trace.wrapped(STEP, self.call_for_each_replica)
+            self.call_for_each_replica = traced  # type: ignore[method-assign]
         cross_device_ops.options = self._options
 
     def reduce_arrays(
@@ -335,6 +380,17 @@ class MirroredExtended(StrategyExtended):
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
         return self.cross_device_ops.fused_update(self._options)
+
+    def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
+        communicator = self.communicator
+        on_host = not any(is_device(variable.storage) for variable in variables)
+        if communicator.segments is None or communicator.size == 1 or not on_host or not variables:
+            return super()._make_gradient_buffers(variables)
+        signatures = [(variable.name, variable.dtype, variable.shape) for variable in variables]
+        communicator.check(communicator.call("gradient_buffers", signatures), self._options.timeout_seconds)
+        buffers = GradientBuffers(communicator, signatures)
+        communicator.in_shared_memory[id(buffers.arrays[0])] = buffers
+        return buffers.arrays
 
     def _reduce_with_rows(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions, destinations: Sequence[Any] | None

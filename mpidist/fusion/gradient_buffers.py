@@ -1,0 +1,165 @@
+"""Gradients that are written where all ranks of a node see them: nothing is packed.
+
+The buffers, and the results of reducing them, are memory shared by the ranks of a node, as large as the model; it is
+made when somebody asks for buffers.  A result is one array for all ranks, each of which has added up its shares of it.
+So it can only be read; and it is used again when no rank refers to it any more, which each says before a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import wire_dtype
+from mpidist.collectives.bucket_reduction import BucketReduction
+from mpidist.collectives.call import Call
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.pieces import Pieces
+from mpidist.collectives.shared_sum import SharedSum
+from mpidist.collectives.ways import SEGMENT_BYTES
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.fusion.plan import Plan, Signature, build
+from mpidist.fusion.results import ResultSet
+from mpidist.runtime.control import Watch
+from mpidist.transports.shared import map_together
+
+#: A bucket is never closed: segments are the unit of work.
+_ONE_PACK = 1 << 62
+
+#: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
+_MOST_RESULTS = 63
+
+_ALIGNMENT = 64
+
+
+class GradientBuffers:
+    """Buffers for the gradients of some variables, in memory that the ranks of a node share.
+
+    Collective: every rank makes it in the same order.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of ranks that share memory.
+    signatures : sequence of (name, dtype, shape)
+
+    Attributes
+    ----------
+    arrays : list of array
+        This rank's, zeros at first.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        A dtype that is not added as such.
+    TransportError
+        On all ranks: there is not so much shared memory.
+    """
+
+    def __init__(self, communicator: Communicator, signatures: Sequence[Signature]) -> None:
+        for name, dtype, _ in signatures:
+            if wire_dtype(dtype) != dtype:
+                raise UnsupportedDtypeError(f"variable {name!r} is {dtype}: gradient buffers are for 32 bits or more")
+        assert communicator.segments is not None
+        self._communicator = communicator
+        self._segments = communicator.segments
+        self._plan = build(signatures, "sum", _ONE_PACK)
+        self._line = communicator.control.line
+        memory = self._map(communicator.size, lambda raw: communicator.exchange(raw, "gradient_buffers"))
+        self._by_rank = [_flat(part, self._plan) for part in _parts(memory, communicator.size)]
+        self.arrays: list[Any] = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).views
+        self._results: list[ResultSet] = []
+        self._ways: dict[tuple[int, str], list[BucketReduction]] = {}
+        self._calls: dict[str, Call] = {}
+
+    def _map(self, copies: int, exchange: Callable[[bytes], list[bytes]]) -> Any:
+        return map_together(copies * _nbytes(self._plan), self._line, exchange)
+
+    def holds(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are the buffers, all of them in their order.  Local."""
+        return len(tensors) == len(self.arrays) and all(a is b for a, b in zip(tensors, self.arrays, strict=True))
+
+    def all_reduce(self, op: str, timeout_seconds: float | None) -> list[Any]:
+        """Return the buffers reduced over all ranks, as arrays to be read.
+
+        Collective: every rank calls it in the same order.
+        """
+        communicator = self._communicator
+        call = self._calls.get(op)
+        if call is None:
+            call = self._calls[op] = self.call(f"all_reduce({op})", with_names=False)
+        free = sum(1 << number for number, results in enumerate(self._results) if results.is_free())
+        with communicator.control.turnstile:
+            tables = self._segments.segments[communicator.control.call + 1 & 1]
+            words = [table[:8].view(numpy.uint64) for table in tables]
+            words[self._line][0] = free
+            watch = communicator.begin(call, timeout_seconds)
+            for word in words:
+                free &= int(word[0])
+            number = self._more(watch) if free == 0 else (free & -free).bit_length() - 1
+            for way in self._reductions(number, op):
+                way.run(watch, (), ())
+        return list(self._results[number].views)
+
+    def _more(self, watch: Watch) -> int:
+        """Make memory for one more result, and return its number.  Collective, within a call."""
+        if len(self._results) == _MOST_RESULTS:
+            raise MemoryError(f"{_MOST_RESULTS} results of gradient buffers are held; copy those that are kept")
+        memory = self._map(1, lambda raw: self._communicator.transport.exchange(raw, watch))
+        self._results.append(ResultSet(self._plan, numpy.empty(0), {}, _flat(memory, self._plan)))
+        self._results[-1].protect()
+        return len(self._results) - 1
+
+    def _reductions(self, number: int, op: str) -> list[BucketReduction]:
+        found = self._ways.get((number, op))
+        if found is None:
+            reduced, size = ("sum", self._communicator.size) if op == "mean" else (op, 1)
+            buffers = self._results[number].results
+            found = [self._sum(index, result, reduced, size) for index, result in enumerate(buffers)]
+            self._ways[number, op] = found
+            self._results[number].settle()  # what is bound refers to the buffers
+        return found
+
+    def _sum(self, index: int, result: Any, op: str, size: int, targets: Pieces | None = None) -> SharedSum:
+        segments, buffers = self._segments, [flat[index] for flat in self._by_rank]
+        segment_bytes = min(SEGMENT_BYTES, segments.place_bytes)
+        scale = 1.0 / size if size > 1 else None
+        return SharedSum(segments, self._line, buffers, result, op, scale, segment_bytes, targets)
+
+    def call(self, name: str, with_names: bool = True) -> Call:
+        """Return a call on these buffers.  Local."""
+        signatures = [(label if with_names else "", dtype, shape) for label, dtype, shape in self._plan.signatures]
+        return Call(name, signatures, [("in gradient buffers", bucket.nbytes) for bucket in self._plan.buckets])
+
+    def updates(self, targets: Sequence[Pieces]) -> list[BucketReduction]:
+        """Return the sums of all buckets for an update of parameters that lie at `targets`.
+
+        Collective: every rank calls it in the same order.
+        """
+        memory = self._map(1, lambda raw: self._communicator.exchange(raw, "gradient_buffers"))
+        flat = _flat(memory, self._plan)
+        return [
+            self._sum(index, each, "sum", 1, where)
+            for index, (each, where) in enumerate(zip(flat, targets, strict=True))
+        ]
+
+
+def _nbytes(plan: Plan) -> int:
+    return sum(-(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT for bucket in plan.buckets)
+
+
+def _parts(memory: Any, count: int) -> list[memoryview]:
+    view = memoryview(memory)
+    nbytes = len(view) // count
+    return [view[part * nbytes : (part + 1) * nbytes] for part in range(count)]
+
+
+def _flat(memory: Any, plan: Plan) -> list[Any]:
+    """Return a flat array for each bucket, one after the other in the memory."""
+    found, offset = [], 0
+    for bucket in plan.buckets:
+        found.append(numpy.frombuffer(memory, bucket.dtype, bucket.elements, offset))
+        offset += -(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return found

@@ -1,0 +1,114 @@
+"""Gradients written into shared memory: sums, ownership of results over ranks, updates, and what else is passed."""
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
+from mpidist.fusion import update
+from mpidist.fusion.gradient_buffers import GradientBuffers
+from mpidist.optimizers import SGD, Adam
+from mpidist.testing import run_ranks
+
+SHAPES = [(30, 40), (), (5,), (777,), (0, 3)]
+
+
+def _variables(strategy, dtype="f4"):
+    with strategy.scope():
+        return [mpidist.Variable(numpy.zeros(shape, dtype), name=f"v{n}") for n, shape in enumerate(SHAPES)]
+
+
+def _write(buffers, rank, step):
+    for number, buffer in enumerate(buffers):
+        buffer[...] = number + 10 * rank + 100 * step
+
+
+def _expected(size, step):
+    return [n * size + 10 * size * (size - 1) // 2 + 100 * step * size for n in range(len(SHAPES))]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_sums_of_what_was_written(size, hosts):
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        variables = _variables(strategy)
+        found = []
+        for step in range(4):
+            buffers = strategy.extended.gradient_buffers(variables)
+            _write(buffers, Communicator.world().rank, step)
+            reduced = strategy.run(lambda buffers: mpidist.get_replica_context().all_reduce("sum", buffers), (buffers,))
+            found.append([each.copy() for each in reduced])
+            del reduced
+        return found
+
+    for found in run_ranks(size, run, hosts=[f"node{rank % hosts}" for rank in range(size)]):
+        for step, reduced in enumerate(found):
+            for array, shape, expected in zip(reduced, SHAPES, _expected(size, step), strict=True):
+                assert array.dtype == numpy.float32
+                numpy.testing.assert_array_equal(array, numpy.full(shape, expected, "f4"))
+
+
+def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again():
+    def run():
+        communicator = Communicator.world()
+        buffers = GradientBuffers(communicator, [("", numpy.dtype("f8"), (500,))])
+        held = []
+        for step in range(6):
+            _write(buffers.arrays, communicator.rank, step)
+            (result,) = buffers.all_reduce("mean", None)
+            assert not result.flags.writeable
+            if communicator.rank == step % 2 and step < 3:  # one rank holds on to it, the other does not
+                held.append((step, result))
+            del result
+        return [(step, set(result.tolist())) for step, result in held], len(buffers._results)
+
+    for held, count in run_ranks(2, run):
+        assert held == [(step, {5.0 + 100 * step}) for step, _ in held]
+        assert count == 4  # three are held, by one rank or the other
+
+
+@pytest.mark.parametrize("make", [lambda: SGD(0.5, momentum=0.5), lambda: Adam(0.1), lambda: SGD(1.0, clipnorm=1e9)])
+def test_updates_from_buffers_are_those_from_other_arrays(make, monkeypatch):
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+
+    def run(in_buffers):
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        variables = _variables(strategy, "f8")
+        with strategy.scope():
+            optimizer = make()
+        for step in range(4):
+            gradients = [numpy.empty(shape) for shape in SHAPES]
+            if in_buffers and step != 2:  # and back
+                gradients = strategy.extended.gradient_buffers(variables)
+            _write(gradients, Communicator.world().rank, step)
+            strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
+        return [variable.value.tobytes() for variable in variables]
+
+    assert run_ranks(2, run, True) == run_ranks(2, run, False)
+
+
+def test_ranks_that_pass_different_kinds_of_arrays_are_told():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        variables = _variables(strategy)
+        gradients = strategy.extended.gradient_buffers(variables)
+        if Communicator.world().rank == 1:
+            gradients = [each.copy() for each in gradients]
+        with pytest.raises(CollectiveMismatchError, match="in gradient buffers"):
+            strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", gradients))
+        return True
+
+    assert all(run_ranks(2, run))
+
+
+def test_16_bits_are_refused_before_anything_is_made():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(3, "f2"), name="half")
+        strategy.extended.gradient_buffers([variable])
+
+    with pytest.raises(UnsupportedDtypeError, match="'half' is float16"):
+        run_ranks(2, run)
