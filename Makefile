@@ -15,7 +15,7 @@ RAN := build/ran
 
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_exit_on_timeout=true
 
-.PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm lint types layering docs bench check clean help
+.PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm test-netns lint types layering docs bench check clean help
 
 help:
 	@echo "make train      8 ranks train an image classifier on the digits data set"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
 	@echo "make test-mpio  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
+	@echo "make test-netns jobs over two virtual hosts whose link is limited to 100 Mbit/s; needs root and iproute2"
 	@echo "make check      lint, types, layering, docs and make test"
 	@echo "make bench      all-reduce algorithms against MPI's own"
 	@echo "make clean      removes the environments and everything built"
@@ -88,6 +89,11 @@ test-mpio:
 test-slurm: $(VENV)/.test-installed $(MPICH_VENV)/.test-installed
 	$(VENV)/bin/python -m pytest -q tests/slurm --require-slurm
 	$(MPICH_VENV)/bin/python -m pytest -q tests/slurm --require-slurm
+
+# where no hosts can be made it says so and fails; plain pytest skips these tests then
+test-netns: $(VENV)/.test-installed $(MPICH_VENV)/.test-installed
+	$(VENV)/bin/python -m pytest -q tests/netns --require-netns
+	$(MPICH_VENV)/bin/python -m pytest -q tests/netns --require-netns
 
 # --- the rest of the checks ------------------------------------------------------------------------------------------
 
