@@ -73,6 +73,7 @@ while optimizer.iterations < 40:
                 signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)  # nobody handles it: the process is gone
             manager.save(optimizer.iterations)
             saving.append((began, calls))
+            signal.setitimer(signal.ITIMER_REAL, 0)
             seconds.append(time.perf_counter() - at)
         if optimizer.iterations == 40:
             break
