@@ -11,6 +11,7 @@ from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
+from mpidist.training.preemption import PreemptionCheckpointHandler, TerminationConfig
 
 _log = logging.getLogger("mpidist")
 
@@ -115,13 +116,42 @@ class BackupAndRestore(ModelCheckpoint):
         ``"epoch"``, or a number of steps.
     delete_checkpoint : bool
         Whether to remove the directory at the end.
+    save_before_preemption : bool
+        Whether to save, and exit, when the job is told to end, too: see `PreemptionCheckpointHandler`.
+    termination_config : TerminationConfig, optional
+        When that is, and how to exit.
     """
 
-    def __init__(self, backup_dir: str | Path, save_freq: str | int = "epoch", delete_checkpoint: bool = True) -> None:
+    def __init__(
+        self,
+        backup_dir: str | Path,
+        save_freq: str | int = "epoch",
+        delete_checkpoint: bool = True,
+        save_before_preemption: bool = False,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
         super().__init__(backup_dir, save_freq=save_freq, max_to_keep=2, resume=True)
         self.delete_checkpoint = delete_checkpoint
+        self.save_before_preemption = save_before_preemption
+        self.termination_config = termination_config
+        self._handler: PreemptionCheckpointHandler | None = None
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Restore what is there.  Collective."""
+        super().on_train_begin(logs)
+        if self.save_before_preemption:
+            self._handler = PreemptionCheckpointHandler(None, self.manager, None, self.termination_config)
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Save where it is time; save and exit if the job is told to end.  Collective then."""
+        super().on_train_batch_end(batch, logs)
+        if self._handler is not None:  # the step is over, and the next batch not yet taken out of the data set
+            self._handler.save_checkpoint_if_preempted()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Remove the directory.  Local; the chief does."""
+        if self._handler is not None:
+            self._handler.close()
+            self._handler = None
         if self.delete_checkpoint and self.trainer.is_chief:
             shutil.rmtree(self.directory, ignore_errors=True)

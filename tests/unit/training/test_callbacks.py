@@ -337,6 +337,34 @@ def test_an_interrupted_training_goes_on_on_another_number_of_ranks(tmp_path, si
         numpy.testing.assert_allclose(resumed["auc"], logs["auc"][1:], rtol=1e-12)
 
 
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path, told):
+    x, y = net.rows(22)
+
+    def exit_fn():
+        raise Interrupted
+
+    def on_rank(directory, tell_after):
+        trainer = net.trainer()
+        rank = trainer.strategy.extended.replica_id
+        config = mpidist.experimental.TerminationConfig(
+            lambda: rank == told and trainer.steps_made == tell_after, exit_fn, poll_seconds=0
+        )
+        options = {"delete_checkpoint": False, "save_before_preemption": True, "termination_config": config}
+        backup = callbacks.BackupAndRestore(directory, **options)
+        try:
+            trainer.fit(x, y, batch_size=4, epochs=3, callbacks=[backup])
+        except Interrupted:
+            return trainer.steps_made, None
+        return trainer.steps_made, net.values(trainer)
+
+    (_, whole), _ = run_ranks(2, on_rank, tmp_path / "whole", 0)
+    (first, nothing), (second, _) = run_ranks(2, on_rank, tmp_path / "run", 8)
+    assert first == second in (8, 9) and nothing is None
+    for _, values in run_ranks(2, on_rank, tmp_path / "run", 0):
+        numpy.testing.assert_array_equal(values, whole)
+
+
 def test_what_callbacks_remember_is_restored(tmp_path):
     def on_rank(losses, epochs):
         script = Scripted(losses)
