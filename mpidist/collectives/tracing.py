@@ -1,0 +1,186 @@
+"""Puts a trace around what a communicator does: its methods are wrapped when one is asked for, and untouched otherwise.
+
+The clocks of the nodes are compared when the trace begins, and again in calls 64, 128, 256, ...: so the last comparison
+is never further from the end than from the beginning, though no rank waits for another at its end.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpidist.collectives.bucket_reduction import BucketReduction, Piped, Pipeline
+from mpidist.collectives.clock import clock_offset
+from mpidist.collectives.pieces import Transform
+from mpidist.collectives.segment_pipeline import Fill, Take
+from mpidist.runtime import trace as kinds
+from mpidist.runtime.control import Watch
+from mpidist.runtime.trace import About, Trace
+from mpidist.runtime.turnstile import Turnstile
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
+
+#: The first call, after the one that begins a trace, in which clocks are compared again.
+_FIRST_COMPARISON = 64
+
+
+def attach(communicator: Communicator, folder: str) -> Trace:
+    """Begin a trace of a communicator, in a file of its own for each rank.
+
+    Collective: every rank calls it in the same order, before anything else is done with the communicator.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    folder : str
+        Made if it is not there.
+    """
+    control, rank = communicator.control, communicator.rank
+    job = communicator.exchange(uuid.uuid4().hex.encode(), "start of a trace")[0].decode()
+    host = communicator.topology.hosts[rank]
+    trace = Trace(folder, About(job, rank, communicator.size, host), warn=control.warn)
+    _Tracer(communicator, trace)
+    return trace
+
+
+class _Tracer:
+    """Holds what was wrapped, and the number of the call that is under way."""
+
+    def __init__(self, communicator: Communicator, trace: Trace) -> None:
+        self._communicator, self._trace = communicator, trace
+        self._control = communicator.control
+        self._next_comparison = _FIRST_COMPARISON
+        self._begin, self._reduction = communicator.begin, communicator.reduction
+        self._bind, self._wait = communicator.bind, communicator.transport.wait
+        with self._control.turnstile:
+            self._compare_clocks(self._begin(communicator.call("clocks of a trace")))
+        communicator.begin = self.begin  # type: ignore[method-assign]
+        communicator.reduction = self.reduction  # type: ignore[method-assign]
+        communicator.bind = self.bind  # type: ignore[method-assign]
+        communicator.transport.wait = self.wait  # type: ignore[method-assign]
+        self._control.turnstile = _TracedTurnstile(self._control, trace)
+        self._close_when_leaving()
+
+    def _close_when_leaving(self) -> None:
+        """Write the trace whenever this rank says that it ends, however it does: `leave`, `fail` or `end`."""
+        for name in ("leave", "fail", "end"):
+            setattr(self._control, name, _after(self._trace.close, getattr(self._control, name)))
+
+    def begin(self, call: Any, timeout_seconds: float | None = None) -> Watch:
+        """Begin a call, and note when this rank came and when all had come."""
+        start = time.monotonic_ns()
+        watch = self._begin(call, timeout_seconds)
+        trace, number = self._trace, self._control.call
+        trace.last_call = trace.kind(call.what)
+        trace.add(kinds.ARRIVE, start, number, trace.last_call)
+        if number >= self._next_comparison:
+            self._compare_clocks(watch)
+        return watch
+
+    def _compare_clocks(self, watch: Watch) -> None:
+        while self._next_comparison <= watch.call:
+            self._next_comparison *= 2
+        if self._communicator.topology.node_count > 1:
+            offset = clock_offset(self._communicator, watch)
+            self._trace.about.offsets.append((time.monotonic_ns(), offset))
+
+    def reduction(self, *args: Any, **kwargs: Any) -> BucketReduction | None:
+        """Return the reduction of a bucket, traced."""
+        found = self._reduction(*args, **kwargs)
+        if isinstance(found, Piped):
+            found._pipeline = _TracedPipeline(found._pipeline, self._trace)
+        return None if found is None else _TracedReduction(found, self._trace)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Callable[[Watch], None]:
+        """Return what reduces a buffer, traced."""
+        run, add = self._bind(*args, **kwargs), self._trace.add
+
+        def traced(watch: Watch) -> None:
+            start = time.monotonic_ns()
+            run(watch)
+            add(kinds.REDUCE, start, watch.call)
+
+        return traced
+
+    def wait(self, pendings: Sequence[Any], watch: Watch) -> None:
+        """Wait for messages, and note how long they were waited for."""
+        start = time.monotonic_ns()
+        self._wait(pendings, watch)
+        self._trace.add(kinds.SEND, start, watch.call)
+
+
+class _TracedTurnstile(Turnstile):
+    """Notes how long each call takes as a whole, what is done before it is begun included."""
+
+    __slots__ = ("_trace", "_start")
+
+    def __init__(self, control: Any, trace: Trace) -> None:
+        super().__init__(control)
+        self._trace = trace
+        self._start = 0
+
+    def __enter__(self) -> None:
+        start = time.monotonic_ns()
+        super().__enter__()
+        self._start = start
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._trace.add(kinds.CALL, self._start, self._control.call, self._trace.last_call)
+        super().__exit__(kind, error, trace)
+
+
+class _TracedReduction:
+    """A reduction of a bucket, and when it ran."""
+
+    def __init__(self, reduction: BucketReduction, trace: Trace) -> None:
+        self.owned = reduction.owned
+        self._reduction, self._trace = reduction, trace
+
+    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Prepare it."""
+        self._reduction.prepare(call, sources, targets)
+
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """Run it, with the update of what is reduced, if there is one, as an event of its own."""
+        start = time.monotonic_ns()
+        if transform is not None:
+            transform = self._trace.wrapped(kinds.APPLY, transform)
+        self._reduction.run(watch, sources, targets, transform)
+        self._trace.add(kinds.REDUCE, start, watch.call)
+
+
+class _TracedPipeline:
+    """A pipeline, and when each segment was packed and handed out."""
+
+    def __init__(self, pipeline: Pipeline, trace: Trace) -> None:
+        self.bounds, self.owned = pipeline.bounds, pipeline.owned
+        self._pipeline, self._trace = pipeline, trace
+
+    def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
+        """As `SegmentPipeline.run`."""
+        add, call = self._trace.add, watch.call
+
+        def traced_fill(index: int, place: Any) -> None:
+            start = time.monotonic_ns()
+            fill(index, place)
+            add(kinds.PACK, start, call, index)
+
+        def traced_take(first: int, values: Any) -> None:
+            start = time.monotonic_ns()
+            take(first, values)
+            add(kinds.UNPACK, start, call, first)
+
+        self._pipeline.run(watch, traced_fill, traced_take, transform)
+
+
+def _after(close: Callable[[], object], do: Callable[..., Any]) -> Callable[..., Any]:
+    def closed(*args: Any, **kwargs: Any) -> Any:
+        close()
+        return do(*args, **kwargs)
+
+    return closed

@@ -1,0 +1,114 @@
+"""A traced communicator: what is noted of its calls, that results stay the same, and that clocks are compared."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from mpidist.collectives.clock import clock_offset
+from mpidist.collectives.communicator import Communicator
+from mpidist.commands.trace import gather, lateness
+from mpidist.runtime import trace as kinds
+from mpidist.testing import run_ranks
+
+
+def traced(hosts: str, folder, calls: int = 3, elements: int = 2000):
+    """Run some all-reduces on traced ranks; return their results, and what was recorded by rank."""
+
+    def on_rank():
+        communicator = Communicator.world()
+        results = []
+        for call in range(calls):
+            buffer = numpy.full(elements, communicator.rank + call, dtype=numpy.float32)
+            communicator.all_reduce(buffer)
+            results.append(float(buffer[-1]))
+        return results
+
+    results = run_ranks(len(hosts), on_rank, hosts=list(hosts))
+    return results, gather(folder)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPIDIST_TRACE", str(tmp_path / "traces"))
+    return tmp_path / "traces"
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "aaa", "ab", "aab"])
+def test_every_call_is_noted_and_results_are_the_same(hosts, folder):
+    results, (recordings, problems) = traced(hosts, folder)
+    total = sum(range(len(hosts)))
+    assert results == [[float(total + call * len(hosts)) for call in range(3)]] * len(hosts)
+    assert problems == [] and list(recordings) == list(range(len(hosts)))
+    for recording in recordings.values():
+        names = [recording.names[event[4]] for event in recording.events.tolist() if event[0] == kinds.ARRIVE]
+        assert len([name for name in names if name.startswith("all_reduce(sum)")]) == 3
+        assert (recording.events[:, 1] <= recording.events[:, 2]).all()
+
+
+def test_a_call_contains_what_is_done_in_it(folder):
+    _, (recordings, _) = traced("aa", folder, elements=5000)
+    for recording in recordings.values():
+        spans = {call: (begin, end) for kind, begin, end, call, _ in recording.events.tolist() if kind == kinds.CALL}
+        inner = (kinds.ARRIVE, kinds.PACK, kinds.REDUCE, kinds.SEND, kinds.UNPACK)
+        held = [event for event in recording.events.tolist() if event[0] in inner and event[3] in spans]
+        assert held
+        assert all(spans[event[3]][0] <= event[1] and event[2] <= spans[event[3]][1] for event in held)
+
+
+def test_calls_of_all_ranks_are_compared(folder):
+    _, (recordings, _) = traced("aaa", folder, calls=5)
+    late = lateness(recordings)
+    assert sum(each.last for each in late.values()) == late[0].calls >= 5
+
+
+def test_clocks_are_compared_between_nodes_only_and_again_later(folder):
+    _, (recordings, _) = traced("aab", folder, calls=70)
+    numbers = {rank: len(recording.about.offsets) for rank, recording in recordings.items()}
+    assert numbers[0] == numbers[1] == numbers[2] >= 2  # at the start, and in call 64
+    assert all(offset == 0 for rank in (0, 1) for _, offset in recordings[rank].about.offsets)
+
+
+def test_on_one_node_no_clock_is_compared(folder):
+    _, (recordings, _) = traced("aa", folder)
+    assert all(recording.about.offsets == [] for recording in recordings.values())
+
+
+def test_threads_of_one_process_have_one_clock(tmp_path):
+    """Offsets are within the time of the messages that told them."""
+
+    def on_rank():
+        communicator = Communicator.world()
+        with communicator.control.turnstile:
+            return clock_offset(communicator, communicator.begin(communicator.call("clocks")))
+
+    offsets = run_ranks(4, on_rank, hosts=list("abbc"))
+    assert offsets[0] == 0 and offsets[1] == offsets[2]
+    assert max(map(abs, offsets)) < 1_000_000_000
+
+
+def test_a_rank_that_fails_leaves_its_trace(folder):
+    def on_rank():
+        communicator = Communicator.world()
+        communicator.barrier()
+        if communicator.rank == 1:
+            raise ValueError("on purpose")
+        communicator.barrier()
+
+    with pytest.raises(ValueError, match="on purpose"):
+        run_ranks(2, on_rank)
+    recordings, problems = gather(folder)
+    assert list(recordings) == [0, 1] and problems == []
+
+
+def test_without_a_trace_nothing_is_wrapped():
+    def on_rank():
+        communicator = Communicator.world()
+        transport = communicator.transport
+        return (
+            communicator.trace,
+            [name for name in ("begin", "reduction", "bind") if name in vars(communicator)],
+            [name for name in ("wait",) if name in vars(transport)],
+        )
+
+    assert run_ranks(2, on_rank) == [(None, [], [])] * 2
