@@ -8,7 +8,7 @@ import pytest
 
 from mpidist.collectives.algorithms import names
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.selection import AUTOMATIC
+from mpidist.collectives.selection import AUTOMATIC, eligible
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.runtime.board import StatusBoard
 from mpidist.transports.mpi import MpiTransport
@@ -25,8 +25,10 @@ def communicator():
 
 
 def _algorithms(communicator):
-    """All but MPI's own where there is no MPI: one rank that no launcher started."""
-    return [name for name in ALGORITHMS if name != "native" or "all_reduce" in communicator.transport.native]
+    """All that these ranks have: MPI's own needs MPI, those through memory need one node, or several."""
+    needs = ("native", "shared_memory", "two_level")
+    usable = eligible(communicator.facts()) if communicator.size > 1 else ("shared_memory", "two_level")
+    return [name for name in ALGORITHMS if name not in needs or name in usable]
 
 
 def _check_on_all_ranks(communicator, ok):
