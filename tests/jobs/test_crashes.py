@@ -104,7 +104,8 @@ class Job:
     def killed(self, *when: int) -> bool:
         """Run, be killed at a moment, and return whether the job has come to that moment."""
         done = self.run(RANKS, *when)
-        assert done.returncode == 0 or re.search("died|[Kk]illed|signal|SIGNAL", done.stderr), done.stderr
+        said = done.stderr + done.stdout
+        assert done.returncode == 0 or re.search("died|[Kk]illed|signal|SIGNAL|KILLED", said), said
         return done.returncode != 0
 
     def arrays(self) -> dict[str, numpy.ndarray]:

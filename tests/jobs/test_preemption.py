@@ -48,3 +48,14 @@ def test_a_job_that_is_told_to_end_goes_on_where_it_was(tmp_path, nodes, ranks, 
     total = float(ranks * (ranks + 1) // 2 * 78)
     found = sorted(re.findall(r"rank (\d) ends with \[(\S+), (\S+), (\S+)\]", resumed.stdout))
     assert found == [(str(rank), *[f"{total}"] * 3) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_rank_that_is_killed_ends_the_job_all_the_same(tmp_path, nodes):
+    script = STEPS.replace("os.kill(os.getpid(), getattr(signal, name))", "os.kill(os.getpid(), signal.SIGKILL)")
+    ended = run_job(3, script, [str(tmp_path), "4", "1", "SIGKILL"], env={"MPIDIST_VIRTUAL_NODES": nodes})
+    assert ended.returncode not in (0, 17), ended.stderr
+    # MPICH's launcher may end the others before they can say who it was, and says so itself
+    assert re.search(r"rank 1\b|SIGNAL: 9|signal 9|SIGNALED|KILLED", ended.stderr + ended.stdout), ended.stderr
+    assert "the job was told to end" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
