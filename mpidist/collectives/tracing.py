@@ -46,6 +46,12 @@ def attach(communicator: Communicator, folder: str) -> Trace:
     return trace
 
 
+def traced(communicator: Any, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` with an event around its calls if the communicator has a trace, else `fn` itself (Local)."""
+    trace = getattr(communicator, "trace", None)
+    return fn if trace is None else trace.wrapped(kind, fn)
+
+
 class _Tracer:
     """Holds what was wrapped, and the number of the call that is under way."""
 
