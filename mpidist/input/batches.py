@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy
-
 from mpidist.input import structure
 from mpidist.input.node import ArraySpec, Derived, Item, Node, force
 from mpidist.input.sharding import WHOLE, Part
@@ -47,8 +45,8 @@ class Batch(Derived):
         rows = int(min(self.size, (self.child.length or 0) - first))
         mine = part.of(rows)
         if mine:
-            return self.child.gather(epoch, numpy.arange(first + mine.start, first + mine.stop))
-        return structure.rows(self.child.gather(epoch, numpy.arange(first, first + 1)), mine)
+            return self.child.gather(epoch, range(first + mine.start, first + mine.stop))
+        return structure.rows(self.child.gather(epoch, range(first, first + 1)), mine)
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield the batches; of those before `start` nothing is made."""

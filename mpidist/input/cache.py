@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from mpidist.input import structure
-from mpidist.input.node import Derived, Item, Node
+from mpidist.input.node import Derived, Item, Node, Positions
 from mpidist.input.sharding import WHOLE, Part
 
 
@@ -33,16 +33,16 @@ class Cache(Derived):
         """Return a copy of an element."""
         key, kept = (position, part), self._kept  # type: ignore[attr-defined]
         if not self.batched:
-            return _copy(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, numpy.array([position]))))
+            return _copy(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, range(position, position + 1))))
         if key not in kept:
             kept[key] = self.child.at(0, position, part)
         return _copy(kept[key])
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return copies of rows; those that are not kept yet are read together."""
         if self.batched:
             return super().gather(epoch, positions)
-        kept, wanted = self._kept, positions.tolist()  # type: ignore[attr-defined]
+        kept, wanted = self._kept, list(map(int, positions))  # type: ignore[attr-defined]
         missing = [position for position in dict.fromkeys(wanted) if position not in kept]
         if missing:
             rows = self.child.gather(0, numpy.array(missing))
@@ -108,7 +108,7 @@ class Prefetch(Derived):
         """Return the child's."""
         return self.child.at(epoch, position, part)
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return the child's."""
         return self.child.gather(epoch, positions)
 

@@ -152,17 +152,15 @@ class DistributedIterator(Iterator[Any]):
     def _open(self, position: Position) -> None:
         self._position = position
         self._ended = False
-        self._batches = prefetched(
-            self._fetched(self._owner._feed, position, self._owner._fetch_fn), self._owner._ahead
-        )
-
-    @staticmethod
-    def _fetched(feed: Feed, position: Position, fetch_fn: Callable[[Any], Any] | None) -> Iterator[tuple[Any, Any]]:
-        for batch, note in feed.open(position):
-            yield (batch if fetch_fn is None else structure.map_leaves(fetch_fn, batch)), note
+        # not a generator of its own around them: it would hold on to a batch while the next one is made
+        batches, fetch_fn = self._owner._feed.open(position), self._owner._fetch_fn
+        if fetch_fn is not None:
+            batches = ((structure.map_leaves(fetch_fn, batch), note) for batch, note in batches)
+        self._batches = prefetched(batches, self._owner._ahead)
 
     def __next__(self) -> Any:
-        if context.get_replica_context() is not None and context.has_strategy():
+        mode = context.current_mode()
+        if mode.replica_context is not None and not context.is_default(mode.strategy):
             raise ValueError(
                 "next(iterator) should be called from outside of replica_fn. e.g. strategy.run(replica_fn, "
                 "args=(next(iterator),))"

@@ -13,8 +13,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -35,8 +34,7 @@ END: Any = object()
 _NOTHING, _SHAPES, _BATCH = range(3)
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """How far a data set has been walked through.
 
     Parameters

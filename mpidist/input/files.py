@@ -12,7 +12,7 @@ import numpy
 
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import Node, gather_by, is_contiguous, spec_of
+from mpidist.input.node import Node, Positions, as_array, gather_by, moved, spec_of
 from mpidist.input.sources import explained
 
 #: Rows this close to each other, in bytes, are read in one go, and what lies between them is thrown away.
@@ -36,13 +36,13 @@ class Table:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def read(self, rows: numpy.ndarray) -> Any:
+    def read(self, rows: Positions) -> Any:
         """Return these rows, joined along a first axis; copies."""
         raise NotImplementedError(type(self).__name__)
 
     def spec(self) -> Any:
         """Return the `ArraySpec` of every array of a row."""
-        found = structure.map_leaves(spec_of, self.read(numpy.arange(min(self.rows, 1))))
+        found = structure.map_leaves(spec_of, self.read(range(min(self.rows, 1))))
         return structure.map_leaves(lambda leaf: type(leaf)(leaf.shape[1:], leaf.dtype), found)
 
 
@@ -78,22 +78,27 @@ class FileRows(Node):
                 )
         return cls(tables)
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return these rows, read from whichever files they are in."""
         if len(self.tables) == 1:
             return self._read(0, positions)
+        if isinstance(positions, range):
+            first, last = numpy.searchsorted(self._ends, [positions.start, positions.stop - 1], "right").tolist()
+            if first == last:
+                return self._read(first, moved(positions, -self._begin(first)))
+            positions = as_array(positions)
         numbers = numpy.searchsorted(self._ends, positions, "right")
         return gather_by(numbers, lambda number, at: self._read(number, positions[at] - self._begin(number)))
 
     def _begin(self, number: int) -> int:
         return int(self._ends[number]) - self.tables[number].rows
 
-    def _read(self, number: int, rows: numpy.ndarray) -> Any:
+    def _read(self, number: int, rows: Positions) -> Any:
         table = self.tables[number]
         try:
             return table.read(rows)
         except Exception as error:
-            some = f"row {rows[0]}" if len(rows) == 1 else f"rows {rows.min()} to {rows.max()}"
+            some = f"row {rows[0]}" if len(rows) == 1 else f"rows {min(rows)} to {max(rows)}"
             raise InputError(f"{some} of {table.path} could not be read: {explained(error)}") from error
 
     def spec(self) -> Any:
@@ -110,21 +115,21 @@ def _shown(spec: Any) -> Any:
     return structure.map_leaves(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec)
 
 
-def read_rows(array: Any, rows: numpy.ndarray, row_bytes: int | None = None) -> numpy.ndarray:
+def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> numpy.ndarray:
     """Return rows of something that is sliced like an array, and best of all in contiguous pieces.  Local.
 
     Parameters
     ----------
     array : h5py.Dataset or the like, shape (n, ...)
-    rows : array of int
-        In any order, also several times.
+    rows : range, or array of int
+        An array is in any order, also with rows several times.
     row_bytes : int, optional
         How long rows are in the file; None is as long as in memory.
     """
+    if isinstance(rows, range):
+        return array[rows.start : rows.stop]
     if not len(rows):
         return array[:0]
-    if is_contiguous(rows):
-        return array[int(rows[0]) : int(rows[-1]) + 1]
     order = numpy.argsort(rows, kind="stable")
     ascending = rows[order]
     found = numpy.empty((len(rows), *array.shape[1:]), array.dtype)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Any
-
-import numpy
 
 from mpidist.errors import MissingDependencyError
 from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
-from mpidist.input.node import ArraySpec
+from mpidist.input.node import ArraySpec, Positions
 
-#: How many files of a data set are kept open, and how many bytes of decompressed chunks for each of their arrays.
-_MOST_OPEN, _CHUNK_CACHE_BYTES = 32, 1 << 25
+#: How many files of a data set are kept open.
+_MOST_OPEN = 32
+
+#: Of chunks so many are kept decompressed, for batches that end inside of one, as far as they fit into so many bytes;
+#: the places of HDF5's table of them; and the size of the cache that every array has anyway.
+_CHUNKS, _MOST_CACHE_BYTES, _SLOTS, _HDF5_CACHE_BYTES = 4, 1 << 26, 521, 1 << 20
 
 
 class OpenFiles:
@@ -27,8 +30,7 @@ class OpenFiles:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        # several ranks read, and many network file systems cannot lock
-        file = _h5py().File(path, "r", rdcc_nbytes=_CHUNK_CACHE_BYTES, locking=False)
+        file = _h5py().File(path, "r")
         self._open[path] = found = structure.map_leaves(lambda name: _array(file, name), names or _at_top(file))
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)  # h5py closes a file when nothing refers to it
@@ -57,7 +59,7 @@ class Hdf5Table(Table):
     def _arrays(self) -> Any:
         return self._files.arrays(self.path, self._names)
 
-    def read(self, rows: numpy.ndarray) -> Any:
+    def read(self, rows: Positions) -> Any:
         """Return these rows."""
         return structure.map_leaves(lambda array: read_rows(array, rows), self._arrays())
 
@@ -77,7 +79,18 @@ def _array(file: Any, name: str) -> Any:
     found = file.get(name)
     if not hasattr(found, "dtype"):
         raise KeyError(f"{file.filename} has no array {name!r}; at its top are {', '.join(map(repr, file))}")
-    return found
+    return _with_room(found)
+
+
+def _with_room(array: Any) -> Any:
+    """Return an array whose chunks fit into its cache: HDF5's own takes 1 MiB, and what is larger is read again."""
+    chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize if array.chunks else 0
+    if chunk_bytes * _CHUNKS <= _HDF5_CACHE_BYTES:
+        return array
+    h5py = _h5py()
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_chunk_cache(_SLOTS, min(chunk_bytes * _CHUNKS, _MOST_CACHE_BYTES), 0.75)
+    return h5py.Dataset(h5py.h5d.open(array.file.id, array.name.encode(), access))
 
 
 def _h5py() -> Any:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy
-
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import Derived, Item, Node, cut
+from mpidist.input.node import Derived, Item, Node, Positions, cut
 from mpidist.input.sharding import WHOLE, Part
 from mpidist.input.sources import explained, name_of
 
@@ -48,7 +46,7 @@ class Map(Derived):
         """Return a mapped element; only the part of a batch where the function works by rows."""
         return self._mapped(partial(self.child.at, epoch, position), partial(self.place, epoch, position), part)
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return mapped rows, in order; with threads, several are mapped at the same time."""
         if self.batched:
             return super().gather(epoch, positions)

@@ -31,6 +31,9 @@ from mpidist.input.sharding import WHOLE, Part
 #: ``item(part)`` returns the element, of a batch the rows of the part; without a part all of it.
 Item = Callable[..., Any]
 
+#: Places in an epoch: a range for those that follow each other, else an array of int64.
+Positions = range | numpy.ndarray
+
 #: Number of elements of an epoch: `math.inf` without an end, None where only iterating tells.
 Length = int | float | None
 
@@ -78,9 +81,9 @@ class Node:
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
         """Return one element, of a batch the rows of `part`."""
-        return cut(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, numpy.array([position]))), part)
+        return cut(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, range(position, position + 1))), part)
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return elements joined along a new first axis; `positions` has one at least."""
         return structure.stack([self.at(epoch, int(position)) for position in positions])
 
@@ -186,7 +189,7 @@ class Reordered(Derived):
         there, origin = self.origin(epoch, position)
         return self.child.at(there, int(origin), part)
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return the child's elements at other positions."""
         return self.child.gather(*self.origin(epoch, positions))
 
@@ -232,9 +235,16 @@ def gather_by(groups: numpy.ndarray, fetch: Callable[[int, Any], Any]) -> Any:
     return structure.map_leaves(lambda leaf: leaf[inverse], joined)
 
 
-def is_contiguous(rows: numpy.ndarray) -> bool:
-    """Return whether rows follow each other in ascending order."""
-    return bool(rows[-1] - rows[0] == len(rows) - 1 and (len(rows) < 3 or (rows[1:] - rows[:-1] == 1).all()))
+def as_array(positions: Positions) -> numpy.ndarray:
+    """Return positions as an array."""
+    return numpy.arange(positions.start, positions.stop) if isinstance(positions, range) else positions
+
+
+def moved(positions: Positions, distance: int) -> Positions:
+    """Return positions, all moved by a distance."""
+    if isinstance(positions, range):
+        return range(positions.start + distance, positions.stop + distance)
+    return positions + distance
 
 
 def spec_of(array: Any) -> ArraySpec:

@@ -11,6 +11,7 @@ import numpy
 
 from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
+from mpidist.input.node import Positions
 
 #: The part of a zip file's local header before the name: at its end the lengths of name and of extra bytes.
 _LOCAL_HEADER = struct.Struct("<26x2H")
@@ -35,12 +36,12 @@ class ArrayTable(Table):
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
-    def read(self, rows: numpy.ndarray) -> Any:
+    def read(self, rows: Positions) -> Any:
         """Return copies of these rows."""
         return structure.map_leaves(lambda array: _copied(array, rows), self._arrays)
 
 
-def _copied(array: Any, rows: numpy.ndarray) -> numpy.ndarray:
+def _copied(array: Any, rows: Positions) -> numpy.ndarray:
     return numpy.array(read_rows(array, rows), copy=True, subok=False)
 
 

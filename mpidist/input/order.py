@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.input.node import Derived, Item, Length, Node, Reordered, gather_by
+from mpidist.input.node import Derived, Item, Length, Node, Positions, Reordered, as_array, gather_by, moved
 from mpidist.input.sharding import WHOLE, Part
 
 
@@ -44,27 +44,28 @@ class Shuffle(Reordered):
                 "which gives every repetition an order of its own"
             )
         # an epoch's end and the next one's beginning may be in one batch
-        self._set("_order", lru_cache(maxsize=2)(self._permutation))
+        self._set("_permutation", lru_cache(maxsize=2)(_permutation))
 
-    def _permutation(self, epoch: int, block: int) -> numpy.ndarray:
-        return self._random(epoch, block).permutation(self._block())
+    def _key(self, epoch: int, block: int = 0) -> tuple[int, int, int]:
+        return self.seed % (1 << 64), epoch if self.each_epoch else 0, block
 
-    def _random(self, epoch: int, block: int = 0) -> numpy.random.Generator:
-        return numpy.random.default_rng((self.seed % (1 << 64), epoch if self.each_epoch else 0, block))
+    def _order(self, epoch: int, block: int) -> numpy.ndarray:
+        return self._permutation(self._key(epoch, block), self._block())  # type: ignore[attr-defined]
 
     def _block(self) -> int:
         return int(self.child.length) if self.child.length != math.inf else int(self.buffer_size or 0)  # type: ignore[arg-type]
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
         """Return where the elements at these places of the epoch come from."""
-        order = self._order  # type: ignore[attr-defined]
+        order = self._order
         if self.child.length != math.inf:
-            return epoch, order(epoch, 0)[positions]
+            wanted = slice(positions.start, positions.stop) if isinstance(positions, range) else positions
+            return epoch, order(epoch, 0)[wanted]
         size = self._block()
         if isinstance(positions, int):
-            block, inside = divmod(positions, size)
-            return epoch, block * size + int(order(epoch, block)[inside])
-        blocks, inside = numpy.divmod(positions, size)
+            number, place = divmod(positions, size)
+            return epoch, number * size + int(order(epoch, number)[place])
+        blocks, inside = numpy.divmod(as_array(positions), size)
         return epoch, gather_by(blocks, lambda block, at: block * size + order(epoch, block)[inside[at]])
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
@@ -72,7 +73,7 @@ class Shuffle(Reordered):
         return itertools.islice(self._drawn(epoch), start, None)
 
     def _drawn(self, epoch: int) -> Iterator[Item]:
-        random, buffer = self._random(epoch), []
+        random, buffer = numpy.random.default_rng(self._key(epoch)), []
         for item in self.child.items(epoch):
             buffer.append(item)
             if len(buffer) == self.buffer_size:
@@ -86,6 +87,10 @@ class Shuffle(Reordered):
         """Return it with its seed."""
         size = "" if self.child.indexed and self.child.length != math.inf else f"{self.buffer_size}, "
         return f"shuffle({size}seed={self.seed}{'' if self.each_epoch else ', the same in every epoch'})"
+
+
+def _permutation(key: tuple[int, int, int], size: int) -> numpy.ndarray:
+    return numpy.random.default_rng(key).permutation(size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +123,14 @@ class Repeat(Derived):
         """Return an element of one of the repetitions."""
         return self.child.at(*self._origin(epoch, position), part)
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return elements of any of the repetitions."""
         if self.child.length == math.inf:
             return self.child.gather(self._first(epoch), positions)
-        numbers, inside = numpy.divmod(positions, int(self.child.length or 1))
-        first = self._first(epoch)
+        length, first = int(self.child.length or 1), self._first(epoch)
+        if isinstance(positions, range) and (number := positions.start // length) == (positions.stop - 1) // length:
+            return self.child.gather(first + number, moved(positions, -number * length))
+        numbers, inside = numpy.divmod(as_array(positions), length)
         return gather_by(numbers, lambda number, at: self.child.gather(first + number, inside[at]))
 
     def _origin(self, epoch: int, position: int) -> tuple[int, int]:
@@ -189,7 +196,7 @@ class Window(Reordered):
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
         """Return the positions, moved."""
-        return epoch, positions + self.first
+        return epoch, positions + self.first if isinstance(positions, int) else moved(positions, self.first)
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield the items of the window."""
@@ -227,7 +234,8 @@ class Shard(Reordered):
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
         """Return the positions in the child."""
-        return epoch, positions * self.number + self.index
+        inside = positions if isinstance(positions, int) else as_array(positions)
+        return epoch, inside * self.number + self.index
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield every `number`-th item."""

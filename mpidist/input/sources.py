@@ -13,7 +13,7 @@ import numpy
 
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import ArraySpec, Item, Node, cut, is_contiguous
+from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut
 from mpidist.input.sharding import WHOLE, Part
 
 #: Of every array, and of every list, so many values go into a checksum; and what else does.
@@ -38,11 +38,11 @@ class Arrays(Node):
             raise ValueError(f"a data set needs arrays with one common first dimension; got the shapes {shapes}")
         self.length = shapes[0][0]
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return copies of these rows."""
-        if is_contiguous(positions):
-            first, end = int(positions[0]), int(positions[-1]) + 1
-            return structure.map_leaves(lambda leaf: leaf[first:end].copy(), self.arrays)
+        if isinstance(positions, range):
+            wanted = slice(positions.start, positions.stop)
+            return structure.map_leaves(lambda leaf: leaf[wanted].copy(), self.arrays)
         return structure.map_leaves(lambda leaf: leaf[positions], self.arrays)
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
@@ -65,9 +65,9 @@ class Range(Node):
         self.start, self.step = start, step
         self.length = math.inf if stop is None else len(range(start, stop, step))
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return the numbers."""
-        return self.start + self.step * numpy.asarray(positions, numpy.int64)
+        return self.start + self.step * as_array(positions)
 
     def spec(self) -> Any:
         """Return that of a number."""

@@ -50,15 +50,15 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
         The others have other places.
     """
     if isinstance(structure, dict):
-        if any(not isinstance(other, dict) or other.keys() != structure.keys() for other in others):
+        if others and any(not isinstance(other, dict) or other.keys() != structure.keys() for other in others):
             raise _different(structure, others)
         return {key: map_leaves(function, structure[key], *(other[key] for other in others)) for key in structure}
     if isinstance(structure, tuple):
-        if any(not isinstance(other, tuple) or len(other) != len(structure) for other in others):
+        if others and any(not isinstance(other, tuple) or len(other) != len(structure) for other in others):
             raise _different(structure, others)
         mapped = [map_leaves(function, *items) for items in zip(structure, *others, strict=True)]
         return type(structure)(*mapped) if hasattr(structure, "_fields") else tuple(mapped)
-    if any(isinstance(other, (dict, tuple)) for other in others):
+    if others and any(isinstance(other, (dict, tuple)) for other in others):
         raise _different(structure, others)
     return function(structure, *others)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from mpidist.input.files import Table, read_rows
-from mpidist.input.node import ArraySpec
+from mpidist.input.node import ArraySpec, Positions
 
 _BLOCK_BYTES, _NEWLINE = 1 << 24, 10
 
@@ -55,7 +55,7 @@ class TextTable(Table):
     def __len__(self) -> int:
         return self.rows
 
-    def lines(self, rows: numpy.ndarray) -> list[str]:
+    def lines(self, rows: Positions) -> list[str]:
         """Return these lines."""
         if not len(rows):
             return []
@@ -67,7 +67,7 @@ class TextTable(Table):
         found = text.split("\n")
         return [line.removesuffix("\r") for line in found[: end - first]]
 
-    def read(self, rows: numpy.ndarray) -> Any:
+    def read(self, rows: Positions) -> Any:
         """Return these lines as an array of str."""
         return numpy.array(self.lines(rows), dtype=numpy.str_)
 
@@ -135,7 +135,7 @@ class CsvTable(TextTable):
     def _fields(self, lines: list[str]) -> list[list[str]]:
         return list(csv.reader(lines, delimiter=self._delimiter, strict=True))
 
-    def read(self, rows: numpy.ndarray) -> Any:
+    def read(self, rows: Positions) -> Any:
         """Return these rows, by column."""
         parsed = self._parsed(rows)
         found = {
@@ -143,7 +143,7 @@ class CsvTable(TextTable):
         }
         return found if self.header else tuple(found.values())
 
-    def _parsed(self, rows: numpy.ndarray) -> list[list[str]]:
+    def _parsed(self, rows: Positions) -> list[list[str]]:
         lines = self.lines(rows)
         parsed = self._fields(lines)
         if len(parsed) != len(lines):
@@ -153,7 +153,7 @@ class CsvTable(TextTable):
                 raise ValueError(f"row {row} has {len(fields)} fields, expected {self.fields}")
         return parsed
 
-    def _column(self, name: Any, dtype: numpy.dtype, texts: list[str], rows: numpy.ndarray) -> numpy.ndarray:
+    def _column(self, name: Any, dtype: numpy.dtype, texts: list[str], rows: Positions) -> numpy.ndarray:
         if dtype.kind == "U":
             return numpy.array(texts, dtype=numpy.str_)
         try:

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy
-
 from mpidist.input import structure
-from mpidist.input.node import Item, Length, Node, gather_by
+from mpidist.input.node import Item, Length, Node, Positions, as_array, gather_by
 from mpidist.input.sharding import WHOLE, Part
 
 
@@ -40,7 +38,7 @@ class Zip(Node):
         """Return the elements at one position."""
         return self._each(lambda node: node.at(epoch, position, part) if node.batched else node.at(epoch, position))
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return the rows at these positions."""
         return self._each(lambda node: node.gather(epoch, positions))
 
@@ -97,12 +95,13 @@ class Concatenate(Node):
         node, inside = self._origin(position)
         return node.at(epoch, inside, part)
 
-    def gather(self, epoch: int, positions: numpy.ndarray) -> Any:
+    def gather(self, epoch: int, positions: Positions) -> Any:
         """Return elements of the two."""
         first, second = self.children
         if first.length == math.inf:
             return first.gather(epoch, positions)
         length = int(first.length or 0)
+        positions = as_array(positions)
         in_second = (positions >= length).astype(int)
         inside = positions - length * in_second
         return gather_by(in_second, lambda group, at: (first, second)[group].gather(epoch, inside[at]))
