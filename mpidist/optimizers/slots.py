@@ -56,14 +56,14 @@ class Slots:
     def state(self, elsewhere: Mapping[int, list[Any]]) -> dict[str, Any]:
         """Return all slots as ``"number/slot"`` to live views, what was restored and not yet asked for included.
 
+        Collective where a variable is split over ranks: its slots are put together.  Local otherwise.
         `elsewhere` has those that somebody else keeps, flat, by the id of their variable.
         """
         found = dict(self._restored)
         for number, (variable, slots) in enumerate(self._known):
             flat = elsewhere[id(variable)] if slots is None else slots
-            found.update(
-                {f"{number}/{name}": slot.reshape(variable.shape) for name, slot in zip(self.names, flat, strict=True)}
-            )
+            whole = [variable.joined(slot.reshape(variable.shape)) for slot in flat]
+            found.update({f"{number}/{name}": slot for name, slot in zip(self.names, whole, strict=True)})
         return found
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -98,9 +98,10 @@ class Slots:
             if value is None:
                 slot[...] = self._initial.get(name, 0)
                 continue
-            if value.shape != variable.shape:
+            if value.shape != variable.saved_shape:
                 raise ValueError(
-                    f"slot {name!r} for variable {variable.name!r} was saved with shape {value.shape}, expected "
-                    f"{variable.shape}: the variables were first updated in another order, or the model has changed"
+                    f"slot {name!r} for variable {variable.name!r} was saved with shape {value.shape}, "
+                    f"expected {variable.saved_shape}: the variables were first updated in another order, or the model "
+                    "has changed"
                 )
-            slot[...] = arrays.namespace(slot).asarray(value).reshape(-1)
+            slot[...] = arrays.namespace(slot).asarray(variable.own_part(value)).reshape(-1)

@@ -305,6 +305,40 @@ def test_a_checkpoint_holds_split_variables_whole(tmp_path):
     numpy.testing.assert_array_equal(plain.value, whole)
 
 
+@pytest.mark.parametrize(("size", "parts"), [(2, 1), (2, 2), (4, 2), (4, 4)])
+def test_slots_of_split_variables_are_saved_whole_and_go_on(tmp_path, size, parts):
+    """Two steps, a checkpoint at two ranks, and a third step at any mesh: the same as three steps at one rank."""
+    gradient = numpy.arange(8.0).reshape(2, 4)
+
+    def objects(devices):
+        strategy = mesh(devices)
+        with strategy.scope():
+            variable = Variable(numpy.zeros((2, 4)), partition_dimensions=[1, devices])
+        optimizer = SGD(0.5, momentum=0.5)
+        mine = strategy.experimental_split_to_logical_devices(gradient, [1, devices]) / strategy.num_replicas_in_sync
+        return (
+            Checkpoint(w=variable, o=optimizer),
+            variable,
+            lambda: strategy.run(lambda: optimizer.apply_gradients([(mine, variable)])),
+        )
+
+    def begin():
+        checkpoint, _, step = objects(2)
+        step(), step()
+        checkpoint.save(tmp_path / "c.h5")
+
+    def go_on():
+        checkpoint, variable, step = objects(parts)
+        checkpoint.restore(tmp_path / "c.h5")
+        step()
+        return variable.saved_value().copy()
+
+    run_ranks(2, begin)
+    moved = -0.5 * gradient * (1 + 1.5 + 1.75)  # momentum: 1, 1 + 1 / 2, 1 + 1 / 2 + 1 / 4
+    for value in run_ranks(size, go_on):
+        numpy.testing.assert_allclose(value, moved, rtol=1e-15)
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
