@@ -47,7 +47,7 @@ def main() -> None:
     rows: list[Row] = []
     with several_hosts(len(options.slots), options.rate) as hosts, tempfile.TemporaryDirectory() as tuning:
         env = {"MPIDIST_TUNING_FOLDER": tuning, "MPIDIST_CALIBRATE": str(int(options.calibrate))}
-        for placement in options.placements:
+        for placement in options.placements * options.launches:
             forwarded = [a for name in ("bytes", "rounds", "rate") for a in (f"--{name}", str(getattr(options, name)))]
             command = [str(Path(__file__).resolve()), "--rank", *forwarded]
             job = hosts.run(options.slots, command, placement == "cyclic", env, timeout_seconds=600)
@@ -56,6 +56,8 @@ def main() -> None:
                 raise SystemExit(f"the job ended with status {job.returncode}\n{job.stdout}\n{job.stderr}")
             rows += found
             show(found)
+    if options.launches > 1:
+        summary(rows)
     if options.save:
         save(options.save, rows)
 
@@ -68,7 +70,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--bytes", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--placements", nargs="+", default=["block", "cyclic"], choices=["block", "cyclic"])
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the rows there")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="add the rows to those that are there")
+    parser.add_argument("--launches", type=int, default=1, help="jobs for each placement")
     parser.add_argument("--calibrate", action="store_true", help="measure first; else AUTO is the fixed table")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -201,13 +204,30 @@ def show(rows: Sequence[Row]) -> None:
         )
 
 
+def summary(rows: Sequence[Row]) -> None:
+    """Print what all launches say: medians, and from the least to the greatest."""
+    print("# of bound, and ratio to two_level: medians of the launches, and their range")
+    for topology in dict.fromkeys(row["topology"] for row in rows):
+        for name in dict.fromkeys(row["who"] for row in rows):
+            bound, ratio = (
+                [row[key] for row in rows if (row["topology"], row["who"]) == (topology, name)]
+                for key in ("bound", "ratio")
+            )
+            print(
+                f"{topology:>26} {name:>14} {numpy.median(bound):>7.1%} ({min(bound):.1%} to {max(bound):.1%}) "
+                f"{numpy.median(ratio):>5.2f} ({min(ratio):.2f} to {max(ratio):.2f}), {len(bound)} launches"
+            )
+
+
 def save(folder: Path, rows: Sequence[Row]) -> None:
-    """Write the rows, with the machine that they were measured on."""
+    """Add the rows to those of earlier runs, with the machine that they were measured on."""
     machine = {"cores": os.cpu_count(), "processor": platform.machine(), "numpy": numpy.__version__}
-    name = f"two_levels-{rows[0]['mpi'].split()[0].lower()}-{sum(1 for _ in rows)}.json"
+    mpi = rows[0]["mpi"].rpartition(" ")[0].lower().replace(" ", "")
+    path = folder / f"two_levels-{mpi}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps({"machine": machine, "rows": list(rows)}, indent=1) + "\n")
-    print(folder / name)
+    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
+    path.write_text(json.dumps({"machine": machine, "rows": [*earlier, *rows]}, indent=1) + "\n")
+    print(path)
 
 
 if __name__ == "__main__":
