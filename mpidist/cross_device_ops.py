@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy
@@ -172,7 +173,7 @@ class CrossDeviceOps:
         dtype = rows.dtype
         is_mean = reduce_op is ReduceOp.MEAN
         rows = self.gather_rows(rows, options)
-        wide = arrays.wire_dtype(dtype) if dtype.kind != "i" or not is_mean else numpy.dtype("float64")
+        wide = arrays.wire_dtype(dtype) if dtype.kind not in "iu" or not is_mean else numpy.dtype("float64")
         total = IndexedSlices(rows.values.astype(wide, copy=False), rows.indices, rows.dense_shape).coalesced()
         if not is_mean:
             return total.with_values(total.values.astype(dtype, copy=False))
@@ -209,6 +210,31 @@ class CrossDeviceOps:
     ) -> list[Any]:
         """Reduce some arrays (at least one); to be written by subclasses.  Collective."""
         raise NotImplementedError("batch_reduce_implementation method must be implemented in descendants.")
+
+    def reduce_list(
+        self,
+        reduce_op: ReduceOp,
+        values: Sequence[Any],
+        destinations: Sequence[Any] | None,
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """Reduce some arrays (at least one), through the ``*_implementation`` methods.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp
+        values : sequence of array
+        destinations : sequence or None
+            What they are for; None: they themselves.
+        options : CommunicationOptions
+        """
+        destinations = values if destinations is None else destinations
+        if len(values) == 1:
+            return [self.reduce_implementation(reduce_op, values[0], destinations[0], options)]
+        pairs = list(zip(values, destinations, strict=True))
+        return self.batch_reduce_implementation(reduce_op, pairs, options)
 
     def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass; None: they are reduced first.  Local."""
@@ -267,8 +293,30 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         values, destinations = zip(*value_destination_pairs, strict=True)
         return self._reduce_all(reduce_op, values, destinations, options)
 
+    def reduce_list(
+        self,
+        reduce_op: ReduceOp,
+        values: Sequence[Any],
+        destinations: Sequence[Any] | None,
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """Reduce some arrays, fused, unless a subclass has a way of its own."""
+        if self._has_own_way():
+            return super().reduce_list(reduce_op, values, destinations, options)
+        return self._reduce_all(reduce_op, values, destinations, options)
+
+    @classmethod
+    @cache
+    def _has_own_way(cls) -> bool:
+        """Whether a subclass wants every value to pass through a method of its own."""
+        return any(getattr(cls, name) is not getattr(AllReduceCrossDeviceOps, name) for name in _REDUCING)
+
     def _reduce_all(
-        self, reduce_op: ReduceOp, values: Sequence[Any], destinations: Sequence[Any], options: CommunicationOptions
+        self,
+        reduce_op: ReduceOp,
+        values: Sequence[Any],
+        destinations: Sequence[Any] | None,
+        options: CommunicationOptions,
     ) -> list[Any]:
         fused, op, names = self._fused_all_reduce(options), reduce_op.name.lower(), _names(destinations)
         if self.num_packs:
@@ -279,8 +327,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
     def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
         """Return the update in one pass, unless a subclass reduces in a way of its own, or nothing is fused."""
-        own = any(getattr(type(self), name) is not getattr(AllReduceCrossDeviceOps, name) for name in _REDUCING)
-        if own or not self.num_packs or not self.communicator.control.settings.sharded_updates:
+        if self._has_own_way() or not self.num_packs or not self.communicator.control.settings.sharded_updates:
             return None
         algorithm = self._algorithm(options)
         if algorithm not in self._updates:
@@ -410,7 +457,11 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         return super().reduce_implementation(reduce_op, per_replica_value, destinations, options)
 
     def _reduce_all(
-        self, reduce_op: ReduceOp, values: Sequence[Any], destinations: Sequence[Any], options: CommunicationOptions
+        self,
+        reduce_op: ReduceOp,
+        values: Sequence[Any],
+        destinations: Sequence[Any] | None,
+        options: CommunicationOptions,
     ) -> list[Any]:
         if self.accumulation_fn is None:
             return super()._reduce_all(reduce_op, values, destinations, options)
@@ -434,9 +485,9 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
             _log.info("Reduce to %s then broadcast to %r.", target, self.devices)
 
 
-def _names(destinations: Sequence[Any]) -> list[str] | None:
+def _names(destinations: Sequence[Any] | None) -> list[str] | None:
     """Return how messages call the values: by the variables that they are for; None when there are none."""
-    if not any(isinstance(each, DistributedVariable) for each in destinations):
+    if destinations is None or not any(isinstance(each, DistributedVariable) for each in destinations):
         return None
     return [each.name if isinstance(each, DistributedVariable) else "" for each in destinations]
 

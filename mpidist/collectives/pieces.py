@@ -46,12 +46,16 @@ class Pieces:
         self.offsets = tuple(offsets)
         self.elements = self.offsets[-1]
         self._found: dict[tuple[int, int], list[Piece]] = {}
+        self._whole: dict[tuple[int, int], slice | None] = {}
 
     def within(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces of the buffer's elements from `start` to `stop`; kept for the next time."""
         found = self._found.get((start, stop))
         if found is None:
             found = self._found[start, stop] = self._cut(start, stop)
+            # Where no tensor is cut, those between the first and the last are taken without looking at each.
+            is_whole = bool(found) and all(piece.part is None for piece in found)
+            self._whole[start, stop] = slice(found[0].member, found[-1].member + 1) if is_whole else None
         return found
 
     def _cut(self, start: int, stop: int) -> list[Piece]:
@@ -71,8 +75,10 @@ class Pieces:
         found = self.within(start, stop)
         if len(found) == 1:
             out[...] = found[0].of(tensors).reshape(-1)
-        else:
-            numpy.concatenate([piece.of(tensors) for piece in found], axis=None, out=out)
+            return
+        whole = self._whole[start, stop]
+        parts = [piece.of(tensors) for piece in found] if whole is None else tensors[whole]
+        numpy.concatenate(parts, axis=None, out=out)
 
     def scatter(self, start: int, values: Any, tensors: Sequence[Any]) -> None:
         """Copy flat `values` to where the elements from `start` on lie, converting to the tensors' dtypes."""

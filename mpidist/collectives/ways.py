@@ -77,6 +77,7 @@ class NodeMemory(NamedTuple):
         scale: float | None = None,
         first: int = 0,
         in_shares: bool = False,
+        contiguous: bool = True,
     ) -> BucketReduction | None:
         """Return the reduction of a bucket by a way through memory, None for ways that need messages; Local.
 
@@ -92,6 +93,8 @@ class NodeMemory(NamedTuple):
             How many addresses other buckets of the call have in a rank's table.
         in_shares : bool
             Whether shares will be transformed: each element on one rank of the node.
+        contiguous : bool
+            Whether all sources will be: those of `remote_read` must.
         """
         segments, (source, work, result) = self.segments, dtypes
         if not way.segment_bytes or sources.elements == 0:
@@ -102,7 +105,7 @@ class NodeMemory(NamedTuple):
             return None
         plain = source == work == result
         segment_bytes = min(way.segment_bytes, segments.place_bytes)
-        if way.algorithm == "remote_read" and plain and self.remote is not None:
+        if way.algorithm == "remote_read" and plain and contiguous and self.remote is not None:
             entries = first + RemoteSum.entries(sources, targets)
             if entries * 8 <= segments.segment_bytes:
                 shape = (self.rank, sources, targets, work, op, scale, segment_bytes, first)

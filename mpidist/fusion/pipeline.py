@@ -20,11 +20,13 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.tracing import traced
 from mpidist.collectives.ways import Contest, Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.results import ResultSet
 from mpidist.fusion.sources import Sources
+from mpidist.runtime.trace import PACK
 
 #: How many sets of buffers a plan keeps for another turn; who holds on to more results gets new memory for each.
 _KEPT_SETS = 3
@@ -32,7 +34,12 @@ _KEPT_SETS = 3
 #: How many lists of shapes are planned for at a time: shapes that are new every step must not fill the memory.
 _KEPT_PLANS = 64
 
+#: A list of at least so many tensors, that are shorter on average than so many bytes, is told by shapes and dtypes
+#: only: to look at their strides, too, would take longer than to copy those that are not contiguous.
+_MANY, _SHORT_BYTES = 64, 1 << 14
+
 _signature = attrgetter("dtype", "shape", "strides")
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
 class FusedAllReduce:
@@ -52,6 +59,7 @@ class FusedAllReduce:
         self._bytes_per_pack = bytes_per_pack
         self._algorithm = algorithm
         self._planned: dict[Any, _PlannedReduction] = {}
+        self._recent: _Recent | None = None
 
     def __call__(
         self,
@@ -86,11 +94,17 @@ class FusedAllReduce:
         shared = self._communicator.in_shared_memory
         if shared and tensors and id(tensors[0]) in shared and shared[id(tensors[0])].holds(tensors):
             return shared[id(tensors[0])].all_reduce(op, timeout_seconds)
-        kinds = frozenset(map(type, tensors))
-        key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
-        planned = self._planned.get(key)
+        key, planned = None, None
+        if self._recent is not None and self._recent.is_for(tensors, op, names):
+            planned = self._recent.planned
+        else:
+            kinds = frozenset(map(type, tensors))
+            key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
+            planned = self._planned.get(key)
         if planned is None:
             planned = self._keep(key, self._plan(tensors, op, names, timeout_seconds))
+            if planned.takes_any_strides:
+                self._recent = _Recent(planned, tensors, op, names)
         elif planned.contest.is_open:
             self._communicator.settle(planned.contest)
         try:
@@ -125,18 +139,51 @@ class FusedAllReduce:
         nbytes = sum(array.nbytes for array in tensors)
         communicator.prepare(nbytes, Call(f"all_reduce({op})", signatures), self._algorithm, on_host, timeout_seconds)
         plan = build(signatures, op, self._bytes_per_pack or communicator.bytes_per_pack(self._algorithm))
-        sources = Sources(tensors, in_memory_order)
-        return _PlannedReduction(plan, communicator, self._algorithm, sources, tensors)
+        any_strides = on_host and len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors)
+        sources = Sources([] if any_strides else tensors, in_memory_order)
+        return _PlannedReduction(plan, communicator, self._algorithm, sources, tensors, any_strides)
+
+
+class _Recent:
+    """The last list of many short tensors, which the next one is compared with: that is quicker than to look it up."""
+
+    def __init__(
+        self, planned: _PlannedReduction, tensors: Sequence[Any], op: str, names: Sequence[str] | None
+    ) -> None:
+        self.planned = planned
+        self._op = op
+        self._names = None if names is None else list(names)
+        self._kinds = set(map(type, tensors))
+        self._shapes, self._dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
+
+    def is_for(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> bool:
+        """Whether the plan is one for these tensors."""
+        return (
+            len(tensors) == len(self._shapes)
+            and op == self._op
+            and set(map(type, tensors)) == self._kinds
+            and list(map(_shape, tensors)) == self._shapes
+            and list(map(_dtype, tensors)) == self._dtypes
+            and (names if names is None else list(names)) == self._names
+        )
 
 
 class _PlannedReduction:
     """A plan with what it needs to run: the ways to reduce its buckets, and sets of buffers."""
 
     def __init__(
-        self, plan: Plan, communicator: Communicator, algorithm: str | None, sources: Sources, tensors: Sequence[Any]
+        self,
+        plan: Plan,
+        communicator: Communicator,
+        algorithm: str | None,
+        sources: Sources,
+        tensors: Sequence[Any],
+        takes_any_strides: bool,
     ) -> None:
+        self.takes_any_strides = takes_any_strides
         self._plan = plan
         self._communicator = communicator
+        self._pack = traced(communicator, PACK, _pack)
         self._sources = sources
         on_host = not (tensors and arrays.is_device(tensors[0]))
         # An empty array of the tensors' kind: no reference to a user's array is kept.
@@ -148,7 +195,8 @@ class _PlannedReduction:
         self.contest = Contest(ways, largest)
         self._segment = self._small(ways[0]) if on_host else None
         in_place = on_host and self._segment is None
-        self._ways = [_Way(plan, communicator, way, self._scale, sources.orders, in_place) for way in ways]
+        contiguous = not takes_any_strides
+        self._ways = [_Way(plan, communicator, way, self._scale, sources.orders, in_place, contiguous) for way in ways]
 
     def _small(self, way: Way) -> SegmentAllReduce | None:
         """Return the all-reduce of the only bucket in one step, if that is the way."""
@@ -164,7 +212,7 @@ class _PlannedReduction:
         if self._segment is not None:
             self._run_small(way.call, self._segment, tensors, results, timeout_seconds)
             return list(results.views)
-        members = [[tensors[position] for position in bucket.tensors] for bucket in self._plan.buckets]
+        members = self._members(tensors)
         self._prepare(way, members, results)
         watch = self._communicator.begin(way.call, timeout_seconds)
         start = time.perf_counter()
@@ -172,11 +220,16 @@ class _PlannedReduction:
             if reduction is not None:
                 reduction.run(watch, sources, (results.results[index],))
             else:
-                _pack(sources, results.buffers[index])
+                self._pack(sources, results.buffers[index])
                 results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
                 results.finish(index, self._scale)
         self.contest.record(time.perf_counter() - start)
         return list(results.views)
+
+    def _members(self, tensors: Sequence[Any]) -> list[Sequence[Any]]:
+        """Return the tensors by bucket."""
+        buckets = self._plan.buckets
+        return [tensors] if len(buckets) == 1 else [[tensors[each] for each in bucket.tensors] for bucket in buckets]
 
     def _prepare(self, way: _Way, members: Sequence[Sequence[Any]], results: ResultSet) -> None:
         call = self._communicator.control.call + 1
@@ -194,7 +247,7 @@ class _PlannedReduction:
     ) -> None:
         """Reduce the only bucket in one step; its values lie in shared memory before the call is begun."""
         members = [tensors[position] for position in self._plan.buckets[0].tensors]
-        _pack(members, segment.slot(self._communicator.control.call + 1))
+        self._pack(members, segment.slot(self._communicator.control.call + 1))
         segment.combine(self._communicator.begin(call, timeout_seconds).call, results.buffers[0])
         results.finish(0, self._scale)
 
@@ -223,6 +276,7 @@ class _Way:
         scale: float | None,
         orders: dict[int, tuple[int, ...]],
         in_place: bool,
+        contiguous: bool,
     ) -> None:
         self.algorithm = way.algorithm
         packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
@@ -233,7 +287,7 @@ class _Way:
             sources, targets = Pieces(bucket.offsets), Pieces((0, bucket.elements))
             dtypes = (plan.signatures[bucket.tensors[0]][1], bucket.dtype, bucket.result)
             self.reductions[index] = communicator.reduction(
-                way, sources, targets, dtypes, plan.reduction, scale, first=entries
+                way, sources, targets, dtypes, plan.reduction, scale, first=entries, contiguous=contiguous
             )
             entries += len(bucket.offsets)
 

@@ -83,4 +83,4 @@ class ResultSet:
         return self._references() == self._idle
 
     def _references(self) -> list[int]:
-        return [sys.getrefcount(array) for array in chain(self.views, self.results, self.buffers)]
+        return list(map(sys.getrefcount, chain(self.views, self.results, self.buffers)))

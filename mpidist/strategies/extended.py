@@ -371,11 +371,7 @@ class MirroredExtended(StrategyExtended):
         ops, options = self.cross_device_ops, self._options.merge(options)
         if IndexedSlices in map(type, values):
             return self._reduce_with_rows(reduce_op, values, options, destinations)
-        destinations = values if destinations is None else destinations
-        if len(values) == 1:
-            return [ops.reduce_implementation(reduce_op, values[0], destinations[0], options)]
-        pairs = list(zip(values, destinations, strict=True))
-        return ops.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
+        return ops.reduce_list(reduce_op, values, destinations, options) if values else []
 
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mpidist.strategies.base import Strategy
 
 
+#: The kinds of arrays in a list of gradients, mostly.
+_ARRAYS = {numpy.ndarray}
+
+
 class ReplicaContext:
     """The context inside `Strategy.run`: one replica of a strategy.
 
@@ -71,6 +75,8 @@ class ReplicaContext:
         reduce_op = parse_reduce_op(reduce_op)
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
             return self.strategy.extended.reduce_arrays(reduce_op, [value], options)[0]
+        if type(value) is list and set(map(type, value)) == _ARRAYS:  # and for the commonest
+            return self.strategy.extended.reduce_arrays(reduce_op, value, options)
         leaves = nest.flatten(value)
         results = self.strategy.extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
         pairs = zip(results, leaves, strict=True)
