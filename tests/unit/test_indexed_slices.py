@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist import context
+from mpidist.strategies.mirrored import MirroredStrategy
+from mpidist.testing import run_ranks
 from mpidist.variables import IndexedSlices
 
 
@@ -71,3 +74,56 @@ def test_an_unknown_shape_must_be_given():
     with pytest.raises(ValueError, match="without dense_shape"):
         rows.to_dense()
     assert rows.to_dense((2, 2)).tolist() == [[0, 0], [1, 1]]
+
+
+# -- over replicas ----------------------------------------------------------------------------------------------------
+
+
+def reduced(op, rows_of, dtype, size=3):
+    """Return by rank what all replicas have after they reduced their rows of an array of shape (4, 2)."""
+
+    def fn():
+        strategy = MirroredStrategy()
+        numbers = rows_of[strategy.extended.replica_id]
+        rows = IndexedSlices(numpy.array([[n, -n] for n in numbers], dtype).reshape(-1, 2), numbers, (4, 2))
+        before = rows.values.copy()
+        together = strategy.run(lambda: context.get_replica_context().all_reduce(op, [numpy.ones(3), rows]))
+        numpy.testing.assert_array_equal(rows.values, before)
+        assert together[0].tolist() == [{"SUM": size, "MEAN": 1}[op]] * 3  # dense and sparse in one list
+        return together[1]
+
+    return run_ranks(size, fn)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("rows_of", [[[1, 3], [3, 3, 2], []], [[], [], []], [[2], [2], [2]]])
+def test_the_rows_of_all_replicas_are_reduced(op, dtype, rows_of):
+    total = numpy.zeros((4, 2))
+    for numbers in rows_of:
+        for number in numbers:
+            total[number] += [number, -number]
+    expected = total if op == "SUM" else total / 3
+    for result in reduced(op, rows_of, dtype):
+        assert result.indices.tolist() == sorted({number for numbers in rows_of for number in numbers})
+        assert result.dtype == ("float64" if dtype == "int32" and op == "MEAN" else dtype)
+        numpy.testing.assert_allclose(result.to_dense(), expected, rtol=1e-3 if dtype == "float16" else 1e-7)
+
+
+def test_a_mean_of_short_floats_does_not_overflow_on_the_way():
+    def fn():
+        rows = IndexedSlices(numpy.array([[60000.0]], "float16"), [0], (1, 1))
+        return MirroredStrategy().reduce("MEAN", rows, axis=None).to_dense().item()
+
+    assert run_ranks(3, fn) == [60000.0] * 3  # the sum is more than a float16 can be
+
+
+@pytest.mark.parametrize("verb", ["gather", "reduce"])
+def test_there_are_no_axes_of_rows(verb):
+    rows = IndexedSlices([1.0], [0], (2,))
+    strategy = MirroredStrategy()
+    call = {"gather": lambda: strategy.gather(rows, axis=0), "reduce": lambda: strategy.reduce("SUM", rows, axis=0)}
+    with pytest.raises(NotImplementedError, match="does not support IndexedSlices; give it `rows.to_dense"):
+        call[verb]()
+    with pytest.raises(NotImplementedError, match="all_gather does not support"):
+        strategy.run(lambda: context.get_replica_context().all_gather(rows, axis=0))
