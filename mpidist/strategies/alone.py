@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
+from pathlib import Path
 
 from mpidist import transports
 from mpidist.strategies.extended import StrategyExtended
 
 _warned = threading.Lock()
+#: Where mpidist is: the line that matters to a user is outside of it.
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class LoneExtended(StrategyExtended):
@@ -38,5 +42,13 @@ def warn_of_other_ranks(name: str) -> None:
         f"{name} reduces nothing over the {world.topology.size} ranks of this job: each of them works alone. "
         "Use `with strategy.scope()` and `strategy.run` of a MirroredStrategy or MultiWorkerMirroredStrategy",
         RuntimeWarning,
-        stacklevel=6,
+        stacklevel=_frames_inside(),
     )
+
+
+def _frames_inside() -> int:
+    """Return the stack level, for the caller's `warnings.warn`, of the line outside of mpidist."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -110,3 +110,15 @@ def test_gradients_are_summed_and_copies_are_alike(size):
 
     total = -float(size * (size + 1) // 2)
     assert run_ranks(size, apply) == [[[[total] * 2] * 3, [], total]] * size
+
+
+def test_gradients_that_are_sums_already_are_not_summed_again():
+    def apply():
+        strategy = MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            v = Variable(numpy.zeros(2))
+        optimizer = optimizers.SGD(1.0)
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(2), v)], skip_gradients_aggregation=True))
+        return v.value.tolist()
+
+    assert run_ranks(3, apply) == [[-1.0, -1.0]] * 3
