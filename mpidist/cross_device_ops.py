@@ -300,7 +300,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         destinations: Sequence[Any] | None,
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Reduce some arrays, fused, unless a subclass has a way of its own."""
+        """Reduce some arrays, fused, unless a subclass has a way of its own.  Collective."""
         if self._has_own_way():
             return super().reduce_list(reduce_op, values, destinations, options)
         return self._reduce_all(reduce_op, values, destinations, options)
@@ -326,7 +326,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return [fused([value], op, label, options.timeout_seconds)[0] for value, label in pairs]
 
     def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
-        """Return the update in one pass, unless a subclass reduces in a way of its own, or nothing is fused."""
+        """Return the update in one pass, unless a subclass reduces in its own way, or nothing is fused.  Local."""
         if self._has_own_way() or not self.num_packs or not self.communicator.control.settings.sharded_updates:
             return None
         algorithm = self._algorithm(options)
