@@ -1,7 +1,9 @@
 """README and the pages of docs: their examples run, their links lead somewhere, and they leave nothing out.
 
 A Python block runs as it stands, each in a process of its own: alone, and on three ranks that are threads.  A comment
-in the line above says when that is different: ``<!-- run: alone -->``, or ``<!-- run: pytest -->`` for a test module.
+in the line above says when that is different: ``<!-- run: alone -->``, ``two`` or ``four`` for so many ranks, or
+``pytest`` for a test module.  The blocks of a page of the guide are run one after another, in one namespace, and must
+print what is shown below them, on every rank.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -25,10 +28,14 @@ from mpidist.commands.probe import without_launcher
 from mpidist.options import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *GUIDE])
 README = (ROOT / "README.md").read_text()
 
-_BLOCK = re.compile(r"(?:^<!-- run: (?P<how>\w+) -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:^<!-- run: (?P<how>\w+) -->\n)?^```python\n(?P<code>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _MAKE = re.compile(r"(?:^\$ |`|^)make ([a-z][a-zN0-9-]*)", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -36,24 +43,60 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _ON_RANKS = """
 import sys
 from mpidist.testing import run_ranks
-code = compile(open(sys.argv[1]).read(), sys.argv[1], "exec")
-run_ranks(3, lambda: exec(code, {"__name__": "__main__"}))
+code = compile(open(sys.argv[2]).read(), sys.argv[2], "exec")
+run_ranks(int(sys.argv[1]), lambda: exec(code, {"__name__": "__main__"}))
 """
 
 #: How a block is run -> the commands that get the file it is in.
 _COMMANDS = {
-    None: ([], ["-c", _ON_RANKS]),
+    None: ([], ["-c", _ON_RANKS, "3"]),
     "alone": ([],),
+    "two": (["-c", _ON_RANKS, "2"],),
+    "four": (["-c", _ON_RANKS, "4"],),
     "pytest": (["-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"],),
 }
 
 
-class Block(NamedTuple):
-    """A Python example: the page and line where it is, how it is run, and its text."""
+#: Gets the ranks, or 0 for none but this process, and the page; reads [line, code] of each block, writes what each of
+#: them printed on each rank.
+_PAGE_ON_RANKS = """
+import json
+import sys
+from mpidist.testing import run_ranks
 
-    place: str
+blocks = json.load(sys.stdin)
+
+def read_page():
+    names, printed = {"__name__": "__main__"}, []
+    for line, code in blocks:
+        lines = []
+        names["print"] = lambda *values, lines=lines: lines.append(" ".join(map(str, values)) + chr(10))
+        exec(compile(chr(10) * (line - 1) + code, sys.argv[2], "exec"), names)
+        printed.append("".join(lines))
+    return printed
+
+ranks = int(sys.argv[1])
+json.dump(run_ranks(ranks, read_page) if ranks else [read_page()], sys.stdout)
+"""
+
+
+class Block(NamedTuple):
+    """A Python example: page and line, how it is run, its text, and what it prints, if that is shown."""
+
+    page: str
+    line: int
     how: str | None
     code: str
+    printed: str | None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_part_of_page(self) -> bool:
+        """Whether it goes on where the block before it ended."""
+        return self.page.startswith("docs/guide/") and self.how is None
 
 
 def blocks() -> Iterator[Block]:
@@ -61,25 +104,52 @@ def blocks() -> Iterator[Block]:
         text = page.read_text()
         for match in _BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("code")) + 1
-            yield Block(f"{page.relative_to(ROOT)}:{line}", match["how"], match["code"])
+            yield Block(str(page.relative_to(ROOT)), line, match["how"], match["code"], match["printed"])
 
 
 # -- examples ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", list(blocks()), ids=lambda block: block.place)
+@pytest.mark.parametrize(
+    "block", [block for block in blocks() if not block.is_part_of_page], ids=lambda block: block.place
+)
 def test_every_example_runs(block, tmp_path):
     path = tmp_path / "test_example.py"
     path.write_text(block.code)
-    environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for command in _COMMANDS[block.how]:
-        line = [sys.executable, *command, str(path)]
-        child = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
-        assert child.returncode == 0, f"{block.place}\n{child.stdout}\n{child.stderr}"
+        _run(block.place, [*command, str(path)], tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
+def test_a_page_of_the_guide_runs_and_prints_what_it_shows(page, ranks, tmp_path):
+    name = str(page.relative_to(ROOT))
+    parts = [block for block in blocks() if block.page == name and block.is_part_of_page]
+    text = json.dumps([(block.line, block.code) for block in parts])
+    printed = json.loads(_run(name, ["-c", _PAGE_ON_RANKS, str(ranks), name], tmp_path, text))
+    shown = {block.place: block.printed or "" for block in parts}
+    for of_rank in printed:
+        assert dict(zip(shown, of_rank, strict=True)) == shown
+    assert len(printed) == max(ranks, 1)
+
+
+def _run(place: str, arguments: list[str], directory: Path, text: str = "") -> str:
+    """Return what Python writes that runs in a directory, on one core, and is given a text."""
+    environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, *arguments]
+    child = subprocess.run(line, cwd=directory, env=environ, capture_output=True, text=True, input=text, timeout=120)
+    assert child.returncode == 0, f"{place}\n{child.stdout}\n{child.stderr}"
+    return child.stdout
+
+
+def test_every_output_that_the_guide_shows_is_that_of_an_example():
+    shown = [block for block in blocks() if block.page.startswith("docs/guide/") and block.printed is not None]
+    assert [block.place for block in shown if block.how is not None] == []
+    assert len(shown) == sum(page.read_text().count("```text") for page in GUIDE) > 5
 
 
 def test_examples_were_found_in_every_page_that_has_some():
-    found = {block.place.partition(":")[0] for block in blocks()}
+    found = {block.page for block in blocks()}
     assert found == {str(page.relative_to(ROOT)) for page in PAGES if "```python" in page.read_text()}
     assert {"README.md", "docs/quickstart.md", "docs/extending.md"} <= found
 
