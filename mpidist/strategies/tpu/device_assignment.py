@@ -83,8 +83,8 @@ class DeviceAssignment:
         mesh = numpy.array(topology.mesh_shape)
         if (footprint > mesh).any():
             raise ValueError(
-                f"computation footprint {footprint.tolist()} does not fit in TPU topology shape {mesh.tolist()}, the mesh "
-                f"of {topology.ranks.size} ranks; start more of them, or choose a smaller computation_shape"
+                f"computation footprint {footprint.tolist()} does not fit in TPU topology shape {mesh.tolist()}, the "
+                f"mesh of {topology.ranks.size} ranks; start more of them, or choose a smaller computation_shape"
             )
         places = numpy.array(list(_blocks(mesh // footprint, footprint, shape, stride)))
         if num_replicas is not None and num_replicas > len(places):
