@@ -89,12 +89,16 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="DIR", help="keep the times there, and compare with one rank's")
     options = parser.parse_args()
     strategy = mpidist.MultiWorkerMirroredStrategy()
-    rows = [
-        measured("compute of 5 ms", Job(strategy, repetitions(strategy), steps=40)),
-        measured("no compute", Job(strategy, 0, steps=400)),
-    ]
+    alone = options.save / "fit-1.json" if options.save else None
+    before = json.loads(alone.read_text())["rows"][0] if alone is not None and alone.exists() else None
+    if strategy.num_replicas_in_sync == 1:
+        before = None
+    count = repetitions(strategy) if before is None else before["repetitions"]
+    rows = [measured("compute of 5 ms", Job(strategy, count, steps=80)), measured("no compute", Job(strategy, 0, 400))]
     if strategy.extended.replica_id == 0:
-        report(rows, strategy.num_replicas_in_sync, options.save)
+        report(rows, strategy.num_replicas_in_sync, before)
+        if options.save:
+            save(options.save, rows, strategy.num_replicas_in_sync)
 
 
 def repetitions(strategy: Any) -> int:
@@ -131,24 +135,21 @@ def slowest(strategy: Any, run: Callable[[], None]) -> float:
     return float(strategy.gather(mine, axis=0).max())
 
 
-def report(rows: list[Row], ranks: int, folder: Path | None) -> None:
-    """Print the table, keep it, and print how much faster than one rank it is."""
+def report(rows: list[Row], ranks: int, before: Row | None) -> None:
+    """Print the table, and how much faster than one rank it is."""
     print(f"{ranks} ranks, {os.cpu_count()} cores")
     print(f"{'model':>16} {'by hand (ms)':>13} {'fit (ms)':>9} {'more (us)':>10}")
     for row in rows:
         print(f"{row['model']:>16} {row['by_hand'] * 1e3:>13.3f} {row['fit'] * 1e3:>9.3f} {row['more_us']:>10.1f}")
-    if folder is None:
-        return
+    if before is not None:
+        print(f"fit on {ranks} ranks is {before['fit'] / rows[0]['fit']:.2f} times as fast as on one")
+
+
+def save(folder: Path, rows: list[Row], ranks: int) -> None:
+    """Write the rows, with what they were measured on."""
     folder.mkdir(parents=True, exist_ok=True)
     machine = {"ranks": ranks, "cores": os.cpu_count(), "python": platform.python_version(), "numpy": numpy.__version__}
-    text = json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n"
-    (folder / f"fit-{ranks}.json").write_text(text)
-    alone = folder / "fit-1.json"
-    if ranks > 1 and alone.exists():
-        before = json.loads(alone.read_text())["rows"][0]
-        # the compute of a step is fixed by its repetitions, which were found anew
-        ratio = before["fit"] / before["repetitions"] / (rows[0]["fit"] / rows[0]["repetitions"])
-        print(f"fit on {ranks} ranks is {ratio:.2f} times as fast as on one, per repetition of the compute")
+    (folder / f"fit-{ranks}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
