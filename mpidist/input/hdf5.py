@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from functools import cached_property
 from typing import Any
 
 from mpidist.errors import MissingDependencyError
@@ -14,9 +15,12 @@ from mpidist.input.node import ArraySpec, Positions
 #: How many files of a data set are kept open.
 _MOST_OPEN = 32
 
-#: Of chunks so many are kept decompressed, for batches that end inside of one, as far as they fit into so many bytes;
-#: the places of HDF5's table of them; and the size of the cache that every array has anyway.
-_CHUNKS, _MOST_CACHE_BYTES, _SLOTS, _HDF5_CACHE_BYTES = 4, 1 << 26, 521, 1 << 20
+#: Arrays up to this size are kept in memory: a call of HDF5 takes longer than their rows.
+_SMALL_BYTES = 1 << 20
+
+#: Of compressed chunks so many are kept unpacked, for batches that end inside of one, as far as they fit into so many
+#: bytes; and the places of HDF5's table of them.
+_CHUNKS, _MOST_CACHE_BYTES, _SLOTS = 4, 1 << 26, 521
 
 
 class OpenFiles:
@@ -79,13 +83,34 @@ def _array(file: Any, name: str) -> Any:
     found = file.get(name)
     if not hasattr(found, "dtype"):
         raise KeyError(f"{file.filename} has no array {name!r}; at its top are {', '.join(map(repr, file))}")
-    return _with_room(found)
+    is_small = not found.dtype.hasobject and found.size * found.dtype.itemsize <= _SMALL_BYTES
+    return _SmallArray(found) if is_small and found.ndim else _with_room(found)
+
+
+class _SmallArray:
+    """An array of a file that is read whole at the first use, and kept: labels beside images, for the most part."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    @cached_property
+    def _values(self) -> Any:
+        return self._array[()]
+
+    def __getitem__(self, rows: slice) -> Any:
+        return self._values[rows].copy()
 
 
 def _with_room(array: Any) -> Any:
-    """Return an array whose chunks fit into its cache: HDF5's own takes 1 MiB, and what is larger is read again."""
+    """Return an array whose chunks fit into its cache, if they are compressed: those that do not are unpacked again.
+
+    Of chunks as they are HDF5 reads the rows alone where the cache is too small for them, which is the quicker way.
+    """
     chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize if array.chunks else 0
-    if chunk_bytes * _CHUNKS <= _HDF5_CACHE_BYTES:
+    is_packed = array.id.get_create_plist().get_nfilters() > 0
+    cache_bytes = array.id.get_access_plist().get_chunk_cache()[1]
+    if not is_packed or chunk_bytes * _CHUNKS <= cache_bytes:
         return array
     h5py = _h5py()
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
