@@ -34,10 +34,16 @@ _log = logging.getLogger("mpidist")
 _LOGGED_REDUCTIONS = 10
 
 
+#: By the usual spellings, which are looked up in every call.
+_OPS = {spelling: op for op in ReduceOp for spelling in (op.name, op.name.lower())}
+
+
 def parse_reduce_op(reduce_op: Any) -> ReduceOp:
     """Return the `ReduceOp` given or named, in any case; TypeError for anything else.  Local."""
     if type(reduce_op) is ReduceOp:
         return reduce_op
+    if type(reduce_op) is str and reduce_op in _OPS:
+        return _OPS[reduce_op]
     if not isinstance(reduce_op, str):
         raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {reduce_op!r}")
     return ReduceOp.parse(reduce_op)
@@ -85,6 +91,8 @@ class CrossDeviceOps:
     """
 
     communicator: Communicator
+    #: Whether each all-reduce may be the quickest there is.
+    leaves_choice = False
     devices: tuple[str, ...] = ()
     options = CommunicationOptions()
 
@@ -292,6 +300,11 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Reduce some arrays, fused."""
         values, destinations = zip(*value_destination_pairs, strict=True)
         return self._reduce_all(reduce_op, values, destinations, options)
+
+    @property
+    def leaves_choice(self) -> bool:  # type: ignore[override]
+        """Whether each all-reduce may be the quickest there is.  Local."""
+        return self.algorithm is None and not self._has_own_way()
 
     def reduce_list(
         self,

@@ -106,7 +106,7 @@ class TornVariableError(MpidistError, RuntimeError):
 
 
 class InputError(MpidistError, RuntimeError):
-    """An element of a data set could not be read or mapped; the message names it, and the cause is its ``__cause__``."""
+    """An element of a data set could not be read or mapped; the message names it, the cause is its ``__cause__``."""
 
 
 class OutOfRangeError(MpidistError, IndexError):

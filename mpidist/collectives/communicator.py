@@ -41,6 +41,9 @@ _MOST_BYTES_READ = 1 << 21
 #: Sizes in bytes from which on a pack is closed: never where segments are the unit of work; as a message otherwise.
 _ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
 
+#: Arrays of so many bytes at most are looked at for the quickest way; for longer ones it saves nothing.
+_SHORT_BYTES = 1 << 14
+
 #: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
 _KEPT_CALLS = 256
 
@@ -89,6 +92,7 @@ class Communicator:
         self._is_tuned = self.size == 1 or not self.transport.library
         self._header = numpy.zeros(2, dtype=numpy.uint64)
         self._calls: dict[Any, _BufferReduction] = {}
+        self._short: dict[Any, tuple[Call, SegmentAllReduce | None, float | None]] = {}
         self._schedules: dict[str, Schedule] = {}
 
     @classmethod
@@ -244,7 +248,7 @@ class Communicator:
             if len(self._calls) >= _KEPT_CALLS:
                 del self._calls[next(iter(self._calls))]
             planned = self._calls[key] = self._plan(buffer, op, algorithm, timeout_seconds)
-        elif planned.contest.is_open:
+        elif planned.contest.is_due:
             self.settle(planned.contest)
         flat = buffer.reshape(-1)
         with self.control.turnstile:
@@ -266,14 +270,53 @@ class Communicator:
         segment = self.small(buffer.size, wire, op) if small else None
         pieces, dtypes = Pieces((0, buffer.size)), (buffer.dtype, wire, buffer.dtype)
         reductions = [self.reduction(way, pieces, pieces, dtypes, op) for way in ways if segment is None]
-        return _BufferReduction(op, Contest(ways, nbytes), calls, reductions, segment)
+        return _BufferReduction(op, self.contest(ways, nbytes), calls, reductions, segment)
+
+    def reduced(self, array: Any, op: str) -> Any | None:
+        """Return a short array reduced over all ranks, as a new one; None where that is not the way, and nothing done.
+
+        The quickest way for a single number.  Collective, as `all_reduce`, and the same call as a fused one of one
+        tensor.
+
+        Parameters
+        ----------
+        array : numpy.ndarray, unchanged
+        op : str
+            ``"sum"`` or ``"mean"``.
+        """
+        key = (op, array.shape, array.dtype)
+        planned = self._short.get(key)
+        if planned is None:
+            planned = self._short[key] = self._short_plan(array, op)
+        call, segment, scale = planned
+        if segment is None:
+            return None
+        out = numpy.empty_like(array)
+        with self.control.turnstile:
+            numpy.copyto(segment.slot(self.control.call + 1), array)
+            segment.combine(self.begin(call).call, out)
+        return out if scale is None else numpy.multiply(out, scale, out=out)
+
+    def _short_plan(self, array: Any, op: str) -> tuple[Call, SegmentAllReduce | None, float | None]:
+        if len(self._short) >= _KEPT_CALLS:
+            self._short.clear()
+        name, nbytes = f"all_reduce({op})", array.nbytes
+        kinds = "f" if op == "mean" else "fiu"
+        if self.segments is None or nbytes > _SHORT_BYTES or array.dtype.kind not in kinds or array.itemsize < 4:
+            return Call(name), None, None
+        (way, *_) = self.ways(nbytes, None)
+        if way.algorithm != "shared_memory":
+            return Call(name), None, None
+        call = Call(name, [("", array.dtype, array.shape)], [(way.label, nbytes)])
+        segment = SegmentAllReduce(self.segments, self.control.line, array.shape, array.dtype, "sum")
+        return call, segment, 1.0 / self.size if op == "mean" else None
 
     def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
         """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
         nbytes, segments = elements * dtype.itemsize, self.segments
         if segments is None or nbytes > segments.segment_bytes or nbytes * self.size > _MOST_BYTES_READ:
             return None
-        return SegmentAllReduce(segments, self.control.line, elements, dtype, op)
+        return SegmentAllReduce(segments, self.control.line, (elements,), dtype, op)
 
     def reduction(
         self,
@@ -308,14 +351,18 @@ class Communicator:
         return self._ways.worth_trying(nbytes, asked, self.facts(on_host))
 
     def settle(self, contest: Contest) -> None:
-        """Choose the quickest of some ways once all were tried.
+        """Compare the times that ranks took, and choose among ways by them, where that is due.
 
         Collective, and numbered like any call: all ranks come to it at the same step.
         """
-        times = contest.times()
-        if times is not None:
+        if contest.is_due:
+            times = contest.times()
             self.all_reduce(times, "max")
-            contest.settle(int(times.argmin()), self._ways)
+            contest.settle(times)
+
+    def contest(self, ways: Sequence[Way], nbytes: int) -> Contest:
+        """Return the contest of some ways for a unit of `nbytes`; Local."""
+        return self._ways.contest(ways, nbytes)
 
     def bytes_per_pack(self, algorithm: str | None) -> int:
         """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""

@@ -6,6 +6,7 @@ all segments itself, in rank order.  So all ranks get the same bits, and the bar
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy
@@ -15,33 +16,34 @@ from mpidist.transports.shared import SharedSegments
 
 
 class SegmentAllReduce:
-    """The all-reduce of `elements` values of `dtype`, bound to the segments.
+    """The all-reduce of an array of `shape` and `dtype`, bound to the segments.
 
     Parameters
     ----------
     segments : SharedSegments
     rank : int
         Of this process, among those that share the segments.
-    elements : int
+    shape : tuple of int
     dtype : numpy.dtype
     op : str
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
     """
 
-    def __init__(self, segments: SharedSegments, rank: int, elements: int, dtype: Any, op: str) -> None:
-        nbytes = elements * dtype.itemsize
+    def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
+        nbytes = prod(shape) * dtype.itemsize
         self._values = tuple(
-            tuple(segment[:nbytes].view(dtype) for segment in segments.segments[parity]) for parity in (0, 1)
+            tuple(segment[:nbytes].view(dtype).reshape(shape) for segment in segments.segments[parity])
+            for parity in (0, 1)
         )
         self._mine = tuple(self._values[parity][rank] for parity in (0, 1))
         self._combine = reduction(op, numpy)
 
     def slot(self, call: int) -> Any:
-        """Return where this rank writes its values for collective `call`, before it begins it; shape (elements,)."""
+        """Return where this rank writes its values for collective `call`, before it begins it."""
         return self._mine[call & 1]
 
     def combine(self, call: int, out: Any) -> None:
-        """Write the reduced values of `call`, which all ranks have come to, into `out`, shape (elements,)."""
+        """Write the reduced values of `call`, which all ranks have come to, into `out`."""
         first, second, *rest = self._values[call & 1]
         self._combine(first, second, out=out)
         for values in rest:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy
+
 from mpidist.collectives import selection
 from mpidist.collectives.bucket_reduction import BucketReduction, Piped
 from mpidist.collectives.direct_sum import DirectSum
@@ -26,6 +28,10 @@ SEGMENT_BYTES, _SEGMENT_SIZES = 1 << 20, (1 << 20, 1 << 19, 1 << 18)
 
 #: From this size in bytes on, ways are tried in the first steps.
 TRIAL_BYTES = 1 << 21
+
+
+#: So many calls are watched together, and how much slower than usual the quickest of them may be.
+_WINDOW, _SLOW = 32, 1.4
 
 
 class Way(NamedTuple):
@@ -46,6 +52,10 @@ _VARIANTS = {"shared_memory": _SEGMENT_SIZES, "remote_read": (SEGMENT_BYTES,), "
 
 #: The algorithms that work on segments of tensors, which need not be packed.
 SEGMENTED = tuple(_VARIANTS)
+
+
+#: What contests have in common of which one is enough: about the same size in bytes, and the same ways.
+Kind = tuple[int, tuple[Way, ...]]
 
 
 class NodeMemory(NamedTuple):
@@ -116,6 +126,71 @@ class NodeMemory(NamedTuple):
         return Piped(pipeline, sources, targets)
 
 
+class Contest:
+    """Some ways that take turns, until the quickest is known; and again when that has become slow.
+
+    The cores that ranks run on may come to share other caches in the middle of a job.  So the times of the way that was
+    chosen are watched: when even the best of a window is far above what it took at first, all ways are tried again.
+
+    Parameters
+    ----------
+    ways : sequence of Way
+    settled : dict
+        What is known of such contests: by kind, the number of the best way.
+    kind : tuple
+
+    Attributes
+    ----------
+    ways : list of Way
+    at : int
+        Which way to take now.
+    """
+
+    def __init__(self, ways: Sequence[Way], settled: dict[Kind, int], kind: Kind) -> None:
+        self.ways = list(ways)
+        self._settled, self._kind = settled, kind
+        self.at = settled.get(kind, 0)
+        self._trial = Trial(len(ways)) if len(ways) > 1 and kind not in settled else None
+        self._seconds, self._left = numpy.inf, _WINDOW
+        self._usual = numpy.inf
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is still something to try."""
+        return self._trial is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ranks must compare their times before the next call: at the same one on all."""
+        return self._trial.is_over if self._trial is not None else self._left <= 0
+
+    def record(self, seconds: float) -> None:
+        """Take the time of the way that was taken, and go on to the next.  Local."""
+        if self._trial is not None:
+            self._trial.record(seconds)
+            self.at = self._trial.way
+        elif len(self.ways) > 1:
+            self._left -= 1
+            self._seconds = min(self._seconds, seconds)
+
+    def times(self) -> Any:
+        """Return this rank's times to compare, array of float64.  Local."""
+        return self._trial.best_seconds if self._trial is not None else numpy.array([self._seconds])
+
+    def settle(self, times: Any) -> None:
+        """Choose by the greatest times of all ranks, the same on all.  Local."""
+        if self._trial is not None:
+            self.at, self._trial = int(times.argmin()), None
+            self._settled[self._kind] = self.at
+            self._usual = float(times.min())
+        elif times[0] > _SLOW * self._usual:
+            self.at, self._trial = 0, Trial(len(self.ways))
+            self._settled.pop(self._kind, None)
+        else:
+            self._usual = min(self._usual, float(times[0]))
+        self._seconds, self._left = numpy.inf, _WINDOW
+
+
 class Ways:
     """Which ways to try, and what came of trying; the same on all ranks.
 
@@ -127,7 +202,7 @@ class Ways:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._settled: dict[tuple[int, tuple[Way, ...]], Way] = {}
+        self._settled: dict[Kind, int] = {}
 
     def worth_trying(self, nbytes: int, asked: str, facts: selection.Facts) -> list[Way]:
         """Return the ways for a unit of `nbytes`, the first one being chosen where none is tried; Local.
@@ -149,51 +224,8 @@ class Ways:
             names += [name for name in others if name not in (chosen, "native")]
         if "shared_memory" in names and facts.has_remote:
             names = [name for name in names if name != "remote_read"] + ["remote_read"]
-        ways = tuple(Way(name, size) for name in names for size in _VARIANTS.get(name, (0,)))
-        settled = self._settled.get((nbytes.bit_length(), ways))
-        return list(ways) if settled is None else [settled]
+        return [Way(name, size) for name in names for size in _VARIANTS.get(name, (0,))]
 
-    def settle(self, nbytes: int, ways: Sequence[Way], best: Way) -> None:
-        """Remember what was best of `ways` for a unit of about `nbytes`: it is not tried again."""
-        self._settled[nbytes.bit_length(), tuple(ways)] = best
-
-
-class Contest:
-    """Some ways that take turns, until the quickest is known.
-
-    Parameters
-    ----------
-    ways : sequence of Way
-    nbytes : int
-
-    Attributes
-    ----------
-    at : int
-        Which way to take now.
-    """
-
-    def __init__(self, ways: Sequence[Way], nbytes: int) -> None:
-        self.ways = list(ways)
-        self.at = 0
-        self._nbytes = nbytes
-        self._trial = Trial(len(ways)) if len(ways) > 1 else None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is still something to try."""
-        return self._trial is not None
-
-    def record(self, seconds: float) -> None:
-        """Take the time of the way that was taken, and go on to the next."""
-        if self._trial is not None:
-            self._trial.record(seconds)
-            self.at = self._trial.way
-
-    def times(self) -> Any | None:
-        """Return this rank's times, array of float64 by way, when all were tried often enough; None before."""
-        return self._trial.best_seconds if self._trial is not None and self._trial.is_over else None
-
-    def settle(self, best: int, known: Ways) -> None:
-        """Take way `best` from now on."""
-        known.settle(self._nbytes, self.ways, self.ways[best])
-        self.at, self._trial = best, None
+    def contest(self, ways: Sequence[Way], nbytes: int) -> Contest:
+        """Return the contest of these ways for a unit of `nbytes`; open only if none like it was settled.  Local."""
+        return Contest(ways, self._settled, (nbytes.bit_length(), tuple(ways)))

@@ -21,7 +21,7 @@ from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.tracing import traced
-from mpidist.collectives.ways import Contest, Way
+from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.results import ResultSet
@@ -105,7 +105,7 @@ class FusedAllReduce:
             planned = self._keep(key, self._plan(tensors, op, names, timeout_seconds))
             if planned.takes_any_strides:
                 self._recent = _Recent(planned, tensors, op, names)
-        elif planned.contest.is_open:
+        elif planned.contest.is_due:
             self._communicator.settle(planned.contest)
         try:
             with self._communicator.control.turnstile:
@@ -192,7 +192,7 @@ class _PlannedReduction:
         self._sets: list[ResultSet] = []
         largest = max((bucket.nbytes for bucket in plan.buckets), default=0)
         ways = communicator.ways(largest, algorithm, on_host)
-        self.contest = Contest(ways, largest)
+        self.contest = communicator.contest(ways, largest)
         self._segment = self._small(ways[0]) if on_host else None
         in_place = on_host and self._segment is None
         contiguous = not takes_any_strides

@@ -19,7 +19,7 @@ from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces, Transform
-from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Contest, Way
+from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.plan import Bucket, Plan, build
 
@@ -111,7 +111,7 @@ class PlannedUpdate:
         self._plan = plan
         self._communicator = communicator
         self._timeout_seconds = timeout_seconds
-        self._contest = Contest(ways, max(bucket.nbytes for bucket in plan.buckets))
+        self._contest = communicator.contest(ways, max(bucket.nbytes for bucket in plan.buckets))
         self._copies: dict[int, Any] = {}
         self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
@@ -162,7 +162,7 @@ class PlannedUpdate:
         CollectiveMismatchError, TransportTimeoutError, RankFailedError
         """
         communicator, contest = self._communicator, self._contest
-        if contest.is_open:
+        if contest.is_due:
             communicator.settle(contest)
         buffers = communicator.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):

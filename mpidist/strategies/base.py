@@ -92,8 +92,7 @@ class Strategy(InputMethods):
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
-        with self.scope():
-            return self.extended.call_for_each_replica(fn, args, kwargs)
+        return self.extended.call_for_each_replica(fn, args, kwargs)
 
     experimental_run_v2 = run
 

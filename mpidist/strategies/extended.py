@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from mpidist.strategies.base import Strategy
 
 
+_OP_NAMES = {op: op.name.lower() for op in ReduceOp}
+
+
 class StrategyExtended:
     """The part of a strategy that library code uses: `Strategy.extended`.  Here for one replica.
 
@@ -181,6 +184,10 @@ class StrategyExtended:
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
+
+    def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
+        return self.reduce_arrays(reduce_op, [value], options)[0]
 
     def begin_merge_call(self) -> None:
         """Return when all replicas have come to this `merge_call`.  Collective."""
@@ -358,6 +365,8 @@ class MirroredExtended(StrategyExtended):
             traced = communicator.trace.wrapped(STEP, self.call_for_each_replica)
             self.call_for_each_replica = traced  # type: ignore[method-assign]
         cross_device_ops.options = self._options
+        # The quickest way for a short array is that of the communicator, where nobody has chosen another.
+        self._may_be_quick = self._options == CommunicationOptions() and cross_device_ops.leaves_choice
 
     def reduce_arrays(
         self,
@@ -376,6 +385,14 @@ class MirroredExtended(StrategyExtended):
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
         return self.cross_device_ops.fused_update(self._options)
+
+    def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
+        if options is None and self._may_be_quick:
+            result = self.communicator.reduced(value, _OP_NAMES[reduce_op])
+            if result is not None:
+                return result
+        return self.reduce_arrays(reduce_op, [value], options)[0]
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         communicator = self.communicator

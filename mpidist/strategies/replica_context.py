@@ -74,7 +74,7 @@ class ReplicaContext:
         context.require_replica(self)
         reduce_op = parse_reduce_op(reduce_op)
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
-            return self.strategy.extended.reduce_arrays(reduce_op, [value], options)[0]
+            return self.strategy.extended.reduce_array(reduce_op, value, options)
         if type(value) is list and set(map(type, value)) == _ARRAYS:  # and for the commonest
             return self.strategy.extended.reduce_arrays(reduce_op, value, options)
         leaves = nest.flatten(value)

@@ -75,7 +75,7 @@ class Ours(Contender):
 
     name = "mpidist"
     kind = "ours"
-    warm_ups = needed_warm_ups = 15  # the ways to exchange are tried in the first steps
+    warm_ups = needed_warm_ups = 30  # the ways to exchange are tried in the first steps
 
     def run(self, prepared: Any) -> Any:
         return mpidist.get_replica_context().all_reduce("SUM", prepared)
