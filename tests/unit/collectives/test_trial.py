@@ -43,7 +43,7 @@ def _sums(monkeypatch, size, steps):
 
 def test_every_step_of_a_trial_is_right_and_all_ranks_settle_on_the_same(monkeypatch):
     for size in (2, 3):
-        results = _sums(monkeypatch, size, 20)
+        results = _sums(monkeypatch, size, 40)
         assert all(result == results[0] for result in results)
         assert results[0][:2] == (0, True)
 
