@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import mpidist
 
 project = "mpidist"
@@ -25,3 +28,15 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 myst_heading_anchors = 3
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", _qualify_types, priority=400)  # before napoleon, at 500
+
+
+def _qualify_types(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Say which `Topology` and which `dtype` a docstring means: there are several of each."""
+    of_mesh = name.startswith(("mpidist.tpu.", "mpidist.strategies.tpu."))
+    topology = "mpidist.tpu.experimental.Topology" if of_mesh else "mpidist.cluster.topology.Topology"
+    for number, line in enumerate(lines):
+        lines[number] = re.sub(r" : dtype\b", " : numpy.dtype", re.sub(r" : Topology\b", f" : {topology}", line))
