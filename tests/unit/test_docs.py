@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import json
 import os
 import re
 import subprocess
@@ -26,16 +25,10 @@ import mpidist
 from mpidist.commands.main import COMMANDS
 from mpidist.commands.probe import without_launcher
 from mpidist.options import Settings
+from tests.pages import GUIDE, PAGES, ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *GUIDE])
 README = (ROOT / "README.md").read_text()
 
-_BLOCK = re.compile(
-    r"(?:^<!-- run: (?P<how>\w+) -->\n)?^```python\n(?P<code>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
-    re.MULTILINE | re.DOTALL,
-)
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _MAKE = re.compile(r"(?:^\$ |`|^)make ([a-z][a-zN0-9-]*)", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -57,54 +50,17 @@ _COMMANDS = {
 }
 
 
-#: Gets the ranks, or 0 for none but this process, and the page; reads [line, code] of each block, writes what each of
-#: them printed on each rank.
+#: Gets the ranks, or 0 for none but this process, and a page of the guide.
 _PAGE_ON_RANKS = """
-import json
 import sys
+from pathlib import Path
 from mpidist.testing import run_ranks
+from tests.pages import differences
 
-blocks = json.load(sys.stdin)
-
-def read_page():
-    names, printed = {"__name__": "__main__"}, []
-    for line, code in blocks:
-        lines = []
-        names["print"] = lambda *values, lines=lines: lines.append(" ".join(map(str, values)) + chr(10))
-        exec(compile(chr(10) * (line - 1) + code, sys.argv[2], "exec"), names)
-        printed.append("".join(lines))
-    return printed
-
-ranks = int(sys.argv[1])
-json.dump(run_ranks(ranks, read_page) if ranks else [read_page()], sys.stdout)
+ranks, page = int(sys.argv[1]), Path(sys.argv[2])
+found = run_ranks(ranks, differences, page) if ranks else [differences(page)]
+sys.exit(chr(10).join(sum(found, [])) or 0)
 """
-
-
-class Block(NamedTuple):
-    """A Python example: page and line, how it is run, its text, and what it prints, if that is shown."""
-
-    page: str
-    line: int
-    how: str | None
-    code: str
-    printed: str | None
-
-    @property
-    def place(self) -> str:
-        return f"{self.page}:{self.line}"
-
-    @property
-    def is_part_of_page(self) -> bool:
-        """Whether it goes on where the block before it ended."""
-        return self.page.startswith("docs/guide/") and self.how is None
-
-
-def blocks() -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text()
-        for match in _BLOCK.finditer(text):
-            line = text.count("\n", 0, match.start("code")) + 1
-            yield Block(str(page.relative_to(ROOT)), line, match["how"], match["code"], match["printed"])
 
 
 # -- examples ---------------------------------------------------------------------------------------------------------
@@ -123,35 +79,26 @@ def test_every_example_runs(block, tmp_path):
 @pytest.mark.parametrize("ranks", [0, 3])
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
 def test_a_page_of_the_guide_runs_and_prints_what_it_shows(page, ranks, tmp_path):
-    name = str(page.relative_to(ROOT))
-    parts = [block for block in blocks() if block.page == name and block.is_part_of_page]
-    text = json.dumps([(block.line, block.code) for block in parts])
-    printed = json.loads(_run(name, ["-c", _PAGE_ON_RANKS, str(ranks), name], tmp_path, text))
-    shown = {block.place: block.printed or "" for block in parts}
-    for of_rank in printed:
-        assert dict(zip(shown, of_rank, strict=True)) == shown
-    assert len(printed) == max(ranks, 1)
+    _run(page.name, ["-c", _PAGE_ON_RANKS, str(ranks), str(page)], tmp_path)
 
 
-def _run(place: str, arguments: list[str], directory: Path, text: str = "") -> str:
-    """Return what Python writes that runs in a directory, on one core, and is given a text."""
+def _run(place: str, arguments: list[str], directory: Path) -> None:
     environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     line = [sys.executable, *arguments]
-    child = subprocess.run(line, cwd=directory, env=environ, capture_output=True, text=True, input=text, timeout=120)
+    child = subprocess.run(line, cwd=directory, env=environ, capture_output=True, text=True, timeout=120)
     assert child.returncode == 0, f"{place}\n{child.stdout}\n{child.stderr}"
-    return child.stdout
 
 
 def test_every_output_that_the_guide_shows_is_that_of_an_example():
-    shown = [block for block in blocks() if block.page.startswith("docs/guide/") and block.printed is not None]
+    shown = [block for block in blocks() if block.page in GUIDE and block.printed is not None]
     assert [block.place for block in shown if block.how is not None] == []
     assert len(shown) == sum(page.read_text().count("```text") for page in GUIDE) > 5
 
 
 def test_examples_were_found_in_every_page_that_has_some():
     found = {block.page for block in blocks()}
-    assert found == {str(page.relative_to(ROOT)) for page in PAGES if "```python" in page.read_text()}
-    assert {"README.md", "docs/quickstart.md", "docs/extending.md"} <= found
+    assert found == {page for page in PAGES if "```python" in page.read_text()}
+    assert {"README.md", "quickstart.md", "extending.md", "loops.md"} <= {page.name for page in found}
 
 
 def test_the_mismatch_that_readme_shows_is_what_is_raised():
