@@ -65,6 +65,8 @@ class Communicator:
     transport : Transport
     trace : Trace or None
         Where events are noted, if ``MPIDIST_TRACE`` asks for it.
+    choices : Choices or None
+        What follows from measurements, once there are any: what was chosen before may be chosen otherwise now.
     """
 
     def __init__(self, world: World) -> None:
@@ -88,7 +90,7 @@ class Communicator:
         self._forced = self.control.settings.algorithm
         if self._forced == selection.AUTO and self.control.settings.deterministic:
             self._forced = selection.PINNED
-        self._choices: selection.Choices | None = None
+        self.choices: selection.Choices | None = None
         self._is_tuned = self.size == 1 or not self.transport.library
         self._header = numpy.zeros(2, dtype=numpy.uint64)
         self._calls: dict[Any, _BufferReduction] = {}
@@ -186,7 +188,7 @@ class Communicator:
         """Return what the choice of an algorithm depends on; Local."""
         shared = has_segments and (self.segments is not None or self._lanes is not None)
         remote = shared and self._memory.remote is not None
-        return selection.Facts(self.topology, tuple(self.transport.native), shared, self._choices, remote)
+        return selection.Facts(self.topology, tuple(self.transport.native), shared, self.choices, remote)
 
     def prepare(
         self,
@@ -206,7 +208,7 @@ class Communicator:
         if nbytes >= selection.least_bytes(self.facts()):
             self.check(call, timeout_seconds)
             self._is_tuned = True
-            self._choices = tuning.choices_for(self)
+            self.choices = tuning.choices_for(self)
 
     def _asked(self, algorithm: str | None) -> str:
         """Return what is asked for: by a call, else by the settings; those win over a pinned choice, or pin it."""
@@ -248,7 +250,7 @@ class Communicator:
             if len(self._calls) >= _KEPT_CALLS:
                 del self._calls[next(iter(self._calls))]
             planned = self._calls[key] = self._plan(buffer, op, algorithm, timeout_seconds)
-        elif planned.contest.is_due:
+        if planned.contest.is_due:
             self.settle(planned.contest)
         flat = buffer.reshape(-1)
         with self.control.turnstile:
@@ -541,7 +543,7 @@ class _BufferReduction:
             reduction.run(watch, (flat,), (flat,))
         else:
             self._send(communicator, flat, self.contest.ways[at], watch)
-        self.contest.record(time.perf_counter() - start)
+        self.contest.record(time.perf_counter() - start, flat.nbytes)
 
     def _send(self, communicator: Communicator, flat: Any, way: Way, watch: Watch) -> None:
         wire = wire_dtype(flat.dtype)

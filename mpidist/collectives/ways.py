@@ -129,15 +129,15 @@ class NodeMemory(NamedTuple):
 class Contest:
     """Some ways that take turns, until the quickest is known; and again when that has become slow.
 
+    It goes on with every call of its kind, whatever list it is of and however that lies in memory: ranks may differ in
+    the latter, and must come to the same way.  So times count by the byte.
+
     The cores that ranks run on may come to share other caches in the middle of a job.  So the times of the way that was
     chosen are watched: when even the best of a window is far above what it took at first, all ways are tried again.
 
     Parameters
     ----------
     ways : sequence of Way
-    settled : dict
-        What is known of such contests: by kind, the number of the best way.
-    kind : tuple
 
     Attributes
     ----------
@@ -146,11 +146,10 @@ class Contest:
         Which way to take now.
     """
 
-    def __init__(self, ways: Sequence[Way], settled: dict[Kind, int], kind: Kind) -> None:
+    def __init__(self, ways: Sequence[Way]) -> None:
         self.ways = list(ways)
-        self._settled, self._kind = settled, kind
-        self.at = settled.get(kind, 0)
-        self._trial = Trial(len(ways)) if len(ways) > 1 and kind not in settled else None
+        self.at = 0
+        self._trial = Trial(len(ways)) if len(ways) > 1 else None
         self._seconds, self._left = numpy.inf, _WINDOW
         self._usual = numpy.inf
 
@@ -164,28 +163,26 @@ class Contest:
         """Whether ranks must compare their times before the next call: at the same one on all."""
         return self._trial.is_over if self._trial is not None else self._left <= 0
 
-    def record(self, seconds: float) -> None:
-        """Take the time of the way that was taken, and go on to the next.  Local."""
+    def record(self, seconds: float, nbytes: int) -> None:
+        """Take the time of the way that was taken for so many bytes, and go on to the next.  Local."""
         if self._trial is not None:
-            self._trial.record(seconds)
+            self._trial.record(seconds / nbytes)
             self.at = self._trial.way
         elif len(self.ways) > 1:
             self._left -= 1
-            self._seconds = min(self._seconds, seconds)
+            self._seconds = min(self._seconds, seconds / nbytes)
 
     def times(self) -> Any:
-        """Return this rank's times to compare, array of float64.  Local."""
+        """Return this rank's times of a byte to compare, array of float64.  Local."""
         return self._trial.best_seconds if self._trial is not None else numpy.array([self._seconds])
 
     def settle(self, times: Any) -> None:
         """Choose by the greatest times of all ranks, the same on all.  Local."""
         if self._trial is not None:
             self.at, self._trial = int(times.argmin()), None
-            self._settled[self._kind] = self.at
             self._usual = float(times.min())
         elif times[0] > _SLOW * self._usual:
             self.at, self._trial = 0, Trial(len(self.ways))
-            self._settled.pop(self._kind, None)
         else:
             self._usual = min(self._usual, float(times[0]))
         self._seconds, self._left = numpy.inf, _WINDOW
@@ -202,7 +199,7 @@ class Ways:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._settled: dict[Kind, int] = {}
+        self._contests: dict[Kind, Contest] = {}
 
     def worth_trying(self, nbytes: int, asked: str, facts: selection.Facts) -> list[Way]:
         """Return the ways for a unit of `nbytes`, the first one being chosen where none is tried; Local.
@@ -227,5 +224,8 @@ class Ways:
         return [Way(name, size) for name in names for size in _VARIANTS.get(name, (0,))]
 
     def contest(self, ways: Sequence[Way], nbytes: int) -> Contest:
-        """Return the contest of these ways for a unit of `nbytes`; open only if none like it was settled.  Local."""
-        return Contest(ways, self._settled, (nbytes.bit_length(), tuple(ways)))
+        """Return the contest of these ways for a unit of `nbytes`, one for all units of about that size.  Local."""
+        kind = nbytes.bit_length(), tuple(ways)
+        if kind not in self._contests:
+            self._contests[kind] = Contest(ways)
+        return self._contests[kind]

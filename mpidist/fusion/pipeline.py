@@ -60,6 +60,7 @@ class FusedAllReduce:
         self._algorithm = algorithm
         self._planned: dict[Any, _PlannedReduction] = {}
         self._recent: _Recent | None = None
+        self._choices = communicator.choices
 
     def __call__(
         self,
@@ -94,6 +95,8 @@ class FusedAllReduce:
         shared = self._communicator.in_shared_memory
         if shared and tensors and id(tensors[0]) in shared and shared[id(tensors[0])].holds(tensors):
             return shared[id(tensors[0])].all_reduce(op, timeout_seconds)
+        if self._choices is not self._communicator.choices:
+            self._forget()
         key, planned = None, None
         if self._recent is not None and self._recent.is_for(tensors, op, names):
             planned = self._recent.planned
@@ -105,7 +108,7 @@ class FusedAllReduce:
             planned = self._keep(key, self._plan(tensors, op, names, timeout_seconds))
             if planned.takes_any_strides:
                 self._recent = _Recent(planned, tensors, op, names)
-        elif planned.contest.is_due:
+        if planned.contest.is_due:
             self._communicator.settle(planned.contest)
         try:
             with self._communicator.control.turnstile:
@@ -114,6 +117,11 @@ class FusedAllReduce:
             planned = self._keep(key, self._plan(tensors, op, names, timeout_seconds, in_memory_order=False))
             with self._communicator.control.turnstile:
                 return planned(tensors, timeout_seconds)
+
+    def _forget(self) -> None:
+        """Make plans anew: ranks whose tensors lay otherwise in memory make theirs by what is known now."""
+        self._choices, self._recent = self._communicator.choices, None
+        self._planned.clear()
 
     def _keep(self, key: Any, planned: _PlannedReduction) -> _PlannedReduction:
         if len(self._planned) >= _KEPT_PLANS:
@@ -193,6 +201,7 @@ class _PlannedReduction:
         largest = max((bucket.nbytes for bucket in plan.buckets), default=0)
         ways = communicator.ways(largest, algorithm, on_host)
         self.contest = communicator.contest(ways, largest)
+        self._nbytes = max(1, sum(bucket.nbytes for bucket in plan.buckets))
         self._segment = self._small(ways[0]) if on_host else None
         in_place = on_host and self._segment is None
         contiguous = not takes_any_strides
@@ -223,7 +232,7 @@ class _PlannedReduction:
                 self._pack(sources, results.buffers[index])
                 results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
                 results.finish(index, self._scale)
-        self.contest.record(time.perf_counter() - start)
+        self.contest.record(time.perf_counter() - start, self._nbytes)
         return list(results.views)
 
     def _members(self, tensors: Sequence[Any]) -> list[Sequence[Any]]:

@@ -112,6 +112,7 @@ class PlannedUpdate:
         self._communicator = communicator
         self._timeout_seconds = timeout_seconds
         self._contest = communicator.contest(ways, max(bucket.nbytes for bucket in plan.buckets))
+        self._nbytes = sum(bucket.nbytes for bucket in plan.buckets)
         self._copies: dict[int, Any] = {}
         self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
@@ -181,7 +182,7 @@ class PlannedUpdate:
             for reduction, parts, transform in work:
                 reduction.run(watch, *parts(gradients, parameters), transform)
             if call is self._calls[contest.at]:
-                contest.record(time.perf_counter() - start)
+                contest.record(time.perf_counter() - start, self._nbytes)
 
     def _in(self, buffers: GradientBuffers) -> tuple[Call, list[BucketReduction]]:
         """Return the call and the reductions for gradients that lie in shared buffers.  Collective at first."""

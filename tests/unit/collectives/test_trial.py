@@ -1,6 +1,7 @@
 """Trying several ways in the first steps, and settling on one alike on all ranks."""
 
 import numpy
+import pytest
 
 from mpidist.collectives import ways
 from mpidist.collectives.communicator import Communicator
@@ -75,7 +76,7 @@ def test_what_was_settled_is_not_tried_again_for_lists_of_about_the_same_size(mo
 def _after(contest, seconds):
     """Make a window of calls that take so long, and let the ranks compare (here there is one)."""
     while not contest.is_due:
-        contest.record(seconds)
+        contest.record(seconds, 1)
     contest.settle(contest.times())
 
 
@@ -83,7 +84,7 @@ def test_a_way_that_has_become_slow_is_tried_against_the_others_again():
     contest = ways.Ways(2).contest([ways.Way("shared_memory", 1 << 20), ways.Way("remote_read", 1 << 20)], 1 << 26)
     seconds = {0: 2.0, 1: 3.0}
     while contest.is_open:
-        contest.record(seconds[contest.at])
+        contest.record(seconds[contest.at], 1)
         if contest.is_due:
             contest.settle(contest.times())
     assert contest.at == 0
@@ -93,7 +94,7 @@ def test_a_way_that_has_become_slow_is_tried_against_the_others_again():
     assert contest.is_open
     seconds[0] = 6.0
     while contest.is_open:
-        contest.record(seconds[contest.at])
+        contest.record(seconds[contest.at], 1)
         if contest.is_due:
             contest.settle(contest.times())
     assert contest.at == 1
@@ -105,3 +106,27 @@ def test_an_explicit_choice_is_not_tried_against_others():
         return [communicator.ways(1 << 30, name) for name in ("ring", "shared_memory", "remote_read")]
 
     assert run_ranks(2, run)[0] == [[("ring", 0)], [("shared_memory", 1 << 20)], [("remote_read", 1 << 20)]]
+
+
+def _as_it_lies(kind, rank, step):
+    """Return a tensor that lies otherwise in memory on rank 1 in every second step."""
+    values = numpy.full((60, 50), rank + step, "f4")
+    if rank == 0 or step % 2 == 0:
+        return values
+    return numpy.asfortranarray(values) if kind == "another order" else numpy.repeat(values, 2, axis=1)[:, ::2]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["another order", "gaps"])
+def test_ranks_whose_tensors_lie_otherwise_in_memory_try_the_same_way(kind, size, monkeypatch):
+    monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
+
+    def run():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        for step in range(100):
+            (result,) = fused([_as_it_lies(kind, communicator.rank, step)])
+            assert (result == size * step + size * (size - 1) // 2).all()
+        return next(iter(fused._planned.values())).contest.at
+
+    assert len(set(run_ranks(size, run))) == 1
