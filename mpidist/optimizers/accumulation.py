@@ -34,8 +34,8 @@ class Accumulation:
         self.micro_step = 0
         self._sums: list[Any] = []
         self._names: list[str] = []
-        self._strategy: Any = None
-        # Whether the sums are those of all replicas already, as after `restore`.
+        self._variables: list[Any] = []
+        # Whether the sums are those of all replicas already, and of whole variables, as after `restore`.
         self._is_total = False
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any] | None:
@@ -47,7 +47,7 @@ class Accumulation:
             Its variables are not those of the micro-batches before.
         """
         names = [variable.name for variable in variables]
-        self._strategy = variables[0].strategy
+        self._variables = list(variables)
         if self.micro_step == 0:
             self._names, self._is_total = names, False
             kept = self._sums if len(self._sums) == len(gradients) else [None] * len(gradients)
@@ -68,7 +68,8 @@ class Accumulation:
             return {}
         sums = [_dense(total) for total in self._sums]
         if not self._is_total:
-            sums = self._strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
+            sums = self._variables[0].strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
+            sums = [variable.joined(total) for variable, total in zip(self._variables, sums, strict=True)]
         arrays_by_key = {f"accumulated/{number}": total for number, total in enumerate(sums)}
         return {"micro_step": self.micro_step, "accumulated_names": "\n".join(self._names), **arrays_by_key}
 
@@ -80,8 +81,15 @@ class Accumulation:
         self._is_total = True
 
     def _keep_own_part(self) -> None:
-        """After `restore`, leave the sums to the first replica: only with the variables it is known who that is."""
-        if self._is_total and self._strategy.extended.replica_id != 0:
+        """After `restore`, leave the sums to the first replica, of each variable what this rank holds of it.
+
+        Only with the variables it is known who that is, and what.
+        """
+        if not self._is_total:
+            return
+        pairs = list(zip(self._variables, self._sums, strict=True))
+        self._sums = [numpy.array(variable.own_part(total)) for variable, total in pairs]
+        if self._variables[0].strategy.extended.replica_id != 0:
             for total in self._sums:
                 total[...] = 0
         self._is_total = False

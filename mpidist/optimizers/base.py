@@ -23,7 +23,7 @@ from mpidist.optimizers.loss_scale import LossScale
 from mpidist.optimizers.sharded import ShardedUpdates
 from mpidist.optimizers.slots import Slots
 from mpidist.options import ReduceOp
-from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables import DistributedVariable, IndexedSlices, sums_over_parts
 
 LearningRate = float | Callable[[int], float]
 
@@ -40,11 +40,14 @@ class Step:
         Multiplies the gradient: loss scale, micro-batches and norm together.
     decay : float
         Share of the parameter that is taken away before the rule.
+    variable : Variable, optional
+        Whose step it is, for rules that need more of it than a slice.
     """
 
     coefficients: tuple[float, ...]
     factor: float = 1.0
     decay: float = 0.0
+    variable: Any = None
 
 
 class Optimizer(abc.ABC):
@@ -256,13 +259,14 @@ class Optimizer(abc.ABC):
         self.iterations += 1
 
     def steps(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Step] | None:
-        """Return what the next step does to every variable; None if it is left out, which is counted.  Local.
+        """Return what the next step does to every variable; None if it is left out, which is counted.
 
         The same on all ranks without asking, since all have the same bits of the summed gradients; an `elementwise`
-        optimizer does not look at them.
+        optimizer does not look at them.  Only where variables are split do the ranks of a replica ask each other.
         """
         if self.skips_nonfinite:
-            has_overflow = not all(is_finite(sparse.values_of(gradient)) for gradient in gradients)
+            flaws = [not is_finite(sparse.values_of(gradient)) for gradient in gradients]
+            has_overflow = any(sums_over_parts(variables, flaws))
             factor = self._gradient_factor()
             self.loss_scale.update(has_overflow)
             if has_overflow:
@@ -273,7 +277,7 @@ class Optimizer(abc.ABC):
         learning_rate = self.learning_rate
         coefficients = self.coefficients(learning_rate, self.iterations)
         values = [sparse.values_of(gradient) for gradient in gradients] if self.clipping.needs_norms else gradients
-        factors = self.clipping.factors(values, factor, self._scratch)
+        factors = self.clipping.factors(values, variables, factor, self._scratch)
         return [
             self.step_of(variable, learning_rate, coefficients, each)
             for variable, each in zip(variables, factors, strict=True)

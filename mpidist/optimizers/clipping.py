@@ -1,6 +1,7 @@
 """Clipping of gradients after the sum over the replicas: by value, by the norm of each, by the norm of all together.
 
-All ranks hold the same bits of a summed gradient, so every rank finds the same norm by itself.
+All ranks hold the same bits of a summed gradient, so every rank finds the same norm by itself; only for variables that
+are split over the ranks of a replica these add up the squares of their parts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy
 
 from mpidist.optimizers import slices
+from mpidist.variables import sums_over_parts
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,18 @@ class Clipping:
         """Whether the gradients must be known as a whole before any of them is applied."""
         return self.clipnorm is not None or self.global_clipnorm is not None
 
-    def factors(self, gradients: Sequence[Any], factor: float, scratch: slices.Scratch) -> list[float]:
-        """Return what to multiply every gradient by, so that `factor` times the gradient is within the norm.  Local.
+    def factors(
+        self, gradients: Sequence[Any], variables: Sequence[Any], factor: float, scratch: slices.Scratch
+    ) -> list[float]:
+        """Return what to multiply every gradient by, so that `factor` times the gradient is within the norm.
 
-        A norm that is not finite makes the factor NaN, so that nobody mistakes what is left for a gradient.
+        Collective where variables are split and norms needed, as `sums_over_parts`; Local otherwise.  A norm that is
+        not finite makes the factor NaN, so that nobody mistakes what is left for a gradient.
         """
         if not self.needs_norms:
             return [factor] * len(gradients)
-        norms = [math.sqrt(square_sum(gradient, scratch)) * abs(factor) for gradient in gradients]
+        squares = sums_over_parts(variables, [square_sum(gradient, scratch) for gradient in gradients])
+        norms = [math.sqrt(square) * abs(factor) for square in squares]
         if self.clipnorm is not None:
             return [factor * _shrinkage(norm, self.clipnorm) for norm in norms]
         assert self.global_clipnorm is not None

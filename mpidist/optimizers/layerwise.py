@@ -1,7 +1,8 @@
 """LARS and LAMB: steps scaled to the norm of each variable, for training with very large batches.
 
-The norms are those of whole variables, after the sum over the replicas, so every rank finds the same by itself.  Both
-read a variable twice: once for the norms, once to update it.
+The norms are those of whole variables, after the sum over the replicas, so every rank finds the same by itself; for a
+variable that is split over the ranks of a replica these add up the squares of their parts.  Both read a variable twice:
+once for the norms, once to update it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, Step
+from mpidist.variables import sums_over_parts
 
 
 class LayerwiseOptimizer(Optimizer):
@@ -45,7 +47,8 @@ class LayerwiseOptimizer(Optimizer):
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
         is_adapted = not any(pattern.search(variable.name) for pattern in self._not_adapted)
-        return Step((*coefficients, self.decay_of(variable), math.nan if is_adapted else 1.0), factor)
+        ratio = math.nan if is_adapted else 1.0
+        return Step((*coefficients, self.decay_of(variable), ratio), factor, variable=variable)
 
     def update(self, parameter: Any, gradient: Any, slots: list[Any], step: Step) -> None:
         *others, ratio = step.coefficients
@@ -55,6 +58,7 @@ class LayerwiseOptimizer(Optimizer):
             measured = self.measure_slice(p, g, s, scratch, known)
             sums = [total + part for total, part in zip(sums, measured, strict=True)]
         if math.isnan(ratio):
+            sums = sums_over_parts([step.variable] * 2, sums)
             ratio = self.ratio(math.sqrt(sums[0]), math.sqrt(sums[1]), others[-1])
         super().update(parameter, gradient, slots, dataclasses.replace(step, coefficients=(*others, ratio)))
 

@@ -63,3 +63,19 @@ class SplitVariable(DistributedVariable):
         Collective: every rank calls it in the same order.
         """
         return self.joined(self.value)
+
+
+def sums_over_parts(variables: Sequence[DistributedVariable], numbers: Sequence[float]) -> list[float]:
+    """Return one number for each variable, summed over the ranks that hold its parts; as it is for a whole variable.
+
+    Collective where a variable is split, with the same variables on every rank; all ranks of a replica get the same
+    bits.  Local otherwise.
+    """
+    split = [place for place, variable in enumerate(variables) if isinstance(variable, SplitVariable)]
+    found = list(numbers)
+    if split:
+        sums = numpy.array([numbers[place] for place in split], "float64")
+        variables[split[0]].strategy.extended.group.all_reduce(sums)
+        for place, total in zip(split, sums.tolist(), strict=True):
+            found[place] = total
+    return found

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from mpidist import context
 from mpidist.cluster.topology import Topology as ClusterTopology
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
+from mpidist.fusion import update
 from mpidist.input import Dataset
-from mpidist.optimizers import SGD
+from mpidist.optimizers import LAMB, LARS, SGD, Adam
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.tpu.experimental import DeviceAssignment, Topology, initialize_tpu_system
 from mpidist.strategies.tpu.strategy import TPUStrategy
@@ -345,14 +346,24 @@ def test_slots_of_split_variables_are_saved_whole_and_go_on(tmp_path, size, part
 ROWS, INPUTS, HIDDEN, OUTPUTS = 22, 3, 4, 2
 
 
-def trained(strategy, parts, steps=5):
+OPTIMIZERS = {
+    "momentum": lambda: SGD(0.1, momentum=0.9),
+    "accumulated": lambda: Adam(0.01, gradient_accumulation_steps=2),
+    "clipnorm": lambda: SGD(0.1, momentum=0.9, clipnorm=0.2),
+    "global": lambda: Adam(0.01, global_clipnorm=0.2),
+    "lars": lambda: LARS(0.5, trust_coefficient=0.1),
+    "lamb": lambda: LAMB(0.05, weight_decay=0.01),
+}
+
+
+def trained(strategy, parts, steps=5, make=OPTIMIZERS["momentum"]):
     """Train two layers, the first split by columns and the second by rows; return both matrices whole."""
     rng = numpy.random.default_rng(0)
     x, y = rng.standard_normal((ROWS, INPUTS)), rng.standard_normal((ROWS, OUTPUTS))
     with strategy.scope():
         first = Variable(rng.standard_normal((INPUTS, HIDDEN)), partition_dimensions=[1, parts])
         second = Variable(rng.standard_normal((HIDDEN, OUTPUTS)), partition_dimensions=[parts, 1])
-        optimizer = SGD(0.1, momentum=0.9)
+        optimizer = make()
 
     def step(batch):
         rows, targets = batch
@@ -376,6 +387,59 @@ def test_n_ranks_equal_one_rank_on_the_global_batch(size, parts):
     for result in run_ranks(size, lambda: trained(mesh(parts), parts)):
         numpy.testing.assert_allclose(result[0], expected[0], rtol=1e-12)
         numpy.testing.assert_allclose(result[1], expected[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("least_bytes", [1, update.LEAST_BYTES])
+def test_every_optimizer_sees_split_variables_whole(name, least_bytes, monkeypatch):
+    monkeypatch.setattr(update, "LEAST_BYTES", least_bytes)
+    expected = trained(TPUStrategy(), 1, make=OPTIMIZERS[name])
+    for result in run_ranks(4, lambda: trained(mesh(2), 2, make=OPTIMIZERS[name])):
+        for ours, wanted in zip(result, expected, strict=True):
+            numpy.testing.assert_allclose(ours, wanted, rtol=1e-12)
+
+
+def test_a_flaw_in_one_part_leaves_the_step_out_on_all():
+    def run():
+        strategy = mesh(2)
+        with strategy.scope():
+            split, copied = Variable(numpy.zeros(4), partition_dimensions=[2]), Variable(numpy.zeros(3))
+            optimizer = SGD(1.0, skip_nonfinite=True)
+        flawed = numpy.array([1.0, numpy.inf if strategy.extended.logical_device == 1 else 1.0])
+        for gradient in (flawed, numpy.ones(2)):
+            strategy.run(lambda given=gradient: optimizer.apply_gradients([(given, split), (numpy.ones(3), copied)]))
+        return optimizer.iterations, optimizer.skipped_steps, split.whole().tolist(), copied.value.tolist()
+
+    assert run_ranks(4, run) == [(1, 1, [-2.0] * 4, [-2.0] * 3)] * 4
+
+
+@pytest.mark.parametrize(("size", "parts"), [(2, 1), (2, 2), (4, 2), (3, 3)])
+def test_accumulated_gradients_of_split_variables_are_saved_whole(tmp_path, size, parts):
+    gradient = numpy.arange(6.0)
+
+    def objects(devices):
+        strategy = mesh(devices)
+        with strategy.scope():
+            variable = Variable(numpy.zeros(6), partition_dimensions=[devices])
+        optimizer = SGD(1.0, gradient_accumulation_steps=2)
+        mine = strategy.experimental_split_to_logical_devices(gradient, [devices]) / strategy.num_replicas_in_sync
+        step = lambda: strategy.run(lambda: optimizer.apply_gradients([(mine, variable)]))  # noqa: E731
+        return Checkpoint(w=variable, o=optimizer), variable, step
+
+    def begin():
+        checkpoint, _, step = objects(2)
+        step()
+        checkpoint.save(tmp_path / "c.h5")
+
+    def go_on():
+        checkpoint, variable, step = objects(parts)
+        checkpoint.restore(tmp_path / "c.h5")
+        step()
+        return variable.saved_value().copy()
+
+    run_ranks(4, begin)
+    for value in run_ranks(size, go_on):
+        numpy.testing.assert_allclose(value, -gradient, rtol=1e-15)
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
