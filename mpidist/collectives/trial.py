@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 
 
 class Trial:
-    """Takes turns among some ways and remembers the best time of each.
+    """Takes turns among some ways and remembers the times of each.
 
     How caches are shared between the cores that ranks run on is only known once they run, and it decides how long a
     segment should be.  Every way gives the same values, so nothing is lost by trying.
@@ -15,31 +17,34 @@ class Trial:
     ----------
     ways : int
 
-    Attributes
-    ----------
-    best_seconds : array, shape (ways,), float64
-        This rank's best time of each way; the ranks' maxima decide.
     """
 
     #: How often each way is tried: the first time, memory is touched for the first time.
     ROUNDS = 5
 
     def __init__(self, ways: int) -> None:
-        self.best_seconds = numpy.full(ways, numpy.inf)
+        self._seconds = numpy.full((self.ROUNDS, ways), numpy.inf)
         self._turns = 0
 
     @property
     def way(self) -> int:
         """The way to try next."""
-        return self._turns % len(self.best_seconds)
+        return self._turns % self._seconds.shape[1]
 
     @property
     def is_over(self) -> bool:
         """Whether every way was tried often enough."""
-        return self._turns >= self.ROUNDS * len(self.best_seconds)
+        return self._turns >= self._seconds.size
+
+    @property
+    def seconds(self) -> Any:
+        """This rank's median time of each way, array of float64; the ranks' maxima decide.
+
+        Not the best time: caches may change hands in the middle, and the best of all ways would be from another time.
+        """
+        return numpy.median(self._seconds, axis=0)
 
     def record(self, seconds: float) -> None:
         """Take the time of the way that was tried, and go on to the next."""
-        way = self.way
-        self.best_seconds[way] = min(self.best_seconds[way], seconds)
+        self._seconds.flat[self._turns] = seconds
         self._turns += 1

@@ -31,7 +31,7 @@ TRIAL_BYTES = 1 << 21
 
 
 #: So many calls are watched together, and how much slower than usual the quickest of them may be.
-_WINDOW, _SLOW = 32, 1.4
+_WINDOW, _SLOW = 16, 1.4
 
 
 class Way(NamedTuple):
@@ -174,7 +174,7 @@ class Contest:
 
     def times(self) -> Any:
         """Return this rank's times of a byte to compare, array of float64.  Local."""
-        return self._trial.best_seconds if self._trial is not None else numpy.array([self._seconds])
+        return self._trial.seconds if self._trial is not None else numpy.array([self._seconds])
 
     def settle(self, times: Any) -> None:
         """Choose by the greatest times of all ranks, the same on all.  Local."""
