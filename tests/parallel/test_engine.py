@@ -1,0 +1,347 @@
+"""Every way through memory on real ranks, in the same grid: values, bits, what callers may do with their arrays.
+
+On one node these are segments of each size, the sum of two in one step, and reading the other ranks' memory; on several
+(``MPIDIST_VIRTUAL_NODES``, see `tests/jobs/test_engine.py`) the two levels.  Every rank knows what the others give, so
+what is expected is worked out from that, in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import reduce
+
+import ml_dtypes
+import numpy
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import mpidist
+from mpidist.collectives import ways
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.ways import Way
+from mpidist.fusion import gradient_buffers, update
+from mpidist.fusion.gradient_buffers import GradientBuffers
+from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.optimizers import SGD, Adam, AdamW
+
+pytestmark = pytest.mark.mpi
+
+BFLOAT16 = numpy.dtype(ml_dtypes.bfloat16)
+FLOATS = [numpy.dtype(name) for name in ("f2", "f4", "f8")] + [BFLOAT16]
+INTEGERS = [numpy.dtype(name) for name in ("i1", "u2", "i4", "i8")]
+
+#: What each kind of dtype can be reduced by, and how numpy does it.
+NUMPY = {"sum": numpy.add, "mean": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "prod": numpy.multiply}
+GRID = [(dtype, op) for dtype in FLOATS + INTEGERS for op in NUMPY]
+GRID += [(numpy.dtype("c8"), op) for op in ("sum", "mean", "prod")] + [(numpy.dtype("?"), op) for op in ("min", "max")]
+
+
+@pytest.fixture
+def communicator():
+    return Communicator.world()
+
+
+def _all_ways(communicator):
+    """Return the ways that work on segments here; on one rank the only one there is."""
+    if communicator.size == 1:
+        return [Way("none")]
+    facts = communicator.facts()
+    if facts.topology.node_count > 1:
+        return [Way("two_level", ways.SEGMENT_BYTES)] if facts.has_segments else [Way("hierarchical")]
+    found = [Way("shared_memory", size) for size in ways._VARIANTS["shared_memory"]]
+    return found + ([Way("remote_read", size) for size in (1 << 20, 1 << 16)] if facts.has_remote else [])
+
+
+def _by(way, communicator, monkeypatch):
+    """Make one way the only one, and return the fused all-reduce by it."""
+    monkeypatch.setattr(communicator, "ways", lambda *args: [way])
+    return FusedAllReduce(communicator, algorithm=None if way.algorithm == "none" else way.algorithm)
+
+
+def _agree(communicator, problem):
+    """Fail on all ranks together, so that they stay in step; `problem` is what was wrong here, empty for nothing."""
+    answers = communicator.exchange(problem.encode())
+    assert answers == [b""] * communicator.size, [answer.decode() for answer in answers]
+
+
+def _same_bits(communicator, found):
+    digest = hashlib.blake2b(b"".join(array.tobytes() for array in found)).digest()
+    assert len(set(communicator.exchange(digest))) == 1
+
+
+def _values(rank, count, dtype):
+    """Return what a rank gives: small whole numbers, of which sums and products are exact in every dtype here."""
+    pattern = (numpy.arange(count) * 7 + rank * 3) % 5
+    if dtype.kind == "b":
+        return pattern == rank % 5
+    return pattern.astype(dtype)
+
+
+def _expected(size, count, dtype, op):
+    wide = numpy.dtype("?") if dtype.kind == "b" else numpy.dtype("c16" if dtype.kind == "c" else "f8")
+    total = reduce(NUMPY[op], [_values(rank, count, dtype).astype(wide) for rank in range(size)])
+    if op == "mean":
+        total = total / size
+    return total.astype("f8" if op == "mean" and dtype.kind in "iu" else dtype)
+
+
+def _is_exact(dtype, op, size):
+    """Whether the result has no rounding, so that the order of additions cannot matter."""
+    return not (op == "mean" and size & (size - 1))
+
+
+def _problem(found, expected, exact):
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return f"{found.dtype}{found.shape} in place of {expected.dtype}{expected.shape}"
+    if exact:
+        return "" if numpy.array_equal(found, expected) else "values differ"
+    eps = 0 if found.dtype.kind in "iub" else float(ml_dtypes.finfo(found.dtype).eps)
+    wide = "c16" if found.dtype.kind == "c" else "f8"
+    return "" if numpy.allclose(found.astype(wide), expected.astype(wide), rtol=2 * eps, atol=0) else "values differ"
+
+
+def _fits(dtype, op, size):
+    """Whether the greatest product or sum of the grid is a number of the dtype."""
+    most = 4.0**size if op == "prod" else 4.0 * size
+    return dtype.kind == "b" or most < float(
+        numpy.iinfo(dtype).max if dtype.kind in "iu" else ml_dtypes.finfo(dtype).max
+    )
+
+
+@pytest.mark.parametrize(("dtype", "op"), GRID, ids=[f"{dtype.name}-{op}" for dtype, op in GRID])
+def test_every_dtype_operation_and_length(communicator, monkeypatch, dtype, op):
+    size, rank = communicator.size, communicator.rank
+    if not _fits(dtype, op, size):
+        op = "max"
+    problems = []
+    for way in _all_ways(communicator):
+        fused = _by(way, communicator, monkeypatch)
+        for count in sorted({0, 1, max(0, size - 1), size, size + 1, 1001}):
+            given_one = _values(rank, count, dtype)
+            (one,) = fused([given_one], op)
+            pair = fused([_values(rank, count, dtype), numpy.array(rank, "f8")], op)
+            expected = _expected(size, count, dtype, op)
+            found = [_problem(each, expected, _is_exact(dtype, op, size)) for each in (one, pair[0])]
+            problems += [f"{way.label}, {count}: {text}" for text in found if text]
+            if not numpy.array_equal(given_one, _values(rank, count, dtype)):
+                problems.append(f"{way.label}, {count}: the caller's array was changed")
+    _agree(communicator, "; ".join(problems))
+
+
+@pytest.mark.parametrize("dtype", [FLOATS[1], BFLOAT16, INTEGERS[2]], ids=["float32", "bfloat16", "int32"])
+def test_tensors_that_straddle_segments(communicator, monkeypatch, dtype):
+    """Several segments and a bit, in tensors of which none ends where a segment does; another dtype between them."""
+    size, rank = communicator.size, communicator.rank
+    problems = []
+    for way in _all_ways(communicator):
+        fused = _by(way, communicator, monkeypatch)
+        step = max(way.segment_bytes, 1 << 16) // 4
+        counts = [step - 3, 1, 2 * step + 7, 0, 5, step // 2 + 1]
+        tensors = [_values(rank, count, dtype) for count in counts]
+        tensors.insert(2, _values(rank, 77, numpy.dtype("f8")))
+        found = fused(tensors)
+        *before, other = [*found[:2], *found[3:], found[2]]
+        for result, count in zip(before, counts, strict=True):
+            text = _problem(result, _expected(size, count, dtype, "sum"), True)
+            problems += [f"{way.label}, {count}: {text}"] if text else []
+        problems += [_problem(other, _expected(size, 77, numpy.dtype("f8"), "sum"), True)]
+    _agree(communicator, "; ".join(filter(None, problems)))
+
+
+LAYOUTS = {
+    "C": lambda values: values,
+    "Fortran": numpy.asfortranarray,
+    "gaps": lambda values: numpy.repeat(values, 2, axis=-1)[..., ::2],
+    "backwards": lambda values: values[::-1].copy()[::-1],
+    "axes turned": lambda values: numpy.moveaxis(numpy.ascontiguousarray(numpy.moveaxis(values, 0, -1)), -1, 0),
+}
+
+
+#: Every rank draws the same, and none looks for a smaller example by itself.
+same_everywhere = settings(
+    max_examples=12,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+
+#: A tensor: shape, dtype, and how it lies in memory on even and odd ranks.
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3) | st.integers(0, 60_000).map(lambda count: [count])
+layouts = st.sampled_from(list(LAYOUTS))
+tensor = st.tuples(shapes, st.sampled_from(FLOATS), layouts, layouts)
+
+
+def _laid_out(rank, number, shape, dtype, even, odd):
+    values = numpy.random.default_rng([rank, number]).normal(size=shape).astype(dtype)
+    return values, LAYOUTS[odd if rank % 2 else even](values)
+
+
+def _is_near(found, terms, op):
+    """Whether the sum is that of the terms in float64, but for the rounding of float32 sums and of the result."""
+    exact = sum(term.astype("f8") for term in terms) / (len(terms) if op == "mean" else 1)
+    scale = sum(numpy.abs(term.astype("f8")) for term in terms)
+    added = 2.0**-53 if found.dtype.itemsize == 8 else 2.0**-24
+    bound = (len(terms) + 1) * added * scale + float(ml_dtypes.finfo(found.dtype).eps) * numpy.abs(exact)
+    tiny = float(ml_dtypes.finfo(found.dtype).smallest_subnormal)
+    return found.shape == exact.shape and bool((numpy.abs(found.astype("f8") - exact) <= bound + tiny).all())
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_random_lists_however_they_lie_in_memory(communicator, op):
+    @same_everywhere
+    @given(st.lists(tensor, min_size=1, max_size=7), st.integers(0, 20))
+    def check(drawn, way_number):
+        size, rank = communicator.size, communicator.rank
+        way = _all_ways(communicator)[way_number % len(_all_ways(communicator))]
+        with pytest.MonkeyPatch.context() as patch:
+            fused = _by(way, communicator, patch)
+            mine = [_laid_out(rank, number, *each)[1] for number, each in enumerate(drawn)]
+            for _ in range(2):  # the second time the plan is there
+                found = fused(mine, op)
+        near = [
+            _is_near(result, [_laid_out(other, number, *each)[0] for other in range(size)], op)
+            for number, (each, result) in enumerate(zip(drawn, found, strict=True))
+        ]
+        _agree(communicator, "" if all(near) else f"{way.label}: {near} of {drawn}")
+        _same_bits(communicator, found)
+
+    check()
+
+
+def test_memory_orders_that_change_from_step_to_step_on_one_rank(communicator):
+    """The lists are long enough for a trial: all ranks must be at the same way in the same step."""
+    size, rank = communicator.size, communicator.rank
+    fused = FusedAllReduce(communicator)
+    problems = []
+    for step in range(40):
+        layout = list(LAYOUTS)[step % 3] if rank == size - 1 else "C"
+        (found,) = fused([LAYOUTS[layout](numpy.full((700, 800), rank + step, "f4"))])
+        if not (found == step * size + size * (size - 1) // 2).all():
+            problems.append(f"step {step}")
+    _agree(communicator, "; ".join(problems))
+
+
+def test_results_stay_as_they_are_when_the_next_calls_are_made(communicator, monkeypatch):
+    size, rank = communicator.size, communicator.rank
+    problems = []
+    for way in _all_ways(communicator):
+        fused = _by(way, communicator, monkeypatch)
+        kept = [(step, fused([numpy.full(70_000, rank + step, "f4"), numpy.full(3, step)])) for step in range(6)]
+        for step, (long, short) in kept:
+            right = (long == step * size + size * (size - 1) // 2).all() and (short == step * size).all()
+            problems += [] if right else [f"{way.label}: result {step}"]
+            long += 1  # the caller may write to them, and to its own gradients
+    _agree(communicator, "; ".join(problems))
+
+
+def test_a_caller_may_write_to_its_tensors_as_soon_as_the_call_returns(communicator, monkeypatch):
+    size, rank = communicator.size, communicator.rank
+    problems = []
+    for way in _all_ways(communicator):
+        fused = _by(way, communicator, monkeypatch)
+        tensor, wrong = numpy.empty(300_000, "f4"), 0
+        for step in range(8):
+            tensor[...] = rank + step
+            (found,) = fused([tensor])
+            tensor[...] = -1e9
+            wrong += not (found == step * size + size * (size - 1) // 2).all()
+        problems += [f"{way.label}: {wrong} steps"] if wrong else []
+    _agree(communicator, "; ".join(problems))
+
+
+def test_ways_add_in_the_same_order(communicator, monkeypatch):
+    """Segments of every size and reading remotely give the same bits; so do one tensor and a list of its parts."""
+    values = numpy.random.default_rng(communicator.rank).normal(size=400_003).astype("f4")
+    results = []
+    for way in _all_ways(communicator):
+        fused = _by(way, communicator, monkeypatch)
+        whole = fused([values], "mean")[0].tobytes()
+        parts = b"".join(part.tobytes() for part in fused([values[:5], values[5:300_000], values[300_000:]], "mean"))
+        results += [whole, parts]
+    one_order = communicator.topology.node_count <= 2
+    _agree(communicator, "" if len(set(results)) == 1 or not one_order else "bits differ")
+    _same_bits(communicator, [values[:0], numpy.frombuffer(results[0], "u1")])
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+def test_gradient_buffers(communicator, dtype):
+    size, rank = communicator.size, communicator.rank
+    shapes = [(1000, 300), (), (0,), (3,), (77, 2, 5)]
+    with_buffers = communicator.segments is not None
+    if with_buffers:
+        buffers = GradientBuffers(communicator, [("", numpy.dtype(dtype), shape) for shape in shapes])
+        arrays, all_reduce = buffers.arrays, lambda op: buffers.all_reduce(op, None)
+    else:
+        arrays = [numpy.zeros(shape, dtype) for shape in shapes]
+        fused = FusedAllReduce(communicator)
+        all_reduce = lambda op: fused(arrays, op)  # noqa: E731
+    kept, problems = [], []
+    for step in range(5):
+        for number, array in enumerate(arrays):
+            array[...] = number + rank + step
+        kept.append(all_reduce("max" if step == 3 else "sum"))
+        for array in arrays:
+            array[...] = -7
+    for step, results in enumerate(kept):
+        for number, (result, shape) in enumerate(zip(results, shapes, strict=True)):
+            total = size * (number + step) + size * (size - 1) // 2
+            expected = number + size - 1 + step if step == 3 else total
+            if result.shape != shape or not (result == expected).all():
+                problems.append(f"step {step}, tensor {number}")
+    _agree(communicator, "; ".join(problems))
+
+
+OPTIMIZERS = {
+    "momentum": lambda: SGD(0.5, momentum=0.9, weight_decay=0.1),
+    "adam": lambda: Adam(0.1),
+    "adamw": lambda: AdamW(0.1, weight_decay=0.01),
+}
+
+
+def _trained(strategy, make, gradients_of, in_buffers=False):
+    """Return parameters and slots after three steps; gradients are whole numbers, whose sums are exact."""
+    shapes = [(1000, 300), (7,), (), (211, 13)]
+    with strategy.scope():
+        variables = [mpidist.Variable(numpy.ones(shape, "f4"), name=f"v{n}") for n, shape in enumerate(shapes)]
+        optimizer = make()
+    buffers = strategy.extended.gradient_buffers(variables) if in_buffers else None
+    for step in range(3):
+        gradients = [gradients_of(step, number, shape) for number, shape in enumerate(shapes)]
+        if buffers is not None:
+            for buffer, gradient in zip(buffers, gradients, strict=True):
+                buffer[...] = gradient
+            gradients = buffers
+        strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
+    slots = [slot for variable in variables for slot in optimizer.slots(variable).values()]
+    return [variable.value.copy() for variable in variables] + [numpy.array(slot) for slot in slots]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("in_buffers", [False, True], ids=["arrays", "buffers"])
+def test_sharded_updates_are_those_of_one_rank(communicator, monkeypatch, name, in_buffers):
+    size = communicator.size
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+
+    def one(rank, step, number, shape):
+        return (numpy.arange(numpy.prod(shape, dtype=int)) % 7 - rank + step + number).reshape(shape).astype("f4")
+
+    def of_all(*which):
+        return sum(one(rank, *which) for rank in range(size))
+
+    alone = _trained(mpidist.OneDeviceStrategy("/cpu:0"), OPTIMIZERS[name], of_all)
+    for way in _all_ways(communicator):
+        monkeypatch.setattr(communicator, "ways", lambda *args, way=way: [way])
+        for module in (update, gradient_buffers):  # a rank owns the same elements wherever gradients are
+            monkeypatch.setattr(module, "SEGMENT_BYTES", way.segment_bytes)
+        found = _trained(
+            mpidist.MultiWorkerMirroredStrategy(),
+            OPTIMIZERS[name],
+            lambda *which: one(communicator.rank, *which),
+            in_buffers,
+        )
+        near = [numpy.allclose(ours, theirs, rtol=1e-6, atol=1e-6) for ours, theirs in zip(found, alone, strict=True)]
+        _agree(communicator, "" if all(near) else f"{way.label}: {near}")
+        _same_bits(communicator, found)
