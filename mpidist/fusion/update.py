@@ -68,6 +68,10 @@ class FusedUpdate:
         self._algorithm = algorithm
         self._timeout_seconds = timeout_seconds
 
+    def pays(self, nbytes: int) -> bool:
+        """Return whether slices may pay for gradients of so many bytes.  Local; the same answer on all ranks."""
+        return self.communicator.size > 1 and nbytes >= LEAST_BYTES
+
     def plan(self, gradients: Sequence[Any], names: Sequence[str]) -> PlannedUpdate | None:
         """Return the update for gradients of these shapes; None where slices do not pay, or cannot be had.
 
@@ -78,7 +82,7 @@ class FusedUpdate:
             not arrays.is_device(each) and each.dtype == wire_dtype(each.dtype) and each.dtype.kind == "f"
             for each in gradients
         )
-        if communicator.size == 1 or not is_plain or nbytes < LEAST_BYTES:
+        if not is_plain or not self.pays(nbytes):
             return None
         signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
         communicator.prepare(nbytes, Call("apply_gradients", signatures), self._algorithm)

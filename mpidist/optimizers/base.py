@@ -231,19 +231,46 @@ class Optimizer(abc.ABC):
         pairs = _with_gradients(pairs)
         variables = [variable for _, variable in pairs]
         _require_replica_context(variables)
-        gradients: list[Any] | None = [_as_gradient(gradient, variable) for gradient, variable in pairs]
-        if self._accumulation.count > 1:
-            gradients = self._accumulation.add(gradients or [], variables)
-        if gradients is not None:
-            self._reduce_and_update(gradients, variables, not skip_gradients_aggregation)
+        gradients = [_as_gradient(gradient, variable) for gradient, variable in pairs]
+        self.reduce_and_update(gradients, variables, are_sums=skip_gradients_aggregation)
 
-    def _reduce_and_update(self, gradients: list[Any], variables: list[Any], is_reduced: bool) -> None:
+    def updates_in_reduction(self, variables: Sequence[Any]) -> bool:
+        """Return whether gradients of these variables are likely to be applied while they are summed.  Local.
+
+        The same answer on all ranks.
+        """
+        updates = variables[0].strategy.extended.fused_update() if self.elementwise else None
+        return updates is not None and updates.pays(sum(variable.storage.nbytes for variable in variables))
+
+    def reduce_and_update(
+        self, gradients: list[Any], variables: list[Any], *, are_sums: bool = False, scale: float = 1.0
+    ) -> None:
+        """Do what `apply_gradients` does, in a replica, with gradients of their variables' shapes and dtypes.
+
+        Collective and Local as `apply_gradients` is.
+
+        Parameters
+        ----------
+        gradients : list of array or IndexedSlices
+        variables : list of Variable
+        are_sums : bool
+            Do not sum.
+        scale : float
+            What the sums are multiplied by, while they are applied.
+        """
+        whole: list[Any] | None = gradients
+        if self._accumulation.count > 1:
+            whole = self._accumulation.add(gradients, variables)
+        if whole is not None:
+            self._reduce_and_update(whole, variables, not are_sums, scale)
+
+    def _reduce_and_update(self, gradients: list[Any], variables: list[Any], is_reduced: bool, scale: float) -> None:
         if is_reduced and not context.in_cross_replica_context():
             is_dense = not any(isinstance(each, IndexedSlices) for each in gradients)
             updates = context.get_strategy().extended.fused_update() if self.elementwise and is_dense else None
             sharded = self._sharded.plan(updates, gradients, variables)
             if sharded is not None:
-                steps = self.steps(gradients, variables)
+                steps = self.steps(gradients, variables, scale)
                 assert steps is not None  # an element-wise optimizer leaves none out
                 sharded.run(self, gradients, steps)
                 self.iterations += 1
@@ -251,15 +278,17 @@ class Optimizer(abc.ABC):
             gradients = _sum_over_replicas(gradients, variables)
         else:
             self._sharded.release()
-        steps = self.steps(gradients, variables)
+        steps = self.steps(gradients, variables, scale)
         if steps is None:
             return
         for gradient, variable, step in zip(gradients, variables, steps, strict=True):
             self._update_variable(gradient, variable, step)
         self.iterations += 1
 
-    def steps(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Step] | None:
+    def steps(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float = 1.0) -> list[Step] | None:
         """Return what the next step does to every variable; None if it is left out, which is counted.
+
+        `scale` times the gradients are what is applied.
 
         The same on all ranks without asking, since all have the same bits of the summed gradients; an `elementwise`
         optimizer does not look at them.  Only where variables are split do the ranks of a replica ask each other.
@@ -267,13 +296,13 @@ class Optimizer(abc.ABC):
         if self.skips_nonfinite:
             flaws = [not is_finite(sparse.values_of(gradient)) for gradient in gradients]
             has_overflow = any(sums_over_parts(variables, flaws))
-            factor = self._gradient_factor()
+            factor = self._gradient_factor() * scale
             self.loss_scale.update(has_overflow)
             if has_overflow:
                 self.skipped_steps += 1
                 return None
         else:
-            factor = self._gradient_factor()
+            factor = self._gradient_factor() * scale
         learning_rate = self.learning_rate
         coefficients = self.coefficients(learning_rate, self.iterations)
         values = [sparse.values_of(gradient) for gradient in gradients] if self.clipping.needs_norms else gradients

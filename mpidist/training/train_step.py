@@ -5,6 +5,10 @@ the global batch.  R is not known before the sum, nor need it be: all replicas d
 which is the R of the step before, and the sum is corrected where that was wrong, as for the last batch of an epoch.
 Of n replicas with equal parts each has the weight 1 / n, which is that of a mean; so the gradients go into the
 reduction as they are.  The counts of the step are one small array more in the same call.
+
+Gradients that are long are better applied while they are summed, slice by slice, and for that R must be known before;
+those of several micro-batches are not reduced in every step.  In both cases the counts go ahead in a call of their own,
+which is short beside the rest, and there is nothing to correct.
 """
 
 from __future__ import annotations
@@ -55,12 +59,18 @@ class TrainStep:
         self._destinations = [_COUNTS, *model.trainable]
         self._counts = _Counts(model.trainable[0].storage)
         self._weighted = _Weighted(model)
-        self._expected = 0
 
-    def __call__(self, batch: Any, vote: bool) -> tuple[Totals, Evaluation | None]:
+    def __call__(self, batch: Any, vote: bool, expected: int) -> tuple[Totals, Evaluation | None]:
         """Train on this replica's part of a batch.
 
         Collective: every rank calls it in the same order, those without rows too.
+
+        Parameters
+        ----------
+        batch : array, or nested tuples and dicts of arrays
+        vote : bool
+        expected : int
+            The rows that the global batch is likely to have, the same number on all ranks; 0 if that is not known.
 
         Returns
         -------
@@ -71,16 +81,21 @@ class TrainStep:
         evaluation = self._model.train(batch) if rows else None
         gradients = None if evaluation is None else evaluation.gradients
         counts = (rows, evaluation.loss * rows if evaluation is not None else 0.0, float(vote))
-        is_alone, accumulates = self._replicas == 1, self._optimizer.gradient_accumulation_steps > 1
-        step_fn = self._after_counting if accumulates and not is_alone else self._with_counts
-        return step_fn(counts, gradients), evaluation
+        if self._replicas > 1 and self._counts_go_ahead():
+            return self._after_counting(counts, gradients), evaluation
+        return self._with_counts(counts, gradients, expected), evaluation
 
-    def _with_counts(self, counts: tuple[int, float, float], gradients: list[Any] | None) -> Totals:
+    def _counts_go_ahead(self) -> bool:
+        optimizer = self._optimizer
+        return optimizer.gradient_accumulation_steps > 1 or optimizer.updates_in_reduction(self._model.trainable)
+
+    def _with_counts(self, counts: tuple[int, float, float], gradients: list[Any] | None, expected: int) -> Totals:
         """Reduce counts and gradients in one call, and update."""
-        expected = self._expected_rows(counts[0])
+        expected = self._expected_rows(counts[0], expected)
         if not expected:
             return Totals(0, 0.0, counts[2] if self._replicas == 1 else 0.0)  # votes are for the step after
-        sent = self._weighted(gradients, counts[0] * self._replicas / expected)
+        weight = counts[0] * self._replicas / expected
+        sent = gradients if gradients is not None and weight == 1 else self._weighted(gradients, weight)
         reduced = self._extended.reduce_arrays(
             ReduceOp.MEAN, [self._counts.put(counts), *sent], destinations=self._destinations
         )
@@ -90,28 +105,33 @@ class TrainStep:
         if totals.rows != expected:
             for gradient in reduced[1:]:
                 gradient *= expected / totals.rows
-        self._expected = totals.rows
-        pairs = zip(reduced[1:], self._model.trainable, strict=True)
-        self._optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+        self._optimizer.reduce_and_update(reduced[1:], self._model.trainable, are_sums=True)
         return totals
 
-    def _expected_rows(self, rows: int) -> int:
-        """Return the number of rows to divide by; collective in the first step."""
+    def _expected_rows(self, rows: int, expected: int) -> int:
+        """Return the number of rows to divide by; collective where nothing is expected."""
         if self._replicas == 1:
             return rows
-        if not self._expected:
+        if not expected:
             (total,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array(rows)])
-            self._expected = int(total)
-        return self._expected
+            return int(total)
+        return expected
 
     def _after_counting(self, counts: tuple[int, float, float], gradients: list[Any] | None) -> Totals:
-        """Sum the counts, and leave the gradients to the optimizer, which adds up several before it reduces them."""
-        (summed,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array(counts)])
-        totals = Totals(round(float(summed[0])), float(summed[1]), float(summed[2]))
-        if totals.rows:
-            sent = self._weighted(gradients, counts[0] / totals.rows)
-            self._optimizer.apply_gradients(zip(sent, self._model.trainable, strict=True))
-        return totals
+        """Sum the counts, and leave the gradients to the optimizer.
+
+        It is a matter of all ranks together whether gradients go into the sum as they are, not of each: in buffers that
+        ranks share they are summed where they lie, in a call that all must make.
+        """
+        rows, loss, vote = counts
+        (summed,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array([rows, loss, vote, rows * rows], "f8")])
+        total, loss, votes, squares = summed.tolist()
+        if total:
+            are_even = squares * self._replicas == total * total
+            weight = rows * self._replicas / total
+            sent = gradients if gradients is not None and are_even else self._weighted(gradients, weight)
+            self._optimizer.reduce_and_update(sent, self._model.trainable, scale=1 / self._replicas)
+        return Totals(int(total), loss, votes)
 
 
 #: What messages call the counts, in the place of a variable.
@@ -152,8 +172,6 @@ class _Weighted:
         if gradients is None:
             self._zeros = self._zeros or self._model.zeros()
             return self._zeros
-        if weight == 1:
-            return gradients
         self._products = self._products or [arrays.empty_like(gradient) for gradient in gradients]
         for gradient, product in zip(gradients, self._products, strict=True):
             numpy.multiply(gradient, weight, out=product, casting="same_kind")

@@ -1,7 +1,7 @@
 """`Trainer`: `fit`, `evaluate` and `predict` with Keras' meaning, for a function that returns loss and gradients.
 
 Every rank runs the same loop.  In a step the ranks talk once: gradients, counts of rows, loss and votes for an end are
-reduced in one call.  Metrics are added up over the ranks when an epoch, or an evaluation, is over.
+reduced in one call (where gradients are long, the counts in a short one before).  Metrics are added up over the ranks when an epoch, or an evaluation, is over.
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ class Trainer:
 
     def _train_on(self, batch: Any) -> Any:
         """Make a step with this replica's part of a batch; runs in the replica."""
-        totals, evaluation = self._step(batch, self.stop_training)
+        totals, evaluation = self._step(batch, self.stop_training, self._position.last_rows)
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
             self._count(batch, evaluation)

@@ -16,6 +16,7 @@ import pytest
 
 import mpidist
 from mpidist.errors import MissingDependencyError
+from mpidist.fusion import update
 from mpidist.testing import run_ranks
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback, progress_bar
@@ -324,6 +325,24 @@ def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, interrupt, fe
         numpy.testing.assert_array_equal(values, whole)
         for name in logs:
             assert resumed[name] == pytest.approx(logs[name][-len(resumed[name]) :], rel=1e-14)
+
+
+@pytest.mark.parametrize("least_bytes", [1, update.LEAST_BYTES])
+def test_an_interrupted_training_rounds_as_the_whole_one_before_a_smaller_batch(tmp_path, least_bytes, monkeypatch):
+    """What is expected of a step, the rows of the step before, is a part of the checkpoint."""
+    monkeypatch.setattr(update, "LEAST_BYTES", least_bytes)
+
+    def on_rank(directory, *more):
+        trainer = net.trainer()
+        backup = callbacks.BackupAndRestore(directory, save_freq=2, delete_checkpoint=False)
+        trainer.fit(*net.rows(14), batch_size=5, epochs=2, callbacks=[backup, *more])
+        return net.values(trainer)
+
+    whole = run_ranks(3, on_rank, tmp_path / "whole")[0]
+    with pytest.raises(Interrupted):
+        run_ranks(3, lambda: on_rank(tmp_path / "run", Interrupt(3)))
+    for values in run_ranks(3, on_rank, tmp_path / "run"):
+        numpy.testing.assert_array_equal(values, whole)
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (1, 4)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from unittest import mock
 
 import hypothesis.strategies as st
 import numpy
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 import mpidist
+from mpidist.fusion import update
 from mpidist.testing import run_ranks
 from mpidist.training.callbacks import Callback, LambdaCallback
 
@@ -40,8 +42,9 @@ def alone(fn, *args):
     count=st.integers(1, 20),
     batch=st.integers(1, 12),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+    least_bytes=st.sampled_from([1, update.LEAST_BYTES]),
 )
-def test_n_ranks_train_to_what_one_rank_trains_to(size, count, batch, optimizer):
+def test_n_ranks_train_to_what_one_rank_trains_to(size, count, batch, optimizer, least_bytes):
     x, y = net.rows(count)
 
     def on_rank():
@@ -50,7 +53,8 @@ def test_n_ranks_train_to_what_one_rank_trains_to(size, count, batch, optimizer)
         return net.values(trainer), history.history
 
     expected, logs = alone(on_rank)
-    results = run_ranks(size, on_rank)
+    with mock.patch.object(update, "LEAST_BYTES", least_bytes):
+        results = run_ranks(size, on_rank)
     for found, history in results:
         assert (found == results[0][0]).all()  # to the bit among the ranks
         numpy.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
@@ -121,6 +125,54 @@ def calls_of_fit(**options):
 def test_a_step_is_one_collective():
     few, many = run_ranks(2, calls_of_fit_both)[0]
     assert many - few == 90
+
+
+def test_where_gradients_are_long_their_counts_go_ahead_and_they_are_applied_while_they_are_summed(monkeypatch):
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+    few, many = run_ranks(2, calls_of_fit_both)[0]
+    assert many - few == 2 * 90
+
+    def on_rank():
+        trainer = net.trainer(optimizer=mpidist.optimizers.Adam(0.05))
+        trainer.fit(*net.rows(10), batch_size=4, verbose=0)
+        return [each is not None and each.is_active for each in trainer.optimizer._sharded._plans.values()]
+
+    assert run_ranks(3, on_rank) == [[True]] * 3
+
+
+def test_gradients_in_shared_buffers_may_be_of_uneven_parts(monkeypatch):
+    """Whether they are summed where they lie is decided by all ranks together: one of these has just the mean number."""
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+    x, y = net.rows(6)
+
+    def on_rank():
+        trainer = net.trainer()
+        buffers = trainer.strategy.extended.gradient_buffers(trainer.variables)
+
+        def in_buffers(parameters, *batch):
+            loss, gradients = net.value_and_grad(parameters, *batch)
+            for buffer, name in zip(buffers, sorted(gradients), strict=True):  # the order of the trainer's variables
+                buffer[...] = gradients[name]
+            return loss, dict(zip(sorted(gradients), buffers, strict=True))
+
+        def part(context):
+            mine = [slice(0, 3), slice(3, 5), slice(5, 6)][context.input_pipeline_id]
+            return mpidist.data.Dataset.from_arrays((x[mine], y[mine])).batch(3)
+
+        again = mpidist.Trainer(in_buffers, trainer._model.structure, trainer.optimizer, metrics=["accuracy"])
+        for _ in range(4):
+            again.fit(trainer.strategy.distribute_datasets_from_function(part), verbose=0)
+            again.fit(x, y, batch_size=6, shuffle=False, verbose=0)  # even parts, summed where they lie
+        return net.values(trainer)
+
+    def alone_on_all():
+        trainer = net.trainer()
+        trainer.fit(x, y, batch_size=6, epochs=8, shuffle=False, verbose=0)
+        return net.values(trainer)
+
+    expected = alone(alone_on_all)
+    for found in run_ranks(3, on_rank):
+        numpy.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def calls_of_fit_both():
