@@ -1,7 +1,8 @@
 """`Trainer`: `fit`, `evaluate` and `predict` with Keras' meaning, for a function that returns loss and gradients.
 
 Every rank runs the same loop.  In a step the ranks talk once: gradients, counts of rows, loss and votes for an end are
-reduced in one call (where gradients are long, the counts in a short one before).  Metrics are added up over the ranks when an epoch, or an evaluation, is over.
+reduced in one call; where gradients are long, the counts go ahead in a short one.  Metrics are added up over the ranks
+when an epoch, or an evaluation, is over.
 """
 
 from __future__ import annotations

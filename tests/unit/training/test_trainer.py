@@ -141,7 +141,7 @@ def test_where_gradients_are_long_their_counts_go_ahead_and_they_are_applied_whi
 
 
 def test_gradients_in_shared_buffers_may_be_of_uneven_parts(monkeypatch):
-    """Whether they are summed where they lie is decided by all ranks together: one of these has just the mean number."""
+    """Whether they are summed where they lie is decided by all ranks: one of these has just the mean number of rows."""
     monkeypatch.setattr(update, "LEAST_BYTES", 1)
     x, y = net.rows(6)
 
@@ -553,7 +553,7 @@ def test_metrics_need_labels_and_predictions():
 
 
 def test_predictions_must_be_one_for_each_row():
-    with pytest.raises(ValueError, match=r"rank 0: predict_fn returned an array of shape \(1,\) for 2 rows"):
+    with pytest.raises(ValueError, match=r"rank [01]: predict_fn returned an array of shape \(1,\) for 2 rows"):
         run_ranks(2, lambda: net.trainer(predict_fn=lambda parameters, x: x[:1, 0]).predict(net.rows(4)[0]))
 
 
