@@ -30,8 +30,9 @@ SEGMENT_BYTES, _SEGMENT_SIZES = 1 << 20, (1 << 20, 1 << 19, 1 << 18)
 TRIAL_BYTES = 1 << 21
 
 
-#: So many calls are watched together, and how much slower than usual the quickest of them may be.
-_WINDOW, _SLOW = 16, 1.4
+#: So many calls are watched together (fewer where each takes long), and how much slower than usual the quickest of them
+#: may be.
+_WINDOW, _LONG_WINDOW, _LONG_BYTES, _SLOW = 16, 4, 1 << 25, 1.4
 
 
 class Way(NamedTuple):
@@ -138,6 +139,8 @@ class Contest:
     Parameters
     ----------
     ways : sequence of Way
+    window : int
+        How many calls are watched together.
 
     Attributes
     ----------
@@ -146,11 +149,12 @@ class Contest:
         Which way to take now.
     """
 
-    def __init__(self, ways: Sequence[Way]) -> None:
+    def __init__(self, ways: Sequence[Way], window: int = _WINDOW) -> None:
+        self._window = window
         self.ways = list(ways)
         self.at = 0
         self._trial = Trial(len(ways)) if len(ways) > 1 else None
-        self._seconds, self._left = numpy.inf, _WINDOW
+        self._seconds, self._left = numpy.inf, self._window
         self._usual = numpy.inf
 
     @property
@@ -185,7 +189,7 @@ class Contest:
             self.at, self._trial = 0, Trial(len(self.ways))
         else:
             self._usual = min(self._usual, float(times[0]))
-        self._seconds, self._left = numpy.inf, _WINDOW
+        self._seconds, self._left = numpy.inf, self._window
 
 
 class Ways:
@@ -227,5 +231,5 @@ class Ways:
         """Return the contest of these ways for a unit of `nbytes`, one for all units of about that size.  Local."""
         kind = nbytes.bit_length(), tuple(ways)
         if kind not in self._contests:
-            self._contests[kind] = Contest(ways)
+            self._contests[kind] = Contest(ways, _LONG_WINDOW if nbytes >= _LONG_BYTES else _WINDOW)
         return self._contests[kind]
