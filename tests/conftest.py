@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import platform  # noqa: E402
+import tempfile  # noqa: E402
 
 import hypothesis  # noqa: E402
 import numpy  # noqa: E402
@@ -17,6 +18,16 @@ import pytest  # noqa: E402
 # no deadline, because no test may depend on how busy the machine is
 hypothesis.settings.register_profile("mpidist", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("mpidist")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep measurements in a folder of this run: what was measured here before must not decide what is tested.
+
+    Jobs and their ranks inherit it; of the ranks of a parallel test, rank 0's counts.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="mpidist-tuning-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["MPIDIST_TUNING_FOLDER"] = folder.name
 
 
 def pytest_report_header(config: pytest.Config) -> str:
