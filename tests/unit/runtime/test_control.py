@@ -69,7 +69,7 @@ def test_after_a_deadline_every_later_call_raises_the_same_and_so_do_the_others(
     with pytest.raises(TransportTimeoutError) as again, channels[0].turnstile:
         pass
     assert str(again.value) == str(first.value)
-    with pytest.raises(TransportTimeoutError, match="waited 0.. s for rank 1"):
+    with pytest.raises(TransportTimeoutError, match=r"waited [\d.]+ s for rank 1"):
         _wait_forever(channels[1].watch("receive"))
 
 

@@ -46,12 +46,13 @@ def _two_nodes(per_node=2, nodes=2):
 
 def _errors_of_waiting(channels, ranks, what="all_reduce"):
     errors = {}
+    # all begin before anybody waits: on a slow machine the first could miss ranks whose thread has not started yet
+    watches = {rank: channels[rank].begin(what, 1) for rank in ranks}
 
     def wait(rank):
-        watch = channels[rank].begin(what, 1)
         try:
             while True:
-                watch.tick()
+                watches[rank].tick()
         except (TransportTimeoutError, RankFailedError) as error:
             errors[rank] = error
 
