@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import JobResult, run_job
+from tests.jobs import ROOT, JobResult, run_command, run_job
 
 #: Seconds within which a job must have ended, its start included; the deadline of its calls is far behind that.
 LIMIT_SECONDS, DEADLINE_SECONDS = 40, 600
@@ -171,3 +172,114 @@ def test_a_rank_that_ends_in_the_middle_ends_the_job_long_before_the_deadline(na
             assert len(said) == bad, result.stdout + result.stderr
             torn = [line for line in result.stdout.splitlines() if "torn" in line]
             assert len(torn) == (len(said) if name.startswith("update") else 0)
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 2), (3, 2), (4, 2), (5, 3)])
+def test_the_grid_of_the_engine_on_several_nodes(ranks: int, nodes: int):
+    command = [sys.executable, "-m", "pytest", "-q", "tests/parallel/test_engine.py", "--with-mpi", "--color=no"]
+    env = {"MPIDIST_VIRTUAL_NODES": str(nodes), "MPIDIST_CALIBRATE": "0"}
+    result = run_command(ranks, [*command, f"--rootdir={ROOT}", f"--confcutdir={ROOT}"], 120, env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"\n\d+ passed", result.stdout) and "skipped" not in result.stdout
+
+
+VALUES = """
+for step in range(3):
+    for count in (1, 1001, 700_001):
+        values = fused([numpy.full(count, rank + step, dtype) for dtype in ("f4", "f8", "f2", "i4")])
+        total = step * size + size * (size - 1) // 2
+        assert all((each == total).all() for each in values), (step, count)
+fused_for_update = mpidist.MultiWorkerMirroredStrategy()
+with fused_for_update.scope():
+    v = mpidist.Variable(numpy.zeros(700_001, "f4"))
+    optimizer = mpidist.optimizers.SGD(1.0)
+fused_for_update.run(optimizer.apply_gradients, args=([(numpy.full(700_001, rank + 1, "f4"), v)],))
+assert (v.value == -size * (size + 1) // 2).all()
+"""
+
+#: The system call fails as it does where a container or Yama forbids it; on one rank, or on all.
+FORBIDDEN = """
+import ctypes, errno
+from mpidist.cluster.launchers import detect_launcher
+from mpidist.transports import remote_memory
+
+def refuse(*args):
+    ctypes.set_errno(errno.EPERM)
+    return -1
+
+if detect_launcher().rank in FORBIDDEN_ON:
+    remote_memory._system_call = lambda: refuse
+"""
+
+NO_MEMORY = """
+import errno, os
+from mpidist.cluster.launchers import detect_launcher
+
+def refuse(fd, offset, length):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+if detect_launcher().rank == 0:  # who makes the memory of the node
+    os.posix_fallocate = refuse
+"""
+
+
+@pytest.mark.parametrize("forbidden_on", [(1,), (0, 1, 2)], ids=["one rank", "all ranks"])
+def test_where_reading_other_processes_is_forbidden_segments_are_taken_without_a_word(forbidden_on, tmp_path: Path):
+    body = (
+        START + "fused = FusedAllReduce(communicator)\n" + VALUES + 'say(f"remote {communicator.facts().has_remote}")'
+    )
+    env = {"MPIDIST_CALIBRATE": "0", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
+    result = run_job(3, f"FORBIDDEN_ON = {forbidden_on}\n" + FORBIDDEN + body, env=env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["remote False"] * 3
+    assert "mpidist:" not in result.stderr
+
+
+def test_where_reading_is_forbidden_asking_for_it_says_what_there_is():
+    body = START + "fused = FusedAllReduce(communicator)\n" + VALUES
+    script = "FORBIDDEN_ON = (1,)\n" + FORBIDDEN + body
+    result = run_job(3, script, env={"MPIDIST_ALGORITHM": "remote_read"})
+    assert result.returncode != 0
+    assert "no all_reduce algorithm is called 'remote_read' here; known ones: auto, " in result.stderr
+    assert "shared_memory" in result.stderr
+
+
+def test_a_node_without_room_for_shared_memory_says_so_once_and_uses_messages(tmp_path: Path):
+    body = (
+        START + "fused = FusedAllReduce(communicator)\n" + VALUES + 'say(f"shared {communicator.facts().has_segments}")'
+    )
+    env = {"MPIDIST_CALIBRATE": "0", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
+    result = run_job(3, NO_MEMORY + body, env=env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["shared False"] * 3
+    (said,) = re.findall(r"mpidist: .*", result.stderr)
+    assert re.search(r"\d+ bytes of shared memory cannot be had: .*No space left.*use messages instead", said), said
+
+
+def test_gradient_buffers_for_which_there_is_no_room_are_an_error_on_all_ranks_and_the_job_goes_on():
+    body = """
+from mpidist.errors import TransportError
+strategy = mpidist.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    v = mpidist.Variable(numpy.zeros(1000, "f4"))
+def refuse(fd, offset, length):
+    raise OSError(28, "No space left on device")
+os.posix_fallocate = refuse
+try:
+    strategy.extended.gradient_buffers([v])
+except TransportError as error:
+    say(f"rank {rank}: {error}")
+fused = FusedAllReduce(communicator)
+"""
+    result = run_job(3, START + body + VALUES, env={"MPIDIST_ALGORITHM": "shared_memory"})
+    assert result.returncode == 0, result.stderr
+    assert len(re.findall(r"rank \d: no shared memory on this node; local rank 0: \d+ bytes", result.stdout)) == 3
+
+
+def test_a_rank_whose_memory_cannot_be_read_any_more_is_named():
+    script = "FORBIDDEN_ON = ()\n" + FORBIDDEN + START + ALL_REDUCE.replace("ALGORITHM", "'remote_read'")
+    script += "\nstep()\nif rank == 1:\n    communicator._memory.remote._call = refuse\nstep()"
+    result = run_job(3, script, env={"MPIDIST_ALGORITHM": "remote_read"})
+    assert result.returncode != 0
+    text = r"rank 1 of 3: the memory of rank 0 \(.*\) cannot be read any more: .*MPIDIST_ALGORITHM=shared_memory"
+    assert re.search(text, result.stderr), result.stderr
