@@ -27,6 +27,9 @@ _TOGETHER_SECONDS = 0.002
 #: Who ends by itself within so many seconds of one that was ended was the first, late as its end was seen.
 _LATE_SECONDS = 0.02
 
+#: What /proc says of a process that is ending, from its first moment on.
+_ENDING = 0x4
+
 #: Linux 6.15 tells how a process ended after it is gone, too: the call, its flag, the size of the answer, the place.
 _GET_INFO, _EXIT_FLAG, _INFO_BYTES, _EXIT_OFFSET = 0xC040FF0B, 8, 64, 60
 
@@ -91,6 +94,8 @@ class Seen(NamedTuple):
     process: int
     status: int | None
     at: float
+    #: Ranks that were about to end then: their files were closed by the system, and the launcher may have noticed that.
+    ending: frozenset[int] = frozenset()
 
 
 def first_death(seen: Sequence[Seen], host: str = "") -> RankDeath | None:
@@ -110,7 +115,8 @@ def _candidates(bad: Sequence[Seen]) -> Sequence[Seen]:
     """Return those of which one was the first."""
     near = [death for death in bad if death.at - bad[0].at <= _LATE_SECONDS]
     own = [death for death in near if death.status is not None and death.status not in _OF_LAUNCHERS]
-    return own[:1] or [death for death in near if death.at - bad[0].at <= _TOGETHER_SECONDS]
+    together = {death.rank for death in near if death.at - bad[0].at <= _TOGETHER_SECONDS} | bad[0].ending
+    return own[:1] or [death for death in bad if death.rank in together]
 
 
 class Events(Protocol):
@@ -175,8 +181,15 @@ class RankDeaths:
 
     def _note(self, process: int) -> None:
         descriptor = self._descriptors.pop(process, None)
-        self._seen.append(Seen(self._rank_of[process], process, _status(process, descriptor), self._clock_fn()))
+        at, ending = self._clock_fn(), self._ending()
+        self._seen.append(Seen(self._rank_of[process], process, _status(process, descriptor), at, ending))
         self._forget([descriptor] if descriptor is not None else [])
+
+    def _ending(self) -> frozenset[int]:
+        """Return the ranks that are about to end: where cores are few, one can be stopped there, and seen too late."""
+        if any(death.status != 0 for death in self._seen):
+            return frozenset()  # only what was so at the first end matters
+        return frozenset(self._rank_of[process] for process in self._descriptors if _has_closed_files(process))
 
     def first(self) -> RankDeath | None:
         """Return the first rank that did not end well."""
@@ -209,11 +222,25 @@ def _open(process: int) -> int | None:
         return None
 
 
+def _has_closed_files(process: int) -> bool:
+    """Return whether a process is ending, and not yet over, and has no files any more."""
+    try:
+        fields = _stat(process)
+        return fields[0] != b"Z" and bool(int(fields[6]) & _ENDING) and not os.listdir(f"/proc/{process}/fd")
+    except OSError:  # it is over, or another user's
+        return False
+
+
+def _stat(process: int) -> list[bytes]:
+    """Return what Linux says of a process, from its state on."""
+    with open(f"/proc/{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def _status(process: int, descriptor: int | None) -> int | None:
     """Return how a process has ended, None if that cannot be found out any more."""
     try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(process)
         if fields[0] == b"Z":
             return os.waitstatus_to_exitcode(int(fields[-1]))
     except OSError:  # its parent has asked for its status, and it is gone

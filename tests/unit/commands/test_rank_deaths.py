@@ -49,6 +49,14 @@ def test_who_ends_by_itself_was_not_ended_by_the_launcher():
     assert first_death(seen(-9, 1, apart=1)).ranks == (0,)
 
 
+def test_who_was_about_to_end_at_the_first_end_may_have_been_the_first():
+    first, second, third = seen(-9, -9, -9)
+    death = first_death([first._replace(ending=frozenset({2})), second, third])
+    assert death == RankDeath((0, 2), -9)
+    assert first_death([first._replace(ending=frozenset({2})), second, third._replace(status=0)]).ranks == (0,)
+    assert first_death([first, second._replace(ending=frozenset({2})), third]).ranks == (0,)
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([0, 1, -9, -11, None]), st.sampled_from([0, 0.001, 0.01, 1])), max_size=6),
 )
@@ -124,6 +132,13 @@ def test_the_first_that_is_seen_to_end_is_named(streams, children, first):
         streams.pump(0)
     assert (deaths.first().ranks, deaths.first().status) == ((first,), -signal.SIGKILL)
     deaths.close()
+
+
+@LINUX
+def test_a_living_process_is_not_about_to_end(children):
+    assert not rank_deaths._has_closed_files(children[0].pid)
+    end(children[0], -signal.SIGKILL)
+    assert not rank_deaths._has_closed_files(children[0].pid)  # it is over
 
 
 @LINUX
