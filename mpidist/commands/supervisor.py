@@ -273,8 +273,9 @@ class _Job:
 
 @contextmanager
 def _signals(job: _Job) -> Iterator[None]:
-    """Pass the signals that this process gets on to the job."""
-    before = {signum: signal.signal(signum, job.pass_on) for signum in _PASSED_ON}
+    """Pass the signals that this process gets on to the job, but under nohup leave a lost terminal unnoticed."""
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {signum: signal.signal(signum, job.pass_on) for signum in _PASSED_ON if signum not in ignored}
     try:
         yield
     finally:

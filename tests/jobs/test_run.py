@@ -202,7 +202,7 @@ def test_dry_run_prints_and_does_not_run(tmp_path):
 class Started:
     """``mpidist run`` in the background, its ranks all waiting."""
 
-    def __init__(self, tmp_path, script, ranks=2, stderr=None):
+    def __init__(self, tmp_path, script, ranks=2, stderr=None, hangup=signal.SIG_DFL):
         path = tmp_path / "script.py"
         path.write_text(script)
         self.token = uuid.uuid4().hex
@@ -211,6 +211,7 @@ class Started:
             env={**environ(), "TEST_TOKEN": self.token},
             stdout=subprocess.PIPE,
             stderr=stderr,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),  # whatever this process was started under
             bufsize=0,  # so that select below knows of every line that is still to be read
         )
         said = [self.line() for _ in range(ranks)]
@@ -244,8 +245,8 @@ class Started:
 def started(tmp_path):
     jobs = []
 
-    def start(script, ranks=2, stderr=None):
-        jobs.append(Started(tmp_path, script, ranks, stderr))
+    def start(script, **options):
+        jobs.append(Started(tmp_path, script, **options))
         return jobs[-1]
 
     yield start
@@ -273,6 +274,13 @@ def test_a_lost_terminal_ends_ranks_that_have_started_mpi(started):
     job = started("import threading\nfrom mpi4py import MPI\nprint('ready', flush=True)\nthreading.Event().wait(60)")
     job.process.send_signal(signal.SIGHUP)
     assert job.end()[0] == 128 + signal.SIGHUP
+
+
+def test_a_job_under_nohup_goes_on_without_its_terminal(started):
+    job = started("import threading\nprint('ready', flush=True)\nthreading.Event().wait(60)", hangup=signal.SIG_IGN)
+    job.process.send_signal(signal.SIGHUP)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 128 + signal.SIGTERM
 
 
 def test_the_job_ends_quietly_when_nobody_reads_its_output(started):
