@@ -10,11 +10,19 @@ import pytest
 import mpidist
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.fusion import update
 from mpidist.input import Dataset
 
 pytestmark = pytest.mark.mpi
 
 STEPS = 5
+
+
+@pytest.fixture(params=[1, 1 << 40], ids=["slots in slices", "slots whole"])
+def least_bytes(request, monkeypatch):
+    """Slots on every rank, or, as those of large models are, each on one rank."""
+    monkeypatch.setattr(update, "LEAST_BYTES", request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -47,11 +55,14 @@ class Run:
     def step(self, rows):
         self.optimizer.apply_gradients([(rows.T @ (rows @ self.w.value - 1) / 4, self.w)])
 
+    def is_in_slices(self):
+        return any(each is not None and each.is_active for each in self.optimizer._sharded._plans.values())
+
     def state(self):
         return self.w.value.tobytes(), [slot.tobytes() for slot in self.optimizer.slots(self.w).values()]
 
 
-def test_restores_bit_for_bit_and_goes_on_like_one_rank(directory):
+def test_restores_bit_for_bit_and_goes_on_like_one_rank(directory, least_bytes):
     saved = Run(mpidist.MultiWorkerMirroredStrategy()).train(STEPS)
     saved.checkpoint.save(directory / "c.h5")
     restored = Run(mpidist.MultiWorkerMirroredStrategy())
@@ -64,6 +75,18 @@ def test_restores_bit_for_bit_and_goes_on_like_one_rank(directory):
     alone.checkpoint.restore(directory / "c.h5")
     assert alone.state() == saved.state()
     numpy.testing.assert_allclose(alone.train(STEPS).w.value, restored.train(STEPS).w.value, rtol=1e-5, atol=1e-6)
+    assert restored.is_in_slices() == (least_bytes == 1 and Communicator.world().size > 1)
+
+
+@pytest.mark.filterwarnings("ignore:OneDeviceStrategy reduces nothing")
+def test_what_one_rank_saved_is_gone_on_with_by_all(directory, least_bytes):
+    alone = Run(mpidist.OneDeviceStrategy("/cpu:0")).train(STEPS)
+    alone.checkpoint.save(directory / "c.h5")  # every rank has the same
+    together = Run(mpidist.MultiWorkerMirroredStrategy()).train(2)  # its slots are in slices already
+    for run in (alone, together):  # a loop that was left begins anew, unless its position is restored
+        run.checkpoint.restore(directory / "c.h5")
+    assert together.state() == alone.state()
+    numpy.testing.assert_allclose(alone.train(STEPS).w.value, together.train(STEPS).w.value, rtol=1e-5, atol=1e-6)
 
 
 def test_missing_and_damaged_files_are_errors_on_every_rank(directory):

@@ -10,6 +10,7 @@ import pytest
 
 import mpidist
 from mpidist.collectives.communicator import Communicator
+from mpidist.fusion import update
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback
 
@@ -24,6 +25,12 @@ _spec.loader.exec_module(net)
 X, Y = net.rows(29)
 
 
+@pytest.fixture(params=[1, 1 << 40], ids=["applied while summed", "applied when summed"])
+def least_bytes(request, monkeypatch):
+    """Gradients as those of large models are applied, and as those of small ones."""
+    monkeypatch.setattr(update, "LEAST_BYTES", request.param)
+
+
 def alone():
     return mpidist.OneDeviceStrategy("/cpu:0")
 
@@ -31,7 +38,7 @@ def alone():
 @pytest.mark.filterwarnings("ignore:OneDeviceStrategy reduces nothing")
 @pytest.mark.parametrize("batch_size", [12, 5, 2])
 @pytest.mark.parametrize("make", [lambda: mpidist.optimizers.Adam(0.02), lambda: mpidist.optimizers.SGD(0.5, 0.9)])
-def test_fit_evaluate_and_predict_equal_those_of_one_rank(batch_size, make):
+def test_fit_evaluate_and_predict_equal_those_of_one_rank(batch_size, make, least_bytes):
     found = {}
     for name, strategy in (("together", mpidist.MultiWorkerMirroredStrategy()), ("alone", alone())):
         trainer = net.trainer(strategy, make())
@@ -79,7 +86,7 @@ class Interrupt(Callback):
             raise Interrupted
 
 
-def test_a_training_goes_on_where_it_was_interrupted(directory):
+def test_a_training_goes_on_where_it_was_interrupted(directory, least_bytes):
     strategy = mpidist.MultiWorkerMirroredStrategy()
 
     def train(path, *more):
