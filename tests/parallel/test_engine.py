@@ -8,6 +8,8 @@ what is expected is worked out from that, in float64.
 from __future__ import annotations
 
 import hashlib
+import re
+import tracemalloc
 from functools import reduce
 
 import ml_dtypes
@@ -24,6 +26,7 @@ from mpidist.fusion import gradient_buffers, update
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam, AdamW
+from mpidist.transports.shared import SharedSegments
 
 pytestmark = pytest.mark.mpi
 
@@ -346,3 +349,73 @@ def test_sharded_updates_are_those_of_one_rank(communicator, monkeypatch, name, 
         near = [numpy.allclose(ours, theirs, rtol=1e-6, atol=1e-6) for ours, theirs in zip(found, alone, strict=True)]
         _agree(communicator, "" if all(near) else f"{way.label}: {near}")
         _same_bits(communicator, found)
+
+
+def _growth(step, warm_up, steps):
+    """Return by how many bytes memory grew at most during so many calls of `step`, numpy's arrays included."""
+    for _ in range(warm_up):
+        step()
+    tracemalloc.start()
+    try:
+        step()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        for _ in range(steps):
+            step()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+#: What a call may take for lists, views and numbers; one buffer of the tests below has megabytes.
+FEW_BYTES = 1 << 15
+
+
+def test_no_buffer_is_made_after_the_first_steps_of_an_all_reduce(communicator, monkeypatch):
+    gradients = [numpy.ones(shape, "f4") for shape in [(1000, 500), (500,), (300, 700), (7, 11)]]
+    gradients += [numpy.ones((300, 200), "f2"), numpy.asfortranarray(numpy.ones((400, 300))), numpy.ones(90_000)[::3]]
+    problems, kept = [], []
+    for way in _all_ways(communicator):
+        fused = _by(way, communicator, monkeypatch)
+
+        def step(fused=fused):
+            kept[:] = fused(gradients)  # results are held for a step, as a training loop does
+
+        grown = _growth(step, 4, 10)
+        problems += [f"{way.label}: {grown} bytes"] if grown > FEW_BYTES else []
+    _agree(communicator, "; ".join(problems))
+
+
+@pytest.mark.parametrize("in_buffers", [False, True], ids=["arrays", "buffers"])
+def test_no_buffer_is_made_after_the_first_steps_of_an_update(communicator, monkeypatch, in_buffers):
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+    problems = []
+    for way in _all_ways(communicator):
+        monkeypatch.setattr(communicator, "ways", lambda *args, way=way: [way])
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variables = [mpidist.Variable(numpy.ones(shape, "f4")) for shape in [(1000, 700), (700,), (333, 100)]]
+            optimizer = Adam(0.1)
+        gradients = [numpy.ones(variable.shape, "f4") for variable in variables]
+        if communicator.size > 1:
+            gradients[2] = numpy.asfortranarray(gradients[2])
+        if in_buffers:
+            gradients = strategy.extended.gradient_buffers(variables)
+        pairs = list(zip(gradients, variables, strict=True))
+        grown = _growth(lambda s=strategy, o=optimizer, p=pairs: s.run(o.apply_gradients, args=(p,)), 4, 10)
+        problems += [f"{way.label}: {grown} bytes"] if grown > FEW_BYTES else []
+    _agree(communicator, "; ".join(problems))
+
+
+def test_shared_memory_is_a_few_megabytes_a_rank_however_long_the_buffer(communicator):
+    segments = communicator.segments
+    if segments is None:
+        assert communicator.size == 1 or communicator.topology.node_count > 1
+        return
+    FusedAllReduce(communicator, algorithm="shared_memory")([numpy.ones(20_000_000, "f4")])
+    with open("/proc/self/smaps") as lines:
+        text = lines.read()
+    ours = re.findall(r"memfd:mpidist.*\nSize: +(\d+) kB", text)
+    world = -(-SharedSegments.nbytes(communicator.size, segments.segment_bytes, segments.place_bytes) // 1024)
+    found = any(world <= int(kibibytes) <= world + 64 for kibibytes in ours)  # that of gradient buffers is there too
+    _agree(communicator, "" if found and world <= 5 * 1024 * communicator.size else f"{world} KiB, mapped {ours}")
