@@ -76,6 +76,8 @@ class Pieces:
         if len(found) == 1:
             out[...] = found[0].of(tensors).reshape(-1)
             return
+        if not found:  # a rank's share of a stretch with fewer elements than ranks
+            return
         whole = self._whole[start, stop]
         parts = [piece.of(tensors) for piece in found] if whole is None else tensors[whole]
         numpy.concatenate(parts, axis=None, out=out)

@@ -174,6 +174,8 @@ class SegmentPipeline:
 
     def _take(self, place: _Place, start: int, take: Take, turn: int, watch: Watch, but_mine: bool) -> None:
         self._segments.wait(self._segments.reduced_words, turn, watch)
+        # a share without elements begins where the next one does, which is another rank's
+        mine = place.start if but_mine and len(place.mine) else None
         for offset, values in place.shares:
-            if not (but_mine and offset == place.start):
+            if offset != mine:
                 take(start + offset, values)

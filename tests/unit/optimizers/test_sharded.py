@@ -69,6 +69,28 @@ def test_they_equal_one_rank_on_the_sums(make, size):
         assert state["iterations"] == 3
 
 
+@pytest.mark.parametrize("algorithm", ["shared_memory", "two_level", "remote_read", "auto"])
+@pytest.mark.parametrize("elements", [3, (1 << 16) + 3])
+def test_a_rank_may_own_nothing_of_some_stretch(elements, algorithm, monkeypatch):
+    """Fewer elements of a dtype than ranks, or of the last segment."""
+    monkeypatch.setenv("MPIDIST_ALGORITHM", algorithm)
+
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            long, short = mpidist.Variable(numpy.zeros(elements, "f4")), mpidist.Variable(0.0, dtype="float64")
+            optimizer = SGD(1.0, momentum=0.5)
+        buffers = strategy.extended.gradient_buffers([long, short])
+        buffers[0][...], buffers[1][...] = 1, 1
+        for gradients in ([numpy.ones(elements, "f4"), numpy.ones(())], buffers):
+            strategy.run(lambda given=gradients: optimizer.apply_gradients(zip(given, (long, short), strict=True)))
+        slots = optimizer.state()
+        return set(long.value), float(short.value), set(slots["0/momentum"]), float(slots["1/momentum"])
+
+    for found in run_ranks(8, run, hosts=["a"] * 4 + ["b"] * 4 if algorithm == "two_level" else None):
+        assert found == ({-20.0}, -20.0, {-12.0}, -12.0)
+
+
 def test_two_nodes_of_two_ranks_do_it_too(monkeypatch):
     monkeypatch.setenv("MPIDIST_ALGORITHM", "two_level")
     expected, _ = _alone(OPTIMIZERS[2], 4)
