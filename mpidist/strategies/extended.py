@@ -156,7 +156,7 @@ class StrategyExtended:
         Given to `apply_gradients` or to the replica context's `all_reduce`, the whole list in its order, they are
         reduced where they are, without being copied first.  What `all_reduce` returns for them can only be read: it
         is one array for all ranks.  The memory, twice the model's size and one more for each result that is held, is
-        kept as long as the strategy.
+        kept until the job ends.
 
         Collective: every rank calls it in the same order.  The same variables get the same arrays again.
 
