@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,8 +69,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _output() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    found.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
-    found.add_argument("--plot", type=Path, metavar="FILE", help="draw it; needs matplotlib")
+    found.add_argument("--json", type=_writable, metavar="FILE", help="write what was measured")
+    found.add_argument("--plot", type=_writable, metavar="FILE", help="draw it; needs matplotlib")
     return found
 
 
@@ -86,6 +87,14 @@ def _measuring() -> argparse.ArgumentParser:
     found.add_argument("--seconds", type=float, metavar="S", help="time to measure one table, warm-up not counted")
     found.add_argument("--rounds", type=_positive, metavar="N", help="the most times that a contender is timed")
     return found
+
+
+def _writable(text: str) -> Path:
+    """Return where a result is to be written, if that is possible: before minutes are spent."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written; name a file in a folder that there is")
+    return path
 
 
 def _positive(text: str) -> int:

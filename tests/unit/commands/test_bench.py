@@ -490,6 +490,15 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(capsys
     assert "pip install 'mpidist[bench]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize("name", ["missing/x.json", "."])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(option, name, capsys, tmp_path):
+    with pytest.raises(SystemExit) as left:
+        main(["bench", "gradients", option, str(tmp_path / name)])
+    assert left.value.code == 2
+    assert "cannot be written; name a file in a folder that there is" in capsys.readouterr().err
+
+
 def test_what_was_measured_is_shown_again_with_its_targets(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "detect_launcher", lambda: None)
     rows = [row("copy", 10.0, kind="reference"), row("mpidist", 12.0, kind="ours")]
