@@ -55,7 +55,8 @@ $(MPICH_VENV)/.%-installed: setup.cfg pyproject.toml | $(MPICH_VENV)/bin/python
 
 test: $(VENV)/.test-installed
 	rm -rf $(RAN)/openmpi
-	$(VENV)/bin/python -m pytest -q tests/unit tests/docs tests/jobs
+	$(VENV)/bin/python -m pytest -q -n auto --maxprocesses 4 tests/unit tests/docs
+	$(VENV)/bin/python -m pytest -q tests/jobs
 	set -e; for size in $(SIZES); do $(MAKE) --no-print-directory test-$$size; done
 	$(VENV)/bin/python tests/parallel/prove_ran.py $(RAN)/openmpi
 
