@@ -131,6 +131,8 @@ class RemoteSum(BucketReduction):
             self._mine.at(tables[other], rows[other])
         self._into[0, 0] = address_of(self._read)
         flat = targets[0].reshape(-1) if len(targets) == 1 and transform is None else None
+        if self._rank > 1 and flat is not None and numpy.may_share_memory(flat, sources[0]):
+            flat = None  # in place, the sum of the ranks before this one would take the place of its own values
         for (start, stop), (first, last) in zip(self._mine.stretches, self._mine.cuts, strict=True):
             for other in self._others:
                 self._fetch(watch, other, rows[other][first:last], stop - start)

@@ -109,6 +109,21 @@ def test_the_stretches_of_a_rank_do_not_depend_on_the_way():
     assert run_ranks(2, run) == [(True, True, True)] * 2
 
 
+@pytest.mark.parametrize("algorithm", ["shared_memory", "remote_read"])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("elements", [1, 9, 1000, 300_000])
+def test_an_array_is_reduced_in_place(algorithm, size, elements):
+    def run():
+        communicator = Communicator.world()
+        own = numpy.arange(elements, dtype="f8") + 10**6 * communicator.rank
+        communicator.all_reduce(own, algorithm=algorithm)
+        return own
+
+    expected = size * numpy.arange(elements) + 10**6 * size * (size - 1) // 2
+    for found in run_ranks(size, run):
+        numpy.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=IDS)
 def test_a_mean_is_scaled(way):
     for (result,) in run_ranks(
