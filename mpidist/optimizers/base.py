@@ -333,7 +333,7 @@ class Optimizer(abc.ABC):
     def _update_variable(self, gradient: Any, variable: Any, step: Step) -> None:
         slots, parameter = self.slot_arrays(variable), variable.storage
         if not isinstance(gradient, IndexedSlices):
-            self.update(parameter.reshape(-1), gradient.reshape(-1), slots, step)
+            self.update(parameter.reshape(-1), self._scratch.flat(gradient), slots, step)
         elif self.zero_gradient_changes_nothing and not step.decay:
             self._update_rows(parameter, gradient, slots, step)
         else:

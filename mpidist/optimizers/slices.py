@@ -28,6 +28,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[type, numpy.dtype, int], list[Any]] = {}
+        self._copies: dict[tuple[type, numpy.dtype], Any] = {}
 
     def arrays(self, like: Any, dtype: numpy.dtype, count: int) -> list[Any]:
         """Return `count` arrays of `dtype` for a slice of `like`, in the same kind of memory.  Local."""
@@ -37,6 +38,21 @@ class Scratch:
         if found is None or any(len(array) < size for array in found):
             found = self._arrays[key] = [arrays.empty(size, dtype, like) for _ in range(count)]
         return found
+
+    def flat(self, array: Any) -> Any:
+        """Return an array flat, in the order of its axes: a view, or a copy that lasts until the next call.  Local.
+
+        Gradients are often transposed views, and their parameters are not.
+        """
+        if array.flags.c_contiguous:
+            return array.reshape(-1)
+        key = (type(array), array.dtype)
+        found = self._copies.get(key)
+        if found is None or found.size < array.size:
+            found = self._copies[key] = arrays.empty(array.size, array.dtype, array)
+        copy = found[: array.size]
+        copy.reshape(array.shape)[...] = array
+        return copy
 
 
 def slice_elements(array: Any) -> int:

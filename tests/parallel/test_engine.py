@@ -397,8 +397,7 @@ def test_no_buffer_is_made_after_the_first_steps_of_an_update(communicator, monk
             variables = [mpidist.Variable(numpy.ones(shape, "f4")) for shape in [(1000, 700), (700,), (333, 100)]]
             optimizer = Adam(0.1)
         gradients = [numpy.ones(variable.shape, "f4") for variable in variables]
-        if communicator.size > 1:
-            gradients[2] = numpy.asfortranarray(gradients[2])
+        gradients[2] = numpy.asfortranarray(gradients[2])
         if in_buffers:
             gradients = strategy.extended.gradient_buffers(variables)
         pairs = list(zip(gradients, variables, strict=True))
