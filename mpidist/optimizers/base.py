@@ -291,8 +291,8 @@ class Optimizer(abc.ABC):
         `scale` times the gradients are what is applied.
 
         Local, and the same on all ranks without asking, since all have the same bits of the summed gradients; an
-        `elementwise` optimizer does not look at them.  Where variables are split, the ranks of a replica ask each other:
-        collective among them.
+        `elementwise` optimizer does not look at them.  Where variables are split, the ranks of a replica ask each
+        other: collective among them.
         """
         if self.skips_nonfinite:
             flaws = [not is_finite(sparse.values_of(gradient)) for gradient in gradients]
