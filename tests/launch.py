@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
@@ -110,7 +111,7 @@ def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seco
     """Run a command that starts a job, with a time limit, and prove that it leaves no process behind."""
     token, began = uuid.uuid4().hex, time.monotonic()
     # files, not pipes: a process that is left behind would keep a pipe open, and the reader waiting
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, _own_folder(environ) as environ:
         process = Popen(
             command,
             env={**environ, TOKEN: token},
@@ -132,6 +133,19 @@ def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seco
         raise JobTimeout(f"{command} did not end within {timeout_seconds:g} s; it printed:\n{texts[0]}\n{texts[1]}")
     assert not alive, f"ranks were alive after the launcher had ended: {alive}\n{texts[0]}\n{texts[1]}"
     return JobResult(process.returncode, *texts, seconds, ended_at)
+
+
+@contextmanager
+def _own_folder(environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Yield the variables with a temporary folder of this job's own, unless the test has chosen one.
+
+    In a folder that is shared, Open MPI's launchers remove each other's when one starts as another ends.
+    """
+    if environ.get("TMPDIR") != os.environ.get("TMPDIR"):
+        yield environ
+        return
+    with tempfile.TemporaryDirectory(prefix="mpidist-tmp-", ignore_cleanup_errors=True) as folder:
+        yield {**environ, "TMPDIR": folder}
 
 
 def _ends(process: Popen[bytes], timeout_seconds: float) -> bool:
