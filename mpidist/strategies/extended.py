@@ -82,6 +82,19 @@ class StrategyExtended:
         with context.entered(context.Mode(self._strategy, replica_context)):
             return fn(*args, **(kwargs or {}))
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this rank is the one that writes files and shows progress."""
+        return self.replica_id == 0
+
+    def any_in_replica(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank of this replica.  Local; Collective where a replica is a group."""
+        return flag
+
+    def first_in_replica(self, value: float) -> float:
+        """Return the number of this replica's first rank.  Local; Collective where a replica is a group."""
+        return value
+
     def make_replica_context(self) -> ReplicaContext:
         """Return the context of this rank's replica.  Local."""
         return ReplicaContext(self._strategy, self.replica_id)

@@ -282,7 +282,7 @@ class Trainer:
     @property
     def is_chief(self) -> bool:
         """Whether this rank is the one that writes files and shows progress."""
-        return self.strategy.extended.replica_id == 0
+        return self.strategy.extended.is_chief
 
     @property
     def epoch(self) -> int:
@@ -307,7 +307,7 @@ class Trainer:
 
         Collective: every rank calls it in the same order.
         """
-        return self.each_rank(value)[0]
+        return self.strategy.extended.first_in_replica(self.each_rank(value)[0])
 
     def each_rank(self, value: float) -> list[float]:
         """Return the number that each rank gave, in rank order.
@@ -389,7 +389,8 @@ class Trainer:
 
     def _train_on(self, batch: Any) -> Any:
         """Make a step with this replica's part of a batch; runs in the replica."""
-        totals, evaluation = self._step(batch, self.stop_training, self._position.last_rows)
+        vote = self.strategy.extended.any_in_replica(self.stop_training)
+        totals, evaluation = self._step(batch, vote, self._position.last_rows)
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
             self._count(batch, evaluation)
@@ -397,9 +398,10 @@ class Trainer:
 
     def _all_agree_to_stop(self) -> bool:
         """Return whether any rank has voted for the end.  Collective."""
+        vote = self.strategy.extended.any_in_replica(self.stop_training)
         if self.strategy.num_replicas_in_sync == 1:
-            return self.stop_training
-        (votes,) = self.strategy.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(self.stop_training))])
+            return vote
+        (votes,) = self.strategy.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(vote))])
         return bool(votes)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------

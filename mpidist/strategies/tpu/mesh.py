@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from mpidist import context, nest
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.group import GroupCommunicator
@@ -120,6 +122,22 @@ class MeshExtended(MirroredExtended):
     def make_replica_context(self) -> ReplicaContext:
         """Return the context of this rank's logical device.  Local."""
         return MeshReplicaContext(self._strategy, self)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this rank is the first of all, not only of those that are its logical device."""
+        return self.whole.rank == 0
+
+    def any_in_replica(self, flag: bool) -> bool:
+        """Return whether a flag is set on any logical device of this replica.  Collective."""
+        count = numpy.array([float(flag)])
+        if self.num_logical_devices > 1:
+            self.group.all_reduce(count)
+        return bool(count[0])
+
+    def first_in_replica(self, value: float) -> float:
+        """Return the number of this replica's logical device 0.  Collective."""
+        return float(self.group.broadcast_here(numpy.array([value], "float64"), 0)[0])
 
     def share_initial_value(self, variable: DistributedVariable) -> None:
         """Give every copy of a new variable the chief's value, on all logical devices.  Collective."""

@@ -588,3 +588,39 @@ def test_a_metric_of_another_strategy_is_refused():
 
     with pytest.raises(ValueError, match="metric 'mean' belongs to"):
         alone(on_rank)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("at", ["batch", "epoch"])
+def test_on_a_mesh_one_rank_ends_the_training_of_all_and_one_is_the_chief(size, at):
+    def on_rank():
+        topology = mpidist.tpu.experimental.initialize_tpu_system()
+        assignment = mpidist.tpu.experimental.DeviceAssignment.build(topology, [1, 1, 1, 2])
+        trainer = net.trainer(mpidist.TPUStrategy(experimental_device_assignment=assignment))
+
+        def vote(number, logs):
+            trainer.stop_training = trainer.strategy.extended.whole.rank == 1 and number == 1
+
+        hook = {f"on_{'train_batch' if at == 'batch' else 'epoch'}_end": vote}
+        trainer.fit(*net.rows(12), batch_size=4, epochs=4, verbose=0, callbacks=[LambdaCallback(**hook)])
+        return trainer.steps_made, trainer.from_chief(trainer.strategy.extended.whole.rank), trainer.is_chief
+
+    steps = 3 if at == "batch" else 6
+    assert run_ranks(size, on_rank) == [(steps, 0.0, rank == 0) for rank in range(size)]
+
+
+def test_a_step_that_is_left_out_is_a_step_but_no_update():
+    def on_rank():
+        given = iter([1.0, numpy.inf, 1.0])
+        trainer = net.trainer(optimizer=mpidist.optimizers.SGD(0.1, skip_nonfinite=True))
+
+        def flawed(parameters, x, y):
+            factor = next(given)
+            loss, gradients = net.value_and_grad(parameters, x, y)
+            return loss, {name: gradient * factor for name, gradient in gradients.items()}
+
+        again = mpidist.Trainer(flawed, trainer._model.structure, trainer.optimizer)
+        again.fit(*net.rows(12), batch_size=4, verbose=0)
+        return again.steps_made, again.optimizer.iterations, again.optimizer.skipped_steps
+
+    assert run_ranks(2, on_rank) == [(3, 2, 1)] * 2
