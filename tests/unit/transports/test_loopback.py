@@ -9,7 +9,6 @@ from mpidist.testing.conformance import CollectiveTests, DeadlineTests, Loopback
 from mpidist.testing.device import on_device, pretended_device
 from mpidist.transports import world
 
-
 #: Deadline in seconds of what never comes.  Who waits for what comes has a long one: machines may be slow.
 _SOON = 0.2
 
