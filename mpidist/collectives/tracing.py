@@ -52,6 +52,12 @@ def traced(communicator: Any, kind: int, fn: Callable[..., Any]) -> Callable[...
     return fn if trace is None else trace.wrapped(kind, fn)
 
 
+def traced_reduction(communicator: Any, reduction: BucketReduction) -> BucketReduction:
+    """Return a reduction that the communicator did not make itself, traced if it has a trace (Local)."""
+    trace = getattr(communicator, "trace", None)
+    return reduction if trace is None else _TracedReduction(reduction, trace)
+
+
 class _Tracer:
     """Holds what was wrapped, and the number of the call that is under way."""
 

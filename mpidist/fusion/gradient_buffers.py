@@ -18,6 +18,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_sum import SharedSum
+from mpidist.collectives.tracing import traced_reduction
 from mpidist.collectives.ways import SEGMENT_BYTES
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, Signature, build
@@ -122,11 +123,12 @@ class GradientBuffers:
             self._results[number].settle()  # what is bound refers to the buffers
         return found
 
-    def _sum(self, index: int, result: Any, op: str, size: int, targets: Pieces | None = None) -> SharedSum:
+    def _sum(self, index: int, result: Any, op: str, size: int, targets: Pieces | None = None) -> BucketReduction:
         segments, buffers = self._segments, [flat[index] for flat in self._by_rank]
         segment_bytes = min(SEGMENT_BYTES, segments.place_bytes)
         scale = 1.0 / size if size > 1 else None
-        return SharedSum(segments, self._line, buffers, result, op, scale, segment_bytes, targets)
+        bound = SharedSum(segments, self._line, buffers, result, op, scale, segment_bytes, targets)
+        return traced_reduction(self._communicator, bound)
 
     def call(self, name: str, with_names: bool = True) -> Call:
         """Return a call on these buffers.  Local."""

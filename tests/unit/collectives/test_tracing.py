@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy
 import pytest
 
+import mpidist
 from mpidist.collectives.clock import clock_offset
 from mpidist.collectives.communicator import Communicator
 from mpidist.commands.trace import gather, lateness
+from mpidist.fusion import update
 from mpidist.runtime import trace as kinds
 from mpidist.testing import run_ranks
 
@@ -112,3 +114,24 @@ def test_without_a_trace_nothing_is_wrapped():
         )
 
     assert run_ranks(2, on_rank) == [(None, [], [])] * 2
+
+
+def test_sums_and_updates_in_gradient_buffers_are_noted(folder, monkeypatch):
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+
+    def on_rank():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            v = mpidist.Variable(numpy.zeros(500, "f4"))
+            optimizer = mpidist.optimizers.SGD(0.5)
+        buffers = strategy.extended.gradient_buffers([v])
+        buffers[0][...] = 1
+        strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", buffers))
+        strategy.run(optimizer.apply_gradients, args=([(buffers[0], v)],))
+        return float(v.value[0])
+
+    assert run_ranks(2, on_rank) == [-1.0, -1.0]
+    recordings, _ = gather(folder)
+    for recording in recordings.values():
+        found = recording.events[:, 0].tolist()
+        assert found.count(kinds.REDUCE) == 2 and kinds.APPLY in found
