@@ -24,7 +24,6 @@ from tests.unit.oracle.table import Check, assert_value, observe_on_ranks
 CASES = cases("variables")
 
 #: Cases of things that do not exist yet.
-LATER = {"central_storage_update": "CentralStorageStrategy comes with the parameter server"}
 
 #: Cases of one write, by what their input has.
 WRITES = {name for name, case in CASES.items() if {"op", "context"} <= case["input"].keys()}
@@ -173,5 +172,5 @@ def test_a_mirrored_variable_is_saved_once_and_restores_into_a_plain_one(tmp_pat
 
 def test_no_case_is_forgotten():
     elsewhere = WRITES | CHECKPOINTS | {"ckpt_mirrored_to_plain"}
-    assert CASES.keys() == CHECKS.keys() | LATER.keys() | elsewhere | (CASES.keys() & DEVIATIONS.keys())
-    assert not CHECKS.keys() & (LATER.keys() | elsewhere)
+    assert CASES.keys() == CHECKS.keys() | elsewhere | (CASES.keys() & DEVIATIONS.keys())
+    assert not CHECKS.keys() & elsewhere
