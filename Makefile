@@ -5,15 +5,15 @@ RANKS ?= 8
 # numbers of ranks of the parallel tests
 SIZES ?= 1 2 3 4 8
 # seconds that one mpirun of the parallel tests may take; MPICH needs more when ranks share cores
-LIMIT ?= 300
-MPICH_LIMIT ?= 600
+LIMIT ?= 600
+MPICH_LIMIT ?= 900
 
 VENV := .venv
 MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 RAN := build/ran
 
-PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_exit_on_timeout=true
+PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
 .PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm test-netns lint types layering docs bench check clean help
 

@@ -58,7 +58,7 @@ def run_job(
     ranks: int,
     script: str | Path,
     args: Sequence[str] = (),
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float = 120.0,
     env: Mapping[str, str] | None = None,
 ) -> JobResult:
     """Run a Python script under mpirun and return how it ended.
@@ -90,7 +90,7 @@ def run_job(
 
 
 def run_command(
-    ranks: int, command: Sequence[str], timeout_seconds: float = 60.0, env: Mapping[str, str] | None = None
+    ranks: int, command: Sequence[str], timeout_seconds: float = 120.0, env: Mapping[str, str] | None = None
 ) -> JobResult:
     """Run any command on `ranks` ranks under mpirun; as `run_job`."""
     environ = environment(env)

@@ -13,7 +13,7 @@ import pytest
 from tests.jobs import JobResult, environment, run_job, run_process
 
 #: Seconds within which a job must have ended after a failure; starting and MPI's own clean-up included.
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 60
 
 #: Seconds after an exception on one rank within which all processes of its job must have ended.
 END_SECONDS = 5
