@@ -13,6 +13,7 @@ which two such cores write and read in turn is fetched from the other's cache li
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,10 +179,13 @@ class RemoteSum(BucketReduction):
         try:
             self._memory.read(other, into, source)
         except OSError as error:
-            watch.look()  # which knows whether a rank is gone, and raises if so
+            watch.look()  # which knows whether a rank has failed or is gone, and raises if so
             control = watch.control
+            peer = control.board_ranks[other]
+            if error.errno == errno.ESRCH:  # of a process that is ending, the memory goes first
+                raise control.breaks(control.died(peer, watch)) from error
             raise TransportError(
-                f"rank {control.rank} of {control.size}: the memory of {control.name(control.board_ranks[other])} "
+                f"rank {control.rank} of {control.size}: the memory of {control.name(peer)} "
                 f"cannot be read any more: {error}; set MPIDIST_ALGORITHM=shared_memory to do without"
             ) from error
 

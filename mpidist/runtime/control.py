@@ -236,10 +236,12 @@ class ControlChannel:
 
     def killed(self, watch: Watch) -> MpidistError | None:
         """Return the error that names a rank of the board whose process is gone, if there is one."""
-        for rank in self.dead():
-            text = f"its process {self.board.pid(self.board_ranks.index(rank))} is gone (killed, or out of memory)"
-            return self.error(RankFailedError, f"{self.name(rank)} died in {watch.what}: {text}", rank)
-        return None
+        return next((self.died(rank, watch) for rank in self.dead()), None)
+
+    def died(self, rank: int, watch: Watch) -> MpidistError:
+        """Return the error that names a rank of the board whose process is gone, or about to be."""
+        text = f"its process {self.board.pid(self.board_ranks.index(rank))} is gone (killed, or out of memory)"
+        return self.error(RankFailedError, f"{self.name(rank)} died in {watch.what}: {text}", rank)
 
     def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
         """Return an error that begins with this rank's name."""
