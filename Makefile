@@ -7,6 +7,8 @@ SIZES ?= 1 2 3 4 8
 # seconds that one mpirun of the parallel tests may take; MPICH needs more when ranks share cores
 LIMIT ?= 600
 MPICH_LIMIT ?= 900
+# tests of jobs that are run under MPICH
+MPICH_JOBS ?= tests/jobs
 
 VENV := .venv
 MPICH_VENV := .venv-mpich
@@ -65,7 +67,7 @@ test-%: $(VENV)/.test-installed
 
 test-mpich: $(MPICH_VENV)/.test-installed
 	rm -rf $(RAN)/mpich
-	$(MPICH_VENV)/bin/python -m pytest -q tests/jobs
+	$(MPICH_VENV)/bin/python -m pytest -q $(MPICH_JOBS)
 	set -e; for size in $(SIZES); do $(MAKE) --no-print-directory test-mpich-$$size; done
 	$(MPICH_VENV)/bin/python tests/parallel/prove_ran.py $(RAN)/mpich $(wildcard $(RAN)/openmpi)
 
