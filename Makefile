@@ -75,6 +75,7 @@ test-mpich-%: $(MPICH_VENV)/.test-installed
 	timeout --kill-after=20 $(MPICH_LIMIT) \
 		$(MPICH_VENV)/bin/mpidist run --quiet -n $* $(PYTEST_PARALLEL) --ran-log $(RAN)/mpich
 
+test-all: export EVERY_GRID = 1
 test-all: test test-mpich test-crashes
 
 test-crashes: $(VENV)/.test-installed
