@@ -39,7 +39,7 @@ Replay = Callable[[Watch], None]
 _MOST_BYTES_READ = 1 << 21
 
 #: Sizes in bytes from which on a pack is closed: never where segments are the unit of work; as a message otherwise.
-_ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
+ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
 
 #: Arrays of so many bytes at most are looked at for the quickest way; for longer ones it saves nothing.
 _SHORT_BYTES = 1 << 14
@@ -370,7 +370,7 @@ class Communicator:
         """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
         facts, asked = self.facts(), self._asked(algorithm)
         if facts.has_segments and asked in (selection.AUTO, selection.PINNED, *SEGMENTED):
-            return _ONE_PACK
+            return ONE_PACK
         return facts.choices.bucket_bytes if facts.choices is not None and asked == selection.AUTO else _MESSAGE_PACK
 
     def _check_memory(self, array: Any) -> None:

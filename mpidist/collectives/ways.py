@@ -27,7 +27,7 @@ from mpidist.transports.shared import SharedSegments
 SEGMENT_BYTES, _SEGMENT_SIZES = 1 << 20, (1 << 20, 1 << 19, 1 << 18)
 
 #: From this size in bytes on, ways are tried in the first steps.
-TRIAL_BYTES = 1 << 21
+TRIAL_BYTES = selection.REMOTE_BYTES
 
 
 #: So many calls are watched together (fewer where each takes long), and how much slower than usual the quickest of them

@@ -15,7 +15,7 @@ import numpy
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
-from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.communicator import ONE_PACK, Communicator
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_sum import SharedSum
 from mpidist.collectives.tracing import traced_reduction
@@ -25,9 +25,6 @@ from mpidist.fusion.plan import Plan, Signature, build
 from mpidist.fusion.results import ResultSet
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import map_together
-
-#: A bucket is never closed: segments are the unit of work.
-_ONE_PACK = 1 << 62
 
 #: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
 _MOST_RESULTS = 63
@@ -66,7 +63,7 @@ class GradientBuffers:
         assert communicator.segments is not None
         self._communicator = communicator
         self._segments = communicator.segments
-        self._plan = build(signatures, "sum", _ONE_PACK)
+        self._plan = build(signatures, "sum", ONE_PACK)
         self._line = communicator.control.line
         memory = self._map(communicator.size, lambda raw: communicator.exchange(raw, "gradient_buffers"))
         self._by_rank = [_flat(part, self._plan) for part in _parts(memory, communicator.size)]

@@ -17,7 +17,7 @@ from mpidist import arrays
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
-from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.communicator import ONE_PACK, Communicator
 from mpidist.collectives.pieces import Pieces, Transform
 from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.fusion.gradient_buffers import GradientBuffers
@@ -25,9 +25,6 @@ from mpidist.fusion.plan import Bucket, Plan, build
 
 #: Below so many bytes a step is short whoever updates what, and every rank keeps everything.
 LEAST_BYTES = 1 << 20
-
-#: A bucket is never closed: segments are the unit of work.
-_ONE_PACK = 1 << 62
 
 
 class Slice(NamedTuple):
@@ -86,7 +83,7 @@ class FusedUpdate:
             return None
         signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
         communicator.prepare(nbytes, Call("apply_gradients", signatures), self._algorithm)
-        plan = build(signatures, "sum", _ONE_PACK)
+        plan = build(signatures, "sum", ONE_PACK)
         largest = max(bucket.nbytes for bucket in plan.buckets)
         names_of_ways = dict.fromkeys(way.algorithm for way in communicator.ways(largest, self._algorithm))
         ways = [Way(name, SEGMENT_BYTES) for name in names_of_ways if name in SEGMENTED]
