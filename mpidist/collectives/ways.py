@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy
-
 from mpidist.collectives import selection
 from mpidist.collectives.bucket_reduction import BucketReduction, Piped
 from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.lookout import Lookout
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.remote_sum import RemoteSum
 from mpidist.collectives.segment_pipeline import SegmentPipeline
@@ -30,9 +29,8 @@ SEGMENT_BYTES, _SEGMENT_SIZES = 1 << 20, (1 << 20, 1 << 19, 1 << 18)
 TRIAL_BYTES = selection.REMOTE_BYTES
 
 
-#: So many calls are watched together (fewer where each takes long), and how much slower than usual the quickest of them
-#: may be.
-_WINDOW, _LONG_WINDOW, _LONG_BYTES, _SLOW = 16, 4, 1 << 25, 1.4
+#: So many calls are watched together; fewer from so many bytes on, where each takes long.
+_WINDOW, _LONG_WINDOW, _LONG_BYTES = 16, 4, 1 << 25
 
 
 class Way(NamedTuple):
@@ -128,13 +126,10 @@ class NodeMemory(NamedTuple):
 
 
 class Contest:
-    """Some ways that take turns, until the quickest is known; and again when that has become slow.
+    """Some ways that take turns until the quickest is known; from then on it is taken, and the others now and then.
 
     It goes on with every call of its kind, whatever list it is of and however that lies in memory: ranks may differ in
     the latter, and must come to the same way.  So times count by the byte.
-
-    The cores that ranks run on may come to share other caches in the middle of a job.  So the times of the way that was
-    chosen are watched: when even the best of a window is far above what it took at first, all ways are tried again.
 
     Parameters
     ----------
@@ -145,51 +140,44 @@ class Contest:
     Attributes
     ----------
     ways : list of Way
-    at : int
-        Which way to take now.
     """
 
     def __init__(self, ways: Sequence[Way], window: int = _WINDOW) -> None:
         self._window = window
         self.ways = list(ways)
-        self.at = 0
-        self._trial = Trial(len(ways)) if len(ways) > 1 else None
-        self._seconds, self._left = numpy.inf, self._window
-        self._usual = numpy.inf
+        self._stage: Trial | Lookout | None = Trial(len(ways)) if len(ways) > 1 else None
+
+    @property
+    def at(self) -> int:
+        """Which way to take now."""
+        return 0 if self._stage is None else self._stage.way
 
     @property
     def is_open(self) -> bool:
-        """Whether there is still something to try."""
-        return self._trial is not None
+        """Whether ways take turns still."""
+        return isinstance(self._stage, Trial)
 
     @property
     def is_due(self) -> bool:
         """Whether ranks must compare their times before the next call: at the same one on all."""
-        return self._trial.is_over if self._trial is not None else self._left <= 0
+        return self._stage is not None and self._stage.is_over
 
     def record(self, seconds: float, nbytes: int) -> None:
         """Take the time of the way that was taken for so many bytes, and go on to the next.  Local."""
-        if self._trial is not None:
-            self._trial.record(seconds / nbytes)
-            self.at = self._trial.way
-        elif len(self.ways) > 1:
-            self._left -= 1
-            self._seconds = min(self._seconds, seconds / nbytes)
+        if self._stage is not None:
+            self._stage.record(seconds / nbytes)
 
     def times(self) -> Any:
         """Return this rank's times of a byte to compare, array of float64.  Local."""
-        return self._trial.seconds if self._trial is not None else numpy.array([self._seconds])
+        assert self._stage is not None
+        return self._stage.seconds
 
     def settle(self, times: Any) -> None:
         """Choose by the greatest times of all ranks, the same on all.  Local."""
-        if self._trial is not None:
-            self.at, self._trial = int(times.argmin()), None
-            self._usual = float(times.min())
-        elif times[0] > _SLOW * self._usual:
-            self.at, self._trial = 0, Trial(len(self.ways))
+        if isinstance(self._stage, Lookout):
+            self._stage.judge(times)
         else:
-            self._usual = min(self._usual, float(times[0]))
-        self._seconds, self._left = numpy.inf, self._window
+            self._stage = Lookout(times, self._window)
 
 
 class Ways:

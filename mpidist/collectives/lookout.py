@@ -1,0 +1,110 @@
+"""Whether the way that was chosen is still the quickest: the others are tried for one call now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+#: What part of all time may be spent on ways that turn out slower, for all of them together.
+_SHARE = 0.015
+
+#: At most so many calls pass until a way is tried again, however slow it was.
+_LONGEST = 2048
+
+#: A way that takes less than this part of the time of the chosen one is taken from now on.
+_BETTER = 0.9
+
+#: When the chosen way takes so many times as long as it used to, the machine has changed; and so it has when another
+#: way is taken.  Then all ways but those that took so many times as long are tried at once, if that was so many calls
+#: ago: it costs more than their share.
+_SLOW, _HOPELESS, _CALM = 1.25, 3.0, 512
+
+
+class Lookout:
+    """Keeps to a way, and looks at each of the others as often as that is cheap.
+
+    A way that takes r times as long as the chosen one costs r - 1 of its calls when it is tried.  It is tried so
+    seldom that this is its part of `_SHARE`: one that is nearly as quick often, one that is far slower hardly ever.
+
+    Calls make windows: some by the chosen way, of which the quickest counts, and one by another if one is due.  Pure:
+    what the ranks of a job are told to do depends on `judge`'s arguments alone, and on how many calls they made.
+
+    Parameters
+    ----------
+    seconds : array of float64
+        What each way took, the same on all ranks.
+    window : int
+        How many calls by the chosen way are watched together.
+
+    Attributes
+    ----------
+    way : int
+        Which one to take now.
+    seconds : array of float64, shape (2,)
+        This rank's: of the chosen way, and of the other one that was tried, if one was.  The ranks' maxima decide.
+    """
+
+    def __init__(self, seconds: Any, window: int) -> None:
+        self._seconds = numpy.array(seconds, dtype=float)
+        self._window = window
+        self._chosen = int(self._seconds.argmin())
+        self._usual = float(self._seconds[self._chosen])
+        self._waits = self._pauses(self._seconds)
+        self._calm = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a window."""
+        others = numpy.where(numpy.arange(len(self._waits)) == self._chosen, numpy.inf, self._waits)
+        first = int(others.argmin())  # the one that is overdue the longest
+        self._other = first if others[first] <= 0 else None
+        self._left = self._window + (self._other is not None)
+        self.way = self._chosen
+        self.seconds = numpy.array([numpy.inf, numpy.inf])
+
+    def _pauses(self, seconds: Any) -> Any:
+        """Return after how many calls ways that take so long may be tried."""
+        cost = seconds / self._seconds[self._chosen] - 1
+        return numpy.clip(cost * (len(self._seconds) - 1) / _SHARE, 0, _LONGEST)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the window is over, and `judge` is due."""
+        return self._left <= 0
+
+    def record(self, seconds: float) -> None:
+        """Take the time of the way that was taken, and go on to the next."""
+        if self.way == self._chosen:
+            self.seconds[0] = min(self.seconds[0], seconds)
+        else:
+            self.seconds[1] = seconds
+        self._left -= 1
+        if self._left == 1 and self._other is not None:
+            self.way = self._other
+
+    def judge(self, times: Any) -> None:
+        """Take the maxima of all ranks' `seconds` of a window, and begin the next."""
+        own, tried = float(times[0]), self._other
+        self._waits -= self._window
+        self._calm -= self._window
+        self._seconds[self._chosen] = own
+        if tried is not None:
+            before, self._seconds[tried] = self._seconds[tried], times[1]
+            self._waits[tried] = self._pauses(min(before, times[1]))  # once may have been bad luck
+        if tried is not None and times[1] < _BETTER * own:
+            self._chosen, self._usual = tried, float(times[1])
+            self._waits = self._pauses(self._seconds)
+            self._look_around()
+        elif own > _SLOW * self._usual:
+            self._usual = own
+            self._look_around()
+        else:
+            self._usual = min(self._usual, own)
+        self._begin()
+
+    def _look_around(self) -> None:
+        """Let ways be tried before it is their time: the machine has changed."""
+        if self._calm <= 0:
+            self._waits[self._seconds < _HOPELESS * self._seconds[self._chosen]] = 0
+            self._calm = _CALM
