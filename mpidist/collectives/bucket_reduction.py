@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mpidist.collectives.pieces import Pieces, Transform
+from mpidist.collectives.pieces import Pieces, Transform, passed_on
 from mpidist.collectives.segment_pipeline import Fill, Take
 from mpidist.runtime.control import Watch
 
@@ -44,8 +44,8 @@ class BucketReduction(Protocol):
         targets : sequence of array, C-contiguous
             Likewise, cut in their own way; may be the sources.
         transform : callable, optional
-            Called for each of the `owned` stretches that is not empty, in order.  It leaves in the array what others
-            get, and sees to this rank's own targets itself.
+            Called for each of the `owned` stretches that is not empty, in order, with an array that it may use up.  It
+            puts into this rank's targets what all ranks get there.
 
         Raises
         ------
@@ -93,4 +93,4 @@ class Piped(BucketReduction):
         def take(start: int, values: Any) -> None:
             places.scatter(start, values, targets)
 
-        self._pipeline.run(watch, fill, take, transform)
+        self._pipeline.run(watch, fill, take, transform and passed_on(transform, places, targets))

@@ -110,5 +110,15 @@ def owned(elements: int, step: int, rank: int, size: int) -> list[tuple[int, int
     return found
 
 
-#: ``transform(start, values)`` changes the reduced values from element `start` on, in place, before others get them.
+#: ``transform(start, values)`` gets reduced values from element `start` on, before others get them.
 Transform = Callable[[int, Any], None]
+
+
+def passed_on(transform: Transform, pieces: Pieces, targets: Sequence[Any]) -> Transform:
+    """Return a transform that also leaves in the values what `transform` has put into this rank's targets.  Local."""
+
+    def pass_on(start: int, values: Any) -> None:
+        transform(start, values)
+        pieces.gather(start, start + len(values), targets, values)
+
+    return pass_on

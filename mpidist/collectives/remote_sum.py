@@ -77,7 +77,6 @@ class RemoteSum(BucketReduction):
         self._scale = scale
         share = -(-step // size)
         self._read = numpy.empty((size, share), dtype)
-        self._sum = numpy.empty(share, dtype)
         self._mine = _Rows(sources, [stretch for stretch in self.owned if stretch[0] < stretch[1]], dtype.itemsize)
         self._rows = {other: self._mine.empty() for other in self._others}
         self._into = numpy.empty((1, 2), dtype=numpy.uint64)
@@ -137,7 +136,8 @@ class RemoteSum(BucketReduction):
         for (start, stop), (first, last) in zip(self._mine.stretches, self._mine.cuts, strict=True):
             for other in self._others:
                 self._fetch(watch, other, rows[other][first:last], stop - start)
-            total = self._sum[: stop - start] if flat is None else flat[start:stop]
+            # Values are added where they were read: the less memory is in use, the more of it stays in cache.
+            total = self._read[self._others[0], : stop - start] if flat is None else flat[start:stop]
             self._add_up(start, stop, sources, total)
             if transform is not None:
                 transform(start, total)

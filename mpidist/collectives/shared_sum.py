@@ -12,7 +12,7 @@ import numpy
 
 from mpidist.arrays import reduction
 from mpidist.collectives.bucket_reduction import BucketReduction
-from mpidist.collectives.pieces import Pieces, Transform, owned
+from mpidist.collectives.pieces import Pieces, Transform, owned, passed_on
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import SharedSegments
 
@@ -73,6 +73,9 @@ class SharedSum(BucketReduction):
     ) -> None:
         """Reduce the buffers; `sources` are not looked at."""
         segments, combine = self._segments, self._combine
+        if transform is not None:
+            assert self._targets is not None
+            transform = passed_on(transform, self._targets, targets)
         turn = segments.turn = segments.turn + 1
         for start, (first, second, *rest), total in self._mine:
             combine(first, second, out=total)

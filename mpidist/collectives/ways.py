@@ -134,16 +134,16 @@ class Contest:
     Parameters
     ----------
     ways : sequence of Way
-    window : int
-        How many calls are watched together.
+    nbytes : int
+        About how many bytes a call has.
 
     Attributes
     ----------
     ways : list of Way
     """
 
-    def __init__(self, ways: Sequence[Way], window: int = _WINDOW) -> None:
-        self._window = window
+    def __init__(self, ways: Sequence[Way], nbytes: int) -> None:
+        self._window = _LONG_WINDOW if nbytes >= _LONG_BYTES else _WINDOW
         self.ways = list(ways)
         self._stage: Trial | Lookout | None = Trial(len(ways)) if len(ways) > 1 else None
 
@@ -219,5 +219,5 @@ class Ways:
         """Return the contest of these ways for a unit of `nbytes`, one for all units of about that size.  Local."""
         kind = nbytes.bit_length(), tuple(ways)
         if kind not in self._contests:
-            self._contests[kind] = Contest(ways, _LONG_WINDOW if nbytes >= _LONG_BYTES else _WINDOW)
+            self._contests[kind] = Contest(ways, nbytes)
         return self._contests[kind]

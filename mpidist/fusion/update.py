@@ -19,7 +19,7 @@ from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import ONE_PACK, Communicator
 from mpidist.collectives.pieces import Pieces, Transform
-from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
+from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Contest, Way
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.plan import Bucket, Plan, build
 
@@ -112,8 +112,8 @@ class PlannedUpdate:
         self._plan = plan
         self._communicator = communicator
         self._timeout_seconds = timeout_seconds
-        self._contest = communicator.contest(ways, max(bucket.nbytes for bucket in plan.buckets))
         self._nbytes = sum(bucket.nbytes for bucket in plan.buckets)
+        self._contest = Contest(ways, self._nbytes)  # of its own: how long it takes depends on the optimizer
         self._copies: dict[int, Any] = {}
         self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
@@ -155,7 +155,7 @@ class PlannedUpdate:
         parameters : sequence of array, C-contiguous, modified in place
         transforms : sequence of callable
             By bucket: ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of
-            the bucket on; it updates its own parameters there, and leaves the new ones in `values` for the others.
+            the bucket on, and updates its own parameters there.
         on_begin : callable
             Called when all ranks have come, before anything is changed.
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from mpidist.optimizers.base import Optimizer, Step
 
 
+#: Parameters that are shorter than this on average are updated together, in a copy: that is quicker than one by one.
+_SHORT_ELEMENTS = 1 << 13
+
+
 class ShardedUpdates:
     """The sharded updates of one optimizer: one for each list of variables that is updated together.
 
@@ -151,33 +155,34 @@ class _SliceUpdate:
         self._starts = [start for start, _ in part.owned]
         self._optimizer: Optimizer
         self._steps: Sequence[Step]
+        self._storages: list[Any] = []
         self._slots: dict[int, list[Any]] = {}
         self._kept: list[Any] | None = None
 
     def set(self, optimizer: Optimizer, steps: Sequence[Step], kept: list[Any]) -> None:
         """Prepare a step: `steps` for all variables, `kept` this rank's slots."""
         self._optimizer, self._steps = optimizer, [steps[position] for position in self._positions]
+        self._storages = [variable.storage.reshape(-1) for variable in self._variables]
         if kept is not self._kept:
             cuts = [self._cut(values) for values in kept]
             self._slots = {start: [cut[n] for cut in cuts] for n, start in enumerate(self._starts)}
             self._kept = kept
 
     def __call__(self, start: int, values: Any) -> None:
-        """Update the parameters from element `start` on, and leave the new ones in `values`."""
+        """Update the parameters from element `start` on by the gradients `values`."""
         pieces, slots = self._pieces.within(start, start + len(values)), self._slots[start]
-        steps, storages = self._steps, [variable.storage for variable in self._variables]
+        steps, storages = self._steps, self._storages
         first = steps[pieces[0].member]
-        if len(pieces) > 1 and all(steps[piece.member] == first for piece in pieces):
+        is_crumbs = len(pieces) > 1 and len(values) < _SHORT_ELEMENTS * len(pieces)
+        if is_crumbs and all(steps[piece.member] == first for piece in pieces):
             parameters = self._parameters[: len(values)]
             self._pieces.gather(start, start + len(values), storages, parameters)
             self._optimizer.update(parameters, values, slots, first)
             self._pieces.scatter(start, parameters, storages)
-            values[...] = parameters
             return
         done = 0
         for piece in pieces:
             stop = done + piece.stop - piece.start
-            parameters, gradient = storages[piece.member].reshape(-1)[piece.start : piece.stop], values[done:stop]
+            parameters, gradient = storages[piece.member][piece.start : piece.stop], values[done:stop]
             self._optimizer.update(parameters, gradient, [slot[done:stop] for slot in slots], steps[piece.member])
-            gradient[...] = parameters
             done = stop
