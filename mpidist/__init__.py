@@ -68,6 +68,7 @@ _NAMES = {
     "experimental.ValueContext": "mpidist.input.from_function:ValueContext",
     "experimental.PreemptionCheckpointHandler": "mpidist.training.preemption:PreemptionCheckpointHandler",
     "experimental.TerminationConfig": "mpidist.training.preemption:TerminationConfig",
+    "experimental.partitioners": "mpidist.parameter_server.partitioners",
     "experimental_set_strategy": "mpidist.context:experimental_set_strategy",
     "get_replica_context": "mpidist.context:get_replica_context",
     "get_strategy": "mpidist.context:get_strategy",

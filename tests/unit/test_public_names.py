@@ -78,6 +78,7 @@ NAMESPACES = {
         "TPUStrategy",
         "TerminationConfig",
         "ValueContext",
+        "partitioners",
     },
 }
 
