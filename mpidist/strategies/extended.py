@@ -289,6 +289,15 @@ class StrategyExtended:
         self._names[candidate] = 1
         return candidate
 
+    def new_variable(self, storage: Any, **attributes: Any) -> DistributedVariable:
+        """Return a variable with these attributes (see `DistributedVariable`) that begins with the chief's `storage`.
+
+        Collective where there are several replicas: every rank calls it in the same order.
+        """
+        variable = DistributedVariable(storage, strategy=self._strategy, **attributes)
+        self.share_initial_value(variable)
+        return variable
+
     def share_initial_value(self, variable: DistributedVariable) -> None:
         """Give every copy of a new variable the chief's value.  Collective where there are several replicas."""
 

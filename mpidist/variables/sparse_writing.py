@@ -77,8 +77,8 @@ class SparseWriting(abc.ABC):
         self._check_scatter(verb)
         rows.check(self.shape)
         rows = self._rows_to_write(IndexedSlices(self._of_own_dtype(rows.values), rows.indices))
-        storage = self.storage
-        write_fn(storage, arrays.in_memory_of(storage, rows.indices), rows.values)
+        indices = arrays.in_memory_of(self.storage, rows.indices)
+        self._change(verb, lambda storage: write_fn(storage, indices, rows.values))
         return self
 
     def _check_scatter(self, verb: str) -> None:
@@ -112,6 +112,10 @@ class SparseWriting(abc.ABC):
     @property
     @abc.abstractmethod
     def _is_on_read(self) -> bool: ...
+
+    @abc.abstractmethod
+    def _change(self, verb: str, change: Callable[[Any], None], sets_all: bool = False) -> None:
+        """Call what changes the array."""
 
     @abc.abstractmethod
     def _of_own_dtype(self, values: Any) -> Any:

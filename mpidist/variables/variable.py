@@ -71,17 +71,15 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype)
     if not is_plain:
         _check_aggregation(aggregation, storage.dtype, name)
-    variable = DistributedVariable(
+    if partition_dimensions is not None:
+        check_partition(storage.shape, partition_dimensions, strategy.extended.num_logical_devices)
+    variable = strategy.extended.new_variable(
         storage,
-        strategy=strategy,
         name=strategy.extended.unique_name(name or "Variable"),
         trainable=synchronization is not VariableSynchronization.ON_READ if trainable is None else trainable,
         synchronization=synchronization,
         aggregation=aggregation,
     )
-    if partition_dimensions is not None:
-        check_partition(variable.shape, partition_dimensions, strategy.extended.num_logical_devices)
-    strategy.extended.share_initial_value(variable)
     return variable if partition_dimensions is None else strategy.extended.split(variable, partition_dimensions)
 
 
@@ -292,12 +290,20 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             value = self._share_of(verb, value)
         elif place is _Place.REPLICA and not self._is_on_read:
             value = self._aggregated(value)
-        if write_fn is _set:
-            _set(self._storage, value)
-            self._torn = None
-        else:
-            write_fn(self.storage, value)
+        self._change(verb, lambda storage: write_fn(storage, value), sets_all=write_fn is _set)
         return self
+
+    def _change(self, verb: str, change: Callable[[Any], None], sets_all: bool = False) -> None:
+        """Call what changes the array; `sets_all` if it sets every element.  Local.
+
+        Raises
+        ------
+        TornVariableError
+            The variable is torn, and `change` does not set all of it.
+        """
+        change(self._storage if sets_all else self.storage)
+        if sets_all:
+            self._torn = None
 
     def _torn_error(self) -> TornVariableError:
         return TornVariableError(
