@@ -11,6 +11,8 @@
     ├── CollectiveMismatchError  (ValueError)     ranks called collectives with different tensors
     │   └── MergeCallError       (RuntimeError)   some replicas made a `merge_call`, and others did not
     ├── RemoteReplicaError       (RuntimeError)   the function given to ``run`` raised on another replica
+    ├── RemoteFunctionError      (RuntimeError)   a scheduled function raised on a worker; has the traceback there
+    ├── CancelledError           (RuntimeError)   a scheduled function was not run, because an earlier one failed
     ├── TornVariableError        (RuntimeError)   a variable's update was broken off in the middle
     ├── InputError               (RuntimeError)   an element of a data set could not be made; names it and the cause
     ├── OutOfRangeError          (IndexError)     `get_next` of an iterator that has no more elements
@@ -99,6 +101,17 @@ class RemoteReplicaError(MpidistError, RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.cause = cause
+
+
+class RemoteFunctionError(MpidistError, RuntimeError):
+    """A function scheduled by a `ClusterCoordinator` raised on a worker; the message has worker, function, traceback.
+
+    It is the ``__cause__`` of the error that the chief raises, and stands for errors that cannot be pickled.
+    """
+
+
+class CancelledError(MpidistError, RuntimeError):
+    """A scheduled function was not run, because one that was scheduled before it failed."""
 
 
 class TornVariableError(MpidistError, RuntimeError):
