@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -28,7 +28,11 @@ from mpidist.transports.remote_memory import MOST_PIECES, RemoteMemory, address_
 from mpidist.transports.shared import SharedSegments
 
 #: How many bytes are read at a time when results are gathered: a rank that waits looks around every millisecond.
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 22
+
+#: How many bytes of values, of all ranks together, are read before they are added: a call of the kernel costs as much
+#: as some ten thousand bytes do, but what was read should still be in cache.
+_FETCH_BYTES = 1 << 21
 
 
 class RemoteSum(BucketReduction):
@@ -75,9 +79,9 @@ class RemoteSum(BucketReduction):
         self._targets = targets
         self._combine = reduction(op, numpy)
         self._scale = scale
-        share = -(-step // size)
-        self._read = numpy.empty((size, share), dtype)
         self._mine = _Rows(sources, [stretch for stretch in self.owned if stretch[0] < stretch[1]], dtype.itemsize)
+        self._fetches = _fetches(self._mine, _FETCH_BYTES // size // dtype.itemsize)
+        self._read = numpy.empty((size, max((fetch.elements for fetch in self._fetches), default=0)), dtype)
         self._rows = {other: self._mine.empty() for other in self._others}
         self._into = numpy.empty((1, 2), dtype=numpy.uint64)
         shares = {other: owned(sources.elements, step, other, size) for other in self._others}
@@ -133,19 +137,23 @@ class RemoteSum(BucketReduction):
         flat = targets[0].reshape(-1) if len(targets) == 1 and transform is None else None
         if self._rank > 1 and flat is not None and numpy.may_share_memory(flat, sources[0]):
             flat = None  # in place, the sum of the ranks before this one would take the place of its own values
-        for (start, stop), (first, last) in zip(self._mine.stretches, self._mine.cuts, strict=True):
+        for fetch in self._fetches:
             for other in self._others:
-                self._fetch(watch, other, rows[other][first:last], stop - start)
-            # Values are added where they were read: the less memory is in use, the more of it stays in cache.
-            total = self._read[self._others[0], : stop - start] if flat is None else flat[start:stop]
-            self._add_up(start, stop, sources, total)
-            if transform is not None:
-                transform(start, total)
-            elif flat is None:
-                self._targets.scatter(start, total, targets)
+                self._fetch(watch, other, rows[other][fetch.first : fetch.last], fetch.elements)
+            done = 0
+            for start, stop in fetch.stretches:
+                read = self._read[:, done : done + stop - start]
+                # Values are added where they were read: the less memory is in use, the more of it stays in cache.
+                total = read[self._others[0]] if flat is None else flat[start:stop]
+                self._add_up(start, stop, sources, read, total)
+                if transform is not None:
+                    transform(start, total)
+                elif flat is None:
+                    self._targets.scatter(start, total, targets)
+                done += stop - start
 
     def _fetch(self, watch: Watch, other: int, rows: Any, elements: int) -> None:
-        """Read another rank's values of a share into their row of scratch."""
+        """Read another rank's values of some stretches into their row of scratch."""
         row = self._read[other, :elements]
         for first in range(0, len(rows), MOST_PIECES):
             some = rows[first : first + MOST_PIECES]
@@ -153,9 +161,9 @@ class RemoteSum(BucketReduction):
             self._copy(watch, other, self._into, some)
             row = row[int(self._into[0, 1]) // row.itemsize :]
 
-    def _add_up(self, start: int, stop: int, sources: Sequence[Any], total: Any) -> None:
-        """Reduce all ranks' values of a share, in rank order."""
-        combine, read, rank, done = self._combine, self._read, self._rank, 0
+    def _add_up(self, start: int, stop: int, sources: Sequence[Any], read: Any, total: Any) -> None:
+        """Reduce all ranks' values of a stretch, in rank order."""
+        combine, rank, done = self._combine, self._rank, 0
         for piece in self._sources.within(start, stop):
             end = done + piece.stop - piece.start
             mine, out = piece.of(sources).reshape(-1), total[done:end]
@@ -188,6 +196,36 @@ class RemoteSum(BucketReduction):
                 f"rank {control.rank} of {control.size}: the memory of {control.name(peer)} "
                 f"cannot be read any more: {error}; set MPIDIST_ALGORITHM=shared_memory to do without"
             ) from error
+
+
+class _Fetch(NamedTuple):
+    """Stretches whose values are read at a time.
+
+    Attributes
+    ----------
+    first, last : int
+        Their rows.
+    elements : int
+    stretches : list of (start, stop)
+    """
+
+    first: int
+    last: int
+    elements: int
+    stretches: list[tuple[int, int]]
+
+
+def _fetches(rows: _Rows, most: int) -> list[_Fetch]:
+    """Return the stretches of `rows` in batches of at most so many elements, unless one alone has more."""
+    found: list[_Fetch] = []
+    for (start, stop), (first, last) in zip(rows.stretches, rows.cuts, strict=True):
+        if found and found[-1].elements + stop - start <= most:
+            before = found.pop()
+            first, elements, stretches = before.first, before.elements, before.stretches
+        else:
+            elements, stretches = 0, []
+        found.append(_Fetch(first, last, elements + stop - start, [*stretches, (start, stop)]))
+    return found
 
 
 class _Rows:
