@@ -8,6 +8,7 @@
     ├── TransportError           (RuntimeError)   bytes could not be moved
     │   ├── TransportTimeoutError (TimeoutError)  a deadline passed; names the ranks that did not come
     │   └── RankFailedError                       another rank failed, was killed or left early; names it
+    │       └── PeerLostError                     the same in a job that goes on without that rank
     ├── CollectiveMismatchError  (ValueError)     ranks called collectives with different tensors
     │   └── MergeCallError       (RuntimeError)   some replicas made a `merge_call`, and others did not
     ├── RemoteReplicaError       (RuntimeError)   the function given to ``run`` raised on another replica
@@ -66,6 +67,10 @@ class RankFailedError(TransportError):
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class PeerLostError(RankFailedError):
+    """The rank at the other end of a line is gone, in a job that tolerates faults: what does not need it goes on."""
 
 
 class CollectiveMismatchError(MpidistError, ValueError):

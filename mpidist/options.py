@@ -118,6 +118,7 @@ class Settings:
     virtual_nodes: int = 1  # MPIDIST_VIRTUAL_NODES=2 treats each host as two nodes, to try the path between nodes
     no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say
     trace: str = ""  # MPIDIST_TRACE: the folder in which every rank notes what it does when; empty: nothing is noted
+    fault_tolerant: bool = False  # MPIDIST_FAULT_TOLERANT=1: the job goes on without a rank that others can do without
     run_folder: str = ""  # MPIDIST_RUN_FOLDER: set by `mpidist run`, where ranks note how far MPI's start-up has come
 
 

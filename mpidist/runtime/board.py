@@ -28,15 +28,18 @@ def _no_fence() -> None:
     """x86-64 shows stores of one processor to all others in program order: nothing to do."""
 
 
-def _lock_fence(lock: threading.Lock = threading.Lock()) -> None:  # noqa: B008 - one lock for all, on purpose
-    """Order memory on weaker processors: a release followed by an acquire of one lock is a full fence."""
+def full_fence(lock: threading.Lock = threading.Lock()) -> None:  # noqa: B008 - one lock for all, on purpose
+    """Make this process's stores visible before its next load: a release, then an acquire of one lock.
+
+    Who stores a mark and then looks at another's needs this on every processor: x86-64, too, lets a load pass a store.
+    """
     with lock:
         pass
     with lock:
         pass
 
 
-fence: Callable[[], None] = _no_fence if platform.machine() in ("x86_64", "AMD64") else _lock_fence
+fence: Callable[[], None] = _no_fence if platform.machine() in ("x86_64", "AMD64") else full_fence
 
 
 class StatusBoard:

@@ -122,6 +122,11 @@ class Arbiter:
         return self._failed
 
     @property
+    def left_ranks(self) -> Mapping[int, int]:
+        """The ranks of other nodes that have said that they leave, and after how many calls."""
+        return self._left
+
+    @property
     def has_verdict(self) -> bool:
         """Whether rank 0 has settled who is missing."""
         return self._verdict is not None

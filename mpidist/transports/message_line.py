@@ -1,0 +1,242 @@
+"""Lines over a transport: for ranks of different nodes, and where memory cannot be shared.
+
+A message is a *frame* of fixed size, which the receiver has always asked for in advance: how long the header is, how
+long the payload, and the header's beginning.  What does not fit follows in a message of its own, and so does the
+payload, each of a size that both sides know by then.  So any transport will do.
+
+The receiver owns the buffers that payloads arrive in, and uses them again when they have been released.  An area is
+free as soon as the transport is done with it, which may be before the peer releases the message.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy
+
+from mpidist.errors import RankFailedError, TransportError
+from mpidist.transports.base import Pending, Transport
+from mpidist.transports.lines import Area, Header, Line, Message, Patience, Presence
+
+#: A prefix: bytes of the header, flags, bytes of the payload; and how long a frame is in all.
+_PREFIX = struct.Struct("<QQQ")
+_FRAME_BYTES = 1024
+_INLINE_BYTES = _FRAME_BYTES - _PREFIX.size
+
+_PAYLOAD = 1
+
+#: Messages that may be under way to the peer before a sender waits.
+_MOST_UNDER_WAY = 64
+
+#: How long what a peer has sent may still take to arrive when it is known to have ended.
+_ARRIVE_SECONDS = 0.5
+
+
+def open_message_lines(transport: Transport, peers: Sequence[int], presence: Presence) -> dict[int, Line]:
+    """Return lines to `peers` over a transport that is used for nothing else.  Local."""
+    return {peer: MessageLine(peer, presence, transport) for peer in peers}
+
+
+class MessageLine(Line):
+    """A line over a transport.
+
+    Parameters
+    ----------
+    peer : int
+    presence : Presence
+    transport : Transport
+        In which the peer has the same number.
+    """
+
+    def __init__(self, peer: int, presence: Presence, transport: Transport) -> None:
+        super().__init__(peer, presence)
+        self._transport = transport
+        self._under_way: deque[tuple[Pending, Any]] = deque()  # with what is being sent
+        self._awaited: list[Pending] = []
+        self._spare: list[Any] = []  # buffers for payloads
+        self._incoming = self._arrays()
+        self._last_came = 0.0
+        self._ask()
+        # what is under way when nobody refers to the line any more is still written into, or read from
+        weakref.finalize(self, transport.abandon, [self._under_way, self._awaited])
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, header: Header, payload: Area | None = None, nbytes: int | None = None) -> None:
+        area, length = None, 0
+        if payload is not None:
+            area = self._own(payload)
+            length = area.array.size if nbytes is None else nbytes
+            if area.busy or not 0 <= length <= area.array.size:
+                state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
+                raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
+        self._wait_for_room()
+        content = bytes(header)
+        frame = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
+        view = memoryview(frame)
+        _PREFIX.pack_into(view, 0, len(content), _PAYLOAD if area is not None else 0, length)
+        inline = content[:_INLINE_BYTES]
+        view[_PREFIX.size : _PREFIX.size + len(inline)] = inline
+        self._start(frame)
+        if len(content) > _INLINE_BYTES:
+            self._start(numpy.frombuffer(content, dtype=numpy.uint8)[_INLINE_BYTES:])
+        if area is not None and length:
+            area.pending = self._start(area.array[:length])
+
+    def _start(self, array: Any) -> Pending:
+        pending = self._guarded(self._transport.send, array, self.peer)
+        self._under_way.append((pending, array))
+        return pending
+
+    def _wait_for_room(self) -> None:
+        if self.closed:
+            raise TransportError(f"the line to rank {self.peer} has been closed")
+        self._push_on()
+        if not self._gone and len(self._under_way) < _MOST_UNDER_WAY:
+            return
+        patience = Patience([self], f"{self.described}, for room to send its own")
+        while len(self._under_way) >= _MOST_UNDER_WAY or self._gone:
+            if self._gone:
+                raise patience.lost(self)
+            for line in self.presence.lines:  # or two ranks, or a circle of them, would wait for each other
+                line.take_in()
+            patience.tick()
+            self._push_on()
+
+    def _push_on(self) -> bool:
+        """Let go of what has been sent; return whether there was something."""
+        queue, moved = self._under_way, False
+        while queue and self._done(queue[0][0]):
+            queue.popleft()
+            moved = True
+        return moved
+
+    def _done(self, pending: Pending) -> bool:
+        return bool(self._guarded(self._transport.poll, [pending]))
+
+    def _guarded(self, fn: Any, *args: Any) -> Any:
+        """Call a method of the transport; a peer that it finds gone is lost."""
+        try:
+            return fn(*args)
+        except RankFailedError as error:
+            self.lose(f"is gone: {error}")
+            if not self.presence.control.settings.fault_tolerant:
+                raise
+            return None
+
+    # -- areas --------------------------------------------------------------------------------------------------------
+
+    def area(self, nbytes: int) -> MessageArea:
+        return MessageArea(self, nbytes)
+
+    def _own(self, area: Area) -> MessageArea:
+        if not isinstance(area, MessageArea) or area.line is not self:
+            raise ValueError(f"an area that was made by the line to rank {self.peer} is needed, got {area!r}")
+        return area
+
+    def sent(self, pending: Pending) -> bool:
+        """Return whether what `send` started is done; also when it is in vain."""
+        return self._done(pending) or bool(self._gone)
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def take_in(self) -> bool:
+        moved = bool(self._under_way) and self._push_on()
+        while self._awaited and self._done(self._awaited[0]):
+            self._awaited.pop()
+            self._ask()
+            moved = True
+        return moved
+
+    def _ask(self) -> None:
+        """Ask the transport for what is to be received next."""
+        pending = self._guarded(self._transport.receive, next(self._incoming), self.peer)
+        if pending is not None:
+            self._awaited.append(pending)
+
+    def _has_more(self) -> bool:
+        """As `Line._has_more`; what is under way when the peer's end gets known has a moment to arrive."""
+        now = time.monotonic()
+        if self.take_in() or not self._last_came:
+            self._last_came = now
+        return bool(self._inbox) or now - self._last_came < _ARRIVE_SECONDS
+
+    def _arrays(self) -> Iterator[Any]:
+        """Yield the arrays to be received into, one after the other, and put the messages together."""
+        frame = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
+        while True:
+            yield frame
+            nbytes, flags, length = _PREFIX.unpack_from(frame)
+            header = frame[_PREFIX.size : _PREFIX.size + min(nbytes, _INLINE_BYTES)].tobytes()
+            if nbytes > _INLINE_BYTES:
+                rest = numpy.empty(nbytes - _INLINE_BYTES, dtype=numpy.uint8)
+                yield rest
+                header += rest.tobytes()
+            if flags & _PAYLOAD:
+                buffer = self._buffer_of(length)
+                if length:
+                    yield buffer[:length]
+                payload = buffer[:length]
+                payload.flags.writeable = False
+                self._inbox.append(Message(header, payload, partial(self._spare.append, buffer)))
+            else:
+                self._inbox.append(Message(header))
+
+    def _buffer_of(self, nbytes: int) -> Any:
+        """Return a buffer of at least `nbytes` bytes: the smallest spare one that fits, or a new one."""
+        fitting = [index for index, buffer in enumerate(self._spare) if buffer.size >= nbytes]
+        if fitting:
+            return self._spare.pop(min(fitting, key=lambda index: self._spare[index].size))
+        if self._spare:
+            self._spare.pop()  # too small by now: it grows
+        return numpy.empty(nbytes, dtype=numpy.uint8)
+
+    def close(self) -> None:
+        super().close()
+        self._transport.abandon([*self._under_way, *self._awaited])
+        self._awaited.clear()
+
+
+class MessageArea(Area):
+    """An area in private memory.
+
+    Attributes
+    ----------
+    pending : Pending
+        What `Transport.send` returned when its content was sent last.
+    """
+
+    def __init__(self, line: MessageLine, nbytes: int) -> None:
+        self.line = line
+        self.array = aligned(nbytes)
+        self.pending: Pending = None
+
+    @property
+    def busy(self) -> bool:
+        if self.pending is not None and self.line.sent(self.pending):
+            self.pending = None
+        return self.pending is not None
+
+    def wait_free(self) -> None:
+        if self.busy:
+            control, peer = self.line.presence.control, self.line.presence.name_of(self.line.peer)
+            what = f"rank {control.rank} waits for {control.name(peer)} to take what it was sent"
+            patience = Patience([self.line], what)
+            while self.busy:
+                patience.tick()
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with the last reference to it."""
+
+
+def aligned(nbytes: int) -> Any:
+    """Return uninitialized bytes that begin at a multiple of 64."""
+    raw = numpy.empty(nbytes + 64, dtype=numpy.uint8)
+    start = -raw.__array_interface__["data"][0] % 64
+    return raw[start : start + nbytes]

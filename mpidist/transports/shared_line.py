@@ -1,0 +1,308 @@
+"""Lines between ranks of one node: headers through rings of shared memory, payloads read where they lie.
+
+Each direction of a line is a ring of bytes that one side fills and the other empties, with a counter each, on cache
+lines of their own.  A *record* in a ring is a prefix of three words and the bytes of a header, or of a part of a long
+one.  An area is a file in memory of its own, whose place is told in a record before its first use; its first line holds
+a word that is 1 while the area is busy, which the sender sets and the receiver clears.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.errors import TransportError
+from mpidist.runtime.board import fence
+from mpidist.runtime.shared_memory import SharedFile, map_file
+from mpidist.transports.lines import Area, Header, Line, Message, Patience, Presence
+from mpidist.transports.shared import Exchange, map_together
+
+#: A prefix: bytes that follow, flags, number of the area, bytes of the payload.
+_PREFIX = struct.Struct("<IIQQ")
+_PREFIX_BYTES = _PREFIX.size
+
+#: Flags: more of this header follows; there is a payload; the place of a new area; an area is given back; the rest of
+#: the ring is skipped.
+_MORE, _PAYLOAD, _AREA, _DROP, _SKIP = 1, 2, 4, 8, 16
+
+#: Counters of a ring: bytes filled, bytes emptied; in words from its beginning, and where its bytes begin.
+_FILLED, _EMPTIED, _START_BYTES = 0, 8, 128
+
+#: Words at the beginning of an area: busy, and whether the peer has mapped it; and where its bytes begin.
+_BUSY, _MAPPED, _AREA_START = 0, 1, 64
+
+
+def open_shared_lines(
+    rank: int,
+    here: Sequence[int],
+    peers_of: Sequence[Sequence[int]],
+    presence: Presence,
+    ring_bytes: int,
+    exchange: Exchange,
+) -> dict[int, Line]:
+    """Return this rank's lines to peers of its node, none if its memory cannot be had; then it says so.
+
+    Collective: every rank of the node calls it in the same order.
+
+    Parameters
+    ----------
+    rank : int
+    here : sequence of int
+        The ranks of the node.
+    peers_of : sequence of sequence of int
+        By rank: to whom it has lines.
+    presence : Presence
+    ring_bytes : int
+    exchange : callable
+        Small all-gather over the ranks of the node.
+    """
+    ring_bytes = max(4096, -(-ring_bytes // 64) * 64)
+    directions = [(a, b) for a in here for b in peers_of[a] if b in here]
+    stride = _START_BYTES + ring_bytes
+    try:
+        memory = memoryview(map_together(max(1, len(directions)) * stride, here.index(rank), exchange))
+    except TransportError as error:
+        if rank == here[0]:
+            presence.control.warn(f"{error}; the ranks of this node talk by messages instead")
+        return {}
+    rings = {pair: memory[index * stride : (index + 1) * stride] for index, pair in enumerate(directions)}
+    peers = [peer for peer in peers_of[rank] if peer in here]
+    return {peer: SharedLine(peer, presence, rings[rank, peer], rings[peer, rank]) for peer in peers}
+
+
+class SharedLine(Line):
+    """A line to a rank of this node.
+
+    Parameters
+    ----------
+    peer : int
+    presence : Presence
+    ring_out, ring_in : memoryview of bytes
+        The rings to and from the peer, zeroed.
+    """
+
+    is_shared = True
+
+    def __init__(self, peer: int, presence: Presence, ring_out: memoryview, ring_in: memoryview) -> None:
+        super().__init__(peer, presence)
+        self._size = len(ring_out) - _START_BYTES
+        self._most = (
+            self._size // 4 - _PREFIX_BYTES
+        )  # of a header in one record: so that long ones keep both sides busy
+        self._out_words, self._in_words = ring_out[:_START_BYTES].cast("Q"), ring_in[:_START_BYTES].cast("Q")
+        self._out, self._in = ring_out[_START_BYTES:], ring_in[_START_BYTES:]
+        self._filled = self._emptied = self._seen_emptied = 0
+        self._areas: list[SharedArea] = []
+        self._made = 0
+        self._theirs: dict[int, tuple[memoryview, Any]] = {}
+        self._parts = bytearray()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, header: Header, payload: Area | None = None, nbytes: int | None = None) -> None:
+        number = flags = length = 0
+        if payload is not None:
+            area = self._own(payload)
+            length = area.array.size if nbytes is None else nbytes
+            if area.busy or not 0 <= length <= area.array.size:
+                state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
+                raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
+            number, flags = area.number, _PAYLOAD
+            self._announce(area)
+            area.words[_BUSY] = 1
+        if len(header) > self._most:
+            header = self._send_parts(memoryview(header).cast("B"))
+        self._put(header, flags, number, length)
+
+    def _send_parts(self, header: memoryview) -> memoryview:
+        """Send all of a long header but its last part, and return that."""
+        most = self._most
+        while len(header) > most:
+            self._put(header[:most], _MORE, 0, 0)
+            header = header[most:]
+        return header
+
+    def _put(self, content: Header, flags: int, number: int, length: int) -> None:
+        """Write one record into the ring, waiting for room."""
+        nbytes = len(content)
+        record = (_PREFIX_BYTES + nbytes + 7) & ~7
+        filled, size = self._filled, self._size
+        at = filled % size
+        skipped = size - at if at + record > size else 0
+        if filled + skipped + record - self._seen_emptied > size or self._gone:
+            self._wait_for_room(filled + skipped + record - size)
+        if skipped:
+            self._out[at : at + 8] = _SKIPPED
+            filled += skipped
+            at = 0
+        _PREFIX.pack_into(self._out, at, nbytes, flags, number, length)
+        at += _PREFIX_BYTES
+        self._out[at : at + nbytes] = content
+        self._filled = filled = filled + record
+        fence()
+        self._out_words[_FILLED] = filled
+
+    def _wait_for_room(self, emptied: int) -> None:
+        """Wait until the peer has emptied the ring up to there."""
+        self._seen_emptied = self._out_words[_EMPTIED]
+        patience = None
+        while self._seen_emptied < emptied or self._gone:
+            if self.closed:
+                raise TransportError(f"the line to rank {self.peer} has been closed")
+            if patience is None:
+                patience = Patience([self], f"{self.described}, for room to send its own")
+            if self._gone:
+                raise patience.lost(self)
+            for line in self.presence.lines:  # or two ranks, or a circle of them, would wait for each other
+                line.take_in()
+            patience.tick()
+            self._seen_emptied = self._out_words[_EMPTIED]
+        fence()
+
+    # -- areas --------------------------------------------------------------------------------------------------------
+
+    def area(self, nbytes: int) -> SharedArea:
+        try:
+            made = SharedArea(self, self._made, nbytes)
+        except OSError as error:
+            raise TransportError(
+                f"{nbytes} bytes of shared memory for what goes to rank {self.peer} cannot be had: {error}"
+            ) from error
+        self._made += 1
+        self._areas.append(made)
+        return made
+
+    def _own(self, area: Area) -> SharedArea:
+        if not isinstance(area, SharedArea) or area.line is not self:
+            raise ValueError(f"an area that was made by the line to rank {self.peer} is needed, got {area!r}")
+        return area
+
+    def _announce(self, area: SharedArea) -> None:
+        """Tell the peer, once, where an area is; forget its way in when the peer has taken it."""
+        if area.file is None:
+            return
+        if not area.announced:
+            area.announced = True
+            self._put(area.file.path.encode(), _AREA, area.number, 0)
+        elif area.words[_MAPPED]:
+            area.file.unlink()
+            area.file = None
+
+    def drop(self, area: SharedArea) -> None:
+        """Tell the peer that an area is no more."""
+        if area in self._areas:
+            self._areas.remove(area)
+            if area.announced and not self._gone and not self.closed:
+                self._put(b"", _DROP, area.number, 0)
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def take_in(self) -> bool:
+        emptied = self._emptied
+        if self._in_words[_FILLED] == emptied:
+            return False
+        fence()
+        filled, size, ring = self._in_words[_FILLED], self._size, self._in
+        while emptied < filled:
+            at = emptied % size
+            if ring[at + 4] & _SKIP:
+                emptied += size - at
+                continue
+            nbytes, flags, number, length = _PREFIX.unpack_from(ring, at)
+            start = at + _PREFIX_BYTES
+            self._take(bytes(ring[start : start + nbytes]), flags, number, length)
+            emptied += (_PREFIX_BYTES + nbytes + 7) & ~7
+            fence()
+            self._in_words[_EMPTIED] = self._emptied = emptied
+        return True
+
+    def _take(self, content: bytes, flags: int, number: int, length: int) -> None:
+        """Take one record in."""
+        if flags & (_MORE | _AREA | _DROP):
+            if flags & _MORE:
+                self._parts += content
+            elif flags & _AREA:
+                self._map(number, content.decode())
+            else:
+                self._theirs.pop(number, None)
+            return
+        if self._parts:
+            content, self._parts = bytes(self._parts + content), bytearray()
+        if flags & _PAYLOAD:
+            words, array = self._theirs[number]
+            self._inbox.append(Message(content, array[:length], _Free(words)))
+        else:
+            self._inbox.append(Message(content))
+
+    def _map(self, number: int, path: str) -> None:
+        try:
+            memory = map_file(path)
+        except OSError as error:
+            raise TransportError(f"an area of rank {self.peer} cannot be mapped: {error}") from error
+        words = memoryview(memory)[:_AREA_START].cast("Q")
+        array = numpy.frombuffer(memory, dtype=numpy.uint8, offset=_AREA_START)
+        array.flags.writeable = False
+        words[_MAPPED] = 1
+        self._theirs[number] = (words, array)
+
+    def close(self) -> None:
+        super().close()
+        for area in self._areas:
+            area.forget()
+        self._areas, self._theirs = [], {}
+
+
+class _Free:
+    """Says that an area is not needed any more."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def __call__(self) -> None:
+        fence()
+        self._words[_BUSY] = 0
+
+
+class SharedArea(Area):
+    """An area in shared memory."""
+
+    def __init__(self, line: SharedLine, number: int, nbytes: int) -> None:
+        self.line = line
+        self.number = number
+        self.announced = False
+        self.file: SharedFile | None = SharedFile(_AREA_START + max(1, nbytes))
+        memory = self.file.map()
+        self.words = memoryview(memory)[:_AREA_START].cast("Q")
+        self.array = numpy.frombuffer(memory, dtype=numpy.uint8, offset=_AREA_START)[:nbytes]
+
+    @property
+    def busy(self) -> bool:
+        return self.words[_BUSY] != 0
+
+    def wait_free(self) -> None:
+        if not self.busy:
+            return
+        control, peer = self.line.presence.control, self.line.presence.name_of(self.line.peer)
+        what = f"rank {control.rank} waits for {control.name(peer)} to be done with what it was sent"
+        patience = Patience([self.line], what)
+        while self.busy:
+            patience.tick()
+
+    def close(self) -> None:
+        self.line.drop(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Give the memory back, as far as this rank is concerned."""
+        if self.file is not None:
+            self.file.unlink()
+            self.file = None
+
+
+#: The first word of a record that says that the rest of the ring is skipped.
+_SKIPPED = struct.pack("<II", 0, _SKIP)
