@@ -27,8 +27,8 @@ class Lookout:
     A way that takes r times as long as the chosen one costs r - 1 of its calls when it is tried.  It is tried so
     seldom that this is its part of `_SHARE`: one that is nearly as quick often, one that is far slower hardly ever.
 
-    Calls make windows: some by the chosen way, of which the quickest counts, and one by another if one is due.  Pure:
-    what the ranks of a job are told to do depends on `judge`'s arguments alone, and on how many calls they made.
+    Calls make windows: some by the chosen way, of which the quickest counts, or one by another that is due.  Pure: what
+    the ranks of a job are told to do depends on `judge`'s arguments alone, and on how many calls they made.
 
     Parameters
     ----------
@@ -41,32 +41,32 @@ class Lookout:
     ----------
     way : int
         Which one to take now.
-    seconds : array of float64, shape (2,)
-        This rank's: of the chosen way, and of the other one that was tried, if one was.  The ranks' maxima decide.
+    seconds : array of float64, shape (1,)
+        What it took this rank in this window.  The ranks' maximum decides.
     """
 
     def __init__(self, seconds: Any, window: int) -> None:
         self._seconds = numpy.array(seconds, dtype=float)
         self._window = window
-        self._chosen = int(self._seconds.argmin())
-        self._usual = float(self._seconds[self._chosen])
-        self._waits = self._pauses(self._seconds)
+        self._take(int(self._seconds.argmin()))
         self._calm = 0
-        self._begin()
+        self._begin(self._chosen)
 
-    def _begin(self) -> None:
-        """Begin a window."""
-        others = numpy.where(numpy.arange(len(self._waits)) == self._chosen, numpy.inf, self._waits)
-        first = int(others.argmin())  # the one that is overdue the longest
-        self._other = first if others[first] <= 0 else None
-        self._left = self._window + (self._other is not None)
-        self.way = self._chosen
-        self.seconds = numpy.array([numpy.inf, numpy.inf])
+    def _take(self, way: int) -> None:
+        """Take a way from now on."""
+        self._chosen, self._usual = way, float(self._seconds[way])
+        self._waits = self._pauses(self._seconds)
+        self._waits[way] = numpy.inf
 
     def _pauses(self, seconds: Any) -> Any:
         """Return after how many calls ways that take so long may be tried."""
         cost = seconds / self._seconds[self._chosen] - 1
-        return numpy.clip(cost * (len(self._seconds) - 1) / _SHARE, 0, _LONGEST)
+        return numpy.clip(cost * (len(self._seconds) - 1) / _SHARE, self._window, _LONGEST)
+
+    def _begin(self, way: int) -> None:
+        """Begin a window."""
+        self.way, self._left = way, self._window if way == self._chosen else 1
+        self.seconds = numpy.array([numpy.inf])
 
     @property
     def is_over(self) -> bool:
@@ -74,37 +74,33 @@ class Lookout:
         return self._left <= 0
 
     def record(self, seconds: float) -> None:
-        """Take the time of the way that was taken, and go on to the next."""
-        if self.way == self._chosen:
-            self.seconds[0] = min(self.seconds[0], seconds)
-        else:
-            self.seconds[1] = seconds
+        """Take the time of a call."""
+        self.seconds[0] = min(self.seconds[0], seconds)
         self._left -= 1
-        if self._left == 1 and self._other is not None:
-            self.way = self._other
 
     def judge(self, times: Any) -> None:
-        """Take the maxima of all ranks' `seconds` of a window, and begin the next."""
-        own, tried = float(times[0]), self._other
-        self._waits -= self._window
-        self._calm -= self._window
-        self._seconds[self._chosen] = own
-        if tried is not None:
-            before, self._seconds[tried] = self._seconds[tried], times[1]
-            self._waits[tried] = self._pauses(min(before, times[1]))  # once may have been bad luck
-        if tried is not None and times[1] < _BETTER * own:
-            self._chosen, self._usual = tried, float(times[1])
-            self._waits = self._pauses(self._seconds)
-            self._look_around()
-        elif own > _SLOW * self._usual:
-            self._usual = own
+        """Take the maximum of all ranks' `seconds` of a window, and begin the next."""
+        seconds = float(times[0])
+        before, self._seconds[self.way] = self._seconds[self.way], seconds
+        if self.way == self._chosen:
+            self._waits -= self._window
+            self._calm -= self._window
+            if seconds > _SLOW * self._usual:
+                self._usual = seconds
+                self._look_around()
+            self._usual = min(self._usual, seconds)
+        elif seconds < _BETTER * self._seconds[self._chosen]:
+            self._take(self.way)
             self._look_around()
         else:
-            self._usual = min(self._usual, own)
-        self._begin()
+            self._waits[self.way] = self._pauses(min(before, seconds))  # once may have been bad luck
+        next_one = int(self._waits.argmin())
+        self._begin(next_one if self._waits[next_one] <= 0 else self._chosen)
 
     def _look_around(self) -> None:
         """Let ways be tried before it is their time: the machine has changed."""
         if self._calm <= 0:
-            self._waits[self._seconds < _HOPELESS * self._seconds[self._chosen]] = 0
+            near = self._seconds < _HOPELESS * self._seconds[self._chosen]
+            near[self._chosen] = False
+            self._waits[near] = 0
             self._calm = _CALM

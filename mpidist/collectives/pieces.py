@@ -91,6 +91,14 @@ class Pieces:
             done += length
 
 
+class SeenByAll(Pieces):
+    """Tensors that all ranks see: what a rank puts there, others have.  So there is nothing to copy to or from them."""
+
+    def within(self, start: int, stop: int) -> list[Piece]:
+        """Return no pieces."""
+        return []
+
+
 def segments(elements: int, step: int) -> list[tuple[int, int]]:
     """Return (start, stop) of the segments of a buffer, each of `step` elements but the last."""
     return [(start, min(start + step, elements)) for start in range(0, elements, step)]
