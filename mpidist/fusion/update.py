@@ -18,7 +18,7 @@ from mpidist.arrays import wire_dtype
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import ONE_PACK, Communicator
-from mpidist.collectives.pieces import Pieces, Transform
+from mpidist.collectives.pieces import Pieces, SeenByAll, Transform
 from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Contest, Way
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.plan import Bucket, Plan, build
@@ -56,14 +56,25 @@ class FusedUpdate:
     algorithm : str, optional
         As in `Communicator.all_reduce`.
     timeout_seconds : float, optional
+    in_one_copy : bool
+        Whether the parameters are arrays that all ranks see: what one rank has updated is there for the others.
     """
 
     def __init__(
-        self, communicator: Communicator, algorithm: str | None = None, timeout_seconds: float | None = None
+        self,
+        communicator: Communicator,
+        algorithm: str | None = None,
+        timeout_seconds: float | None = None,
+        in_one_copy: bool = False,
     ) -> None:
         self.communicator = communicator
+        self.in_one_copy = in_one_copy
         self._algorithm = algorithm
         self._timeout_seconds = timeout_seconds
+
+    def of_one_copy(self) -> FusedUpdate:
+        """Return the same for parameters that all ranks see.  Local."""
+        return FusedUpdate(self.communicator, self._algorithm, self._timeout_seconds, in_one_copy=True)
 
     def pays(self, nbytes: int) -> bool:
         """Return whether slices may pay for gradients of so many bytes.  Local; the same answer on all ranks."""
@@ -87,7 +98,7 @@ class FusedUpdate:
         largest = max(bucket.nbytes for bucket in plan.buckets)
         names_of_ways = dict.fromkeys(way.algorithm for way in communicator.ways(largest, self._algorithm))
         ways = [Way(name, SEGMENT_BYTES) for name in names_of_ways if name in SEGMENTED]
-        return PlannedUpdate(plan, communicator, ways, self._timeout_seconds) if ways else None
+        return PlannedUpdate(plan, communicator, ways, self._timeout_seconds, self.in_one_copy) if ways else None
 
 
 class PlannedUpdate:
@@ -99,16 +110,25 @@ class PlannedUpdate:
     communicator : Communicator
     ways : sequence of Way
     timeout_seconds : float or None
+    in_one_copy : bool
 
     Attributes
     ----------
     slices : list of Slice
         By bucket.
+    in_one_copy : bool
+        Whether all ranks see the parameters.
     """
 
     def __init__(
-        self, plan: Plan, communicator: Communicator, ways: Sequence[Way], timeout_seconds: float | None
+        self,
+        plan: Plan,
+        communicator: Communicator,
+        ways: Sequence[Way],
+        timeout_seconds: float | None,
+        in_one_copy: bool,
     ) -> None:
+        self.in_one_copy = in_one_copy
         self._plan = plan
         self._communicator = communicator
         self._timeout_seconds = timeout_seconds
@@ -117,6 +137,8 @@ class PlannedUpdate:
         self._copies: dict[int, Any] = {}
         self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
+        # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
+        self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
         self._reductions = [self._bind(way) for way in ways]
         self._calls = [self._call(way) for way in ways]
         self.slices = [
@@ -126,9 +148,9 @@ class PlannedUpdate:
 
     def _bind(self, way: Way) -> list[BucketReduction]:
         found, entries = [], 0
-        for bucket, pieces in zip(self._plan.buckets, self._pieces, strict=True):
+        for bucket, pieces, targets in zip(self._plan.buckets, self._pieces, self._targets, strict=True):
             dtypes = (bucket.dtype,) * 3
-            bound = self._communicator.reduction(way, pieces, pieces, dtypes, "sum", first=entries, in_shares=True)
+            bound = self._communicator.reduction(way, pieces, targets, dtypes, "sum", first=entries, in_shares=True)
             assert bound is not None  # there are elements, and the way has segments
             found.append(bound)
             entries += 2 * len(bucket.tensors)
@@ -188,7 +210,7 @@ class PlannedUpdate:
     def _in(self, buffers: GradientBuffers) -> tuple[Call, list[BucketReduction]]:
         """Return the call and the reductions for gradients that lie in shared buffers.  Collective at first."""
         if self._buffered is None or self._buffered[0] is not buffers:
-            self._buffered = buffers, buffers.call("apply_gradients"), buffers.updates(self._pieces)
+            self._buffered = buffers, buffers.call("apply_gradients"), buffers.updates(self._targets)
         return self._buffered[1:]
 
     @staticmethod

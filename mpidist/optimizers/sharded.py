@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from mpidist.collectives.pieces import Piece
 from mpidist.fusion.update import FusedUpdate, PlannedUpdate
 from mpidist.optimizers.slots import Slots
 
@@ -38,13 +39,14 @@ class ShardedUpdates:
 
         Collective when it first meets a list; slots that are kept otherwise move.
         """
-        if updates is None:
+        if updates is None or (updates.in_one_copy and any(each.one_copy is None for each in variables)):
             self.release()
             return None
         key = (updates, *map(id, variables))
         if key not in self._plans:
             planned = updates.plan(gradients, [variable.name for variable in variables])
-            self._plans[key] = None if planned is None else _ShardedUpdate(planned, variables, self._slots)
+            kind = _OneCopyUpdate if updates.in_one_copy else _ShardedUpdate
+            self._plans[key] = None if planned is None else kind(planned, variables, self._slots)
         found = self._plans[key]
         if found is None or not found.is_active:
             self.release()  # the lists may have variables in common
@@ -81,7 +83,10 @@ class _ShardedUpdate:
         self._variables = list(variables)  # keeps their ids from being reused
         self._slots = slots
         self._kept: list[list[Any]] | None = None
-        self._transforms = [_SliceUpdate(planned, index, variables) for index in range(len(planned.slices))]
+        self._transforms = [self._transform(index) for index in range(len(planned.slices))]
+
+    def _transform(self, index: int) -> _SliceUpdate:
+        return _SliceUpdate(self._planned, index, self._variables)
 
     @property
     def is_active(self) -> bool:
@@ -141,6 +146,26 @@ class _ShardedUpdate:
         self._kept = None
 
 
+class _OneCopyUpdate(_ShardedUpdate):
+    """The same for variables of which the ranks share one copy, and so the slots: nothing moves."""
+
+    def _transform(self, index: int) -> _SliceUpdate:
+        return _OneCopySlice(self._planned, index, self._variables, len(self._slots.names))
+
+    @property
+    def is_active(self) -> bool:
+        """No: slots are not in slices."""
+        return False
+
+    def take_slots(self) -> None:
+        """Look up the slots.  Collective where there are new ones."""
+        slots = [self._slots.of(variable) for variable in self._variables]
+        self._kept = [
+            [[slots[position][number] for position in part.tensors] for number in range(len(self._slots.names))]
+            for part in self._planned.slices
+        ]
+
+
 class _SliceUpdate:
     """What turns a slice of the summed gradients of one bucket into new parameters."""
 
@@ -172,12 +197,10 @@ class _SliceUpdate:
         """Update the parameters from element `start` on by the gradients `values`."""
         pieces, slots = self._pieces.within(start, start + len(values)), self._slots[start]
         steps, storages = self._steps, self._storages
-        first = steps[pieces[0].member]
-        is_crumbs = len(pieces) > 1 and len(values) < _SHORT_ELEMENTS * len(pieces)
-        if is_crumbs and all(steps[piece.member] == first for piece in pieces):
+        if self._are_crumbs(pieces, len(values)):
             parameters = self._parameters[: len(values)]
             self._pieces.gather(start, start + len(values), storages, parameters)
-            self._optimizer.update(parameters, values, slots, first)
+            self._optimizer.update(parameters, values, slots, steps[pieces[0].member])
             self._pieces.scatter(start, parameters, storages)
             return
         done = 0
@@ -186,3 +209,41 @@ class _SliceUpdate:
             parameters, gradient = storages[piece.member][piece.start : piece.stop], values[done:stop]
             self._optimizer.update(parameters, gradient, [slot[done:stop] for slot in slots], steps[piece.member])
             done = stop
+
+    def _are_crumbs(self, pieces: Sequence[Piece], elements: int) -> bool:
+        """Whether pieces are so short, and so alike, that they are better updated together in a copy."""
+        first = self._steps[pieces[0].member]
+        is_short = len(pieces) > 1 and elements < _SHORT_ELEMENTS * len(pieces)
+        return is_short and all(self._steps[piece.member] == first for piece in pieces)
+
+
+class _OneCopySlice(_SliceUpdate):
+    """The same where slots are arrays of their variables' lengths."""
+
+    def __init__(self, planned: PlannedUpdate, index: int, variables: Sequence[Any], slot_count: int) -> None:
+        super().__init__(planned, index, variables)
+        self._copies = [self._parameters, *(numpy.empty_like(self._parameters) for _ in range(slot_count))]
+
+    def set(self, optimizer: Optimizer, steps: Sequence[Step], kept: list[Any]) -> None:
+        """Prepare a step: `steps` for all variables, `kept` the slots, by name and variable."""
+        self._optimizer, self._steps = optimizer, [steps[position] for position in self._positions]
+        self._storages = [variable.storage.reshape(-1) for variable in self._variables]
+        self._arrays = [self._storages, *kept]
+
+    def __call__(self, start: int, values: Any) -> None:
+        """Update the parameters from element `start` on by the gradients `values`."""
+        pieces, stop, steps = self._pieces.within(start, start + len(values)), start + len(values), self._steps
+        if self._are_crumbs(pieces, len(values)):
+            parameters, *slots = copies = [copy[: len(values)] for copy in self._copies]
+            for arrays, copy in zip(self._arrays, copies, strict=True):
+                self._pieces.gather(start, stop, arrays, copy)
+            self._optimizer.update(parameters, values, slots, steps[pieces[0].member])
+            for arrays, copy in zip(self._arrays, copies, strict=True):
+                self._pieces.scatter(start, copy, arrays)
+            return
+        done = 0
+        for piece in pieces:
+            where, gradient = slice(piece.start, piece.stop), values[done : done + piece.stop - piece.start]
+            parameter, *slots = [arrays[piece.member][where] for arrays in self._arrays]
+            self._optimizer.update(parameter, gradient, slots, steps[piece.member])
+            done += len(gradient)

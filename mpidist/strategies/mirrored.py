@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from mpidist.cluster.devices import Device, device_of_rank, parse_devices
+from mpidist.cluster.devices import Device
 from mpidist.collectives.communicator import Communicator
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
 from mpidist.strategies.base import MirroredExtended, Strategy
-from mpidist.strategies.visibility import gpu_count, warn_of_invisible
+from mpidist.strategies.one_node import devices_of_ranks, require_one_node
+from mpidist.strategies.visibility import warn_of_invisible
 
 _log = logging.getLogger("mpidist")
 
@@ -38,8 +39,8 @@ class MirroredStrategy(Strategy):
         self, devices: Sequence[str | Device] | None = None, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
         communicator = Communicator.world()
-        _require_one_node(communicator)
-        all_devices = _devices(devices, communicator)
+        require_one_node(communicator, "MirroredStrategy")
+        all_devices = devices_of_ranks(devices, communicator)
         names = tuple(device.name for device in all_devices)
         self.extended = MirroredExtended(
             self,
@@ -52,22 +53,3 @@ class MirroredStrategy(Strategy):
         warn_of_invisible(all_devices, is_chief=communicator.rank == 0)
         if communicator.rank == 0:
             _log.info("Using MirroredStrategy with devices %r", names)
-
-
-def _require_one_node(communicator: Communicator) -> None:
-    topology = communicator.topology
-    if topology.node_count > 1:
-        raise RuntimeError(
-            f"rank {communicator.rank} of {communicator.size}: MirroredStrategy is for the devices of one machine, but "
-            f"the ranks are on {topology.describe()}. Use MultiWorkerMirroredStrategy, which works across machines"
-        )
-
-
-def _devices(devices: Sequence[str | Device] | None, communicator: Communicator) -> tuple[Device, ...]:
-    """Return the device of every rank."""
-    rank, size = communicator.rank, communicator.size
-    device_of_rank(rank, size, devices)  # checks that there are as many devices as ranks, and names the cure
-    if devices:
-        return parse_devices(devices)
-    gpus = gpu_count()
-    return tuple(device_of_rank(other, size, gpu_count=gpus) for other in range(size))

@@ -1,13 +1,17 @@
 """Variables: arrays that every replica holds a copy of; one noun a file."""
 
+from mpidist.variables.aggregating_variable import AggregatingVariable
 from mpidist.variables.indexed_slices import IndexedSlices
+from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.split_variable import SplitVariable, sums_over_parts
 from mpidist.variables.variable import DistributedValues, DistributedVariable, Variable, read_only
 
 __all__ = [
+    "AggregatingVariable",
     "DistributedValues",
     "DistributedVariable",
     "IndexedSlices",
+    "OneCopy",
     "SplitVariable",
     "Variable",
     "read_only",

@@ -17,6 +17,7 @@ from mpidist.errors import TornVariableError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.array_reading import ArrayReading
 from mpidist.variables.indexed_slices import IndexedSlices
+from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.partition import check_partition
 from mpidist.variables.sparse_writing import SparseWriting
 
@@ -83,7 +84,7 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     return variable if partition_dimensions is None else strategy.extended.split(variable, partition_dimensions)
 
 
-class _Place(enum.Enum):
+class Place(enum.Enum):
     """Where code that reads or writes a variable runs."""
 
     COPY = "on one copy, which is meant as such"
@@ -116,6 +117,8 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     aggregation : VariableAggregation
     """
 
+    #: What the ranks of a node keep it in together, where there is one copy for all; None where each has its own.
+    one_copy: OneCopy | None = None
     #: Why its value is neither the old nor the new one: an update was broken off in the middle.  None when it is whole.
     _torn: str | None = None
 
@@ -159,6 +162,13 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             What happened, for the message.
         """
         self._torn = cause
+
+    def empty_slot(self, dtype: Any) -> Any:
+        """Return a flat array of as many elements in the same kind of memory, for an optimizer.
+
+        Local, but collective where ranks share one copy.
+        """
+        return arrays.empty(self.storage.size, dtype, self.storage)
 
     # -- what checkpoints hold; a variable of which each rank has a part holds it whole --------------------------------
 
@@ -217,7 +227,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """
         if self._torn is not None:
             raise self._torn_error()
-        if self._is_on_read and self._place() is _Place.ACROSS:
+        if self._is_on_read and self._place() is Place.ACROSS:
             return self._aggregate_of_copies()
         return self._view
 
@@ -273,22 +283,22 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """Whether it was made outside of all scopes, and so belongs to this rank alone."""
         return context.is_default(self.strategy)
 
-    def _place(self) -> _Place:
+    def _place(self) -> Place:
         """Return where the code runs, as this variable's strategy sees it."""
         if self._is_plain:
-            return _Place.COPY
+            return Place.COPY
         mode = context.current_mode()
         if mode.strategy is not self.strategy:
-            return _Place.ACROSS
+            return Place.ACROSS
         if mode.is_update:
-            return _Place.COPY
-        return _Place.ACROSS if mode.replica_context is None else _Place.REPLICA
+            return Place.COPY
+        return Place.ACROSS if mode.replica_context is None else Place.REPLICA
 
     def _write(self, verb: str, write_fn: Callable[[Any, Any], None], value: Any) -> DistributedVariable:
         value, place = self._converted(value), self._place()
-        if place is _Place.ACROSS and self._is_on_read:
+        if place is Place.ACROSS and self._is_on_read:
             value = self._share_of(verb, value)
-        elif place is _Place.REPLICA and not self._is_on_read:
+        elif place is Place.REPLICA and not self._is_on_read:
             value = self._aggregated(value)
         self._change(verb, lambda storage: write_fn(storage, value), sets_all=write_fn is _set)
         return self
@@ -334,7 +344,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return self.strategy.extended.reduce_arrays(self._reduce_op(), [value], destinations=[self])[0]
 
     def _rows_to_write(self, rows: IndexedSlices) -> IndexedSlices:
-        if self._place() is not _Place.REPLICA or self.aggregation is VariableAggregation.NONE:
+        if self._place() is not Place.REPLICA or self.aggregation is VariableAggregation.NONE:
             return rows
         extended = self.strategy.extended
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and extended.replica_id:

@@ -1,0 +1,79 @@
+"""The update of variables of which the ranks of a node share one copy: each rank updates its part of them.
+
+All ranks have the same gradients, summed already.  The work is dealt by elements, whatever variables these belong to:
+a rank gets some of the small variables, and a stretch of a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpidist.collectives.call import Call
+
+if TYPE_CHECKING:
+    from mpidist.optimizers.base import Optimizer, Step
+
+
+class Part(NamedTuple):
+    """Elements `start` to `stop` of the `number`-th of some things."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[Part]:
+    """Return what one rank gets of some things; all ranks together get every element once.  Pure.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        How many elements each has.
+    rank, size : int
+    cuts : bool
+        Whether a thing may be cut, so that several ranks get a stretch of it.
+    """
+    ends = list(accumulate(lengths))
+    total = ends[-1] if ends else 0
+    first, last = rank * total // size, (rank + 1) * total // size
+    found = []
+    for number, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+        begin = end - length
+        if cuts:
+            start, stop = max(first, begin), min(last, end)
+        else:  # all of it is for the rank to which its middle belongs
+            start, stop = (begin, end) if first <= begin + length // 2 < last else (begin, begin)
+        if start < stop:
+            found.append(Part(number, start - begin, stop - begin))
+    return found
+
+
+class OneCopyUpdates:
+    """What one optimizer keeps for such updates: the description of each list of variables that it has met."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[int, ...], tuple[Call, list[Any]]] = {}
+
+    def run(
+        self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], steps: Sequence[Step]
+    ) -> None:
+        """Apply summed gradients to variables that share one copy.
+
+        Collective: every rank calls it in the same order, with the same gradients.
+        """
+        for variable in variables:
+            optimizer.slot_arrays(variable)  # new ones are made together; all have filled them when the change begins
+        one_copy, triples = variables[0].one_copy, list(zip(gradients, variables, steps, strict=True))
+        lengths = [optimizer.elements_to_update(*each) for each in triples]
+        with one_copy.changes(self._call(variables), variables):
+            for part in parts_of(lengths, one_copy.rank, one_copy.size, optimizer.cuts_variables):
+                optimizer.update_part(*triples[part.number], part.start, part.stop)
+
+    def _call(self, variables: Sequence[Any]) -> Call:
+        key = tuple(map(id, variables))
+        if key not in self._calls:
+            call = Call("apply_gradients", [(each.name, each.dtype, each.shape) for each in variables])
+            self._calls[key] = call, list(variables)  # which keeps their ids from being reused
+        return self._calls[key][0]
