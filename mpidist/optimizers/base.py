@@ -20,7 +20,7 @@ from mpidist.optimizers import slices, sparse
 from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.clipping import Clipping, is_finite
 from mpidist.optimizers.loss_scale import LossScale
-from mpidist.optimizers.one_copy import OneCopyUpdates
+from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.optimizers.sharded import ShardedUpdates
 from mpidist.optimizers.slots import Slots
 from mpidist.options import ReduceOp
@@ -88,6 +88,10 @@ class Optimizer(abc.ABC):
     scratch_count = 1
     #: Whether a gradient of 0 leaves parameter and slots as they are: rows without a gradient need not be touched.
     zero_gradient_changes_nothing = False
+    #: Who updates in its place, where other processes hold the variables; None where this one does.
+    remote: RemoteUpdates | None = None
+    #: Names of the variables in the order of their first update, where others keep the slots.
+    update_order: Sequence[str] = ()
 
     def __init__(
         self,
@@ -108,14 +112,15 @@ class Optimizer(abc.ABC):
         self.clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
         self.loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
         self.skip_nonfinite = skip_nonfinite
-        self.iterations = 0
+        self._iterations = 0
         self.skipped_steps = 0
+        self._restored_order: list[str] = []
         self._accumulation = Accumulation(gradient_accumulation_steps or 1)
         self._slots = Slots(self.slot_names, self.initial_slots())
         self._sharded = ShardedUpdates(self._slots)
-        self._one_copy = OneCopyUpdates()
         self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
         self._scratch = slices.Scratch()
+        context.get_strategy().extended.adopt_optimizer(self)
 
     # -- what a family says -------------------------------------------------------------------------------------------
 
@@ -160,6 +165,17 @@ class Optimizer(abc.ABC):
     # -- what users set -----------------------------------------------------------------------------------------------
 
     @property
+    def iterations(self) -> int:
+        """Updates made.  Local; where servers hold the variables, they are asked."""
+        return self._iterations if self.remote is None else self.remote.iterations
+
+    @iterations.setter
+    def iterations(self, value: int) -> None:
+        if self.remote is not None:
+            self.remote.set_iterations(value)
+        self._iterations = value
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         rate = self._learning_rate
@@ -168,6 +184,8 @@ class Optimizer(abc.ABC):
     @learning_rate.setter
     def learning_rate(self, value: LearningRate) -> None:
         self._learning_rate = value
+        if self.remote is not None:
+            self.remote.set_learning_rate(value)
 
     @property
     def skips_nonfinite(self) -> bool:
@@ -267,6 +285,11 @@ class Optimizer(abc.ABC):
             self._reduce_and_update(whole, variables, not are_sums, scale)
 
     def _reduce_and_update(self, gradients: list[Any], variables: list[Any], is_reduced: bool, scale: float) -> None:
+        extended = variables[0].strategy.extended
+        self.remote = self.remote or extended.remote_updates(self)
+        if self.remote is not None:
+            self._push(gradients, variables, is_reduced and extended.num_replicas > 1, scale)
+            return
         if is_reduced and not context.in_cross_replica_context():
             is_dense = not any(isinstance(each, IndexedSlices) for each in gradients)
             updates = context.get_strategy().extended.fused_update() if self.elementwise and is_dense else None
@@ -280,27 +303,30 @@ class Optimizer(abc.ABC):
             gradients = _sum_over_replicas(gradients, variables)
         else:
             self._sharded.release()
-            gradients = [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]
         steps = self.steps(gradients, variables, scale)
         if steps is None:
             return
-        self._update_variables(gradients, variables, steps)
+        for gradient, variable, step in zip(gradients, variables, steps, strict=True):
+            self._update_variable(gradient, variable, step)
         self.iterations += 1
-
-    def _update_variables(self, gradients: list[Any], variables: list[Any], steps: list[Step]) -> None:
-        together = []
-        for each in zip(gradients, variables, steps, strict=True):
-            if each[1].one_copy is None:
-                self.update_part(*each)
-            else:
-                together.append(each)
-        if together:
-            self._one_copy.run(self, *zip(*together, strict=True))
 
     def steps(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float = 1.0) -> list[Step] | None:
         """Return what the next step does to every variable; None if it is left out, which is counted.
 
-        `scale` times the gradients are what is applied.
+        `scale` times the gradients are what is applied.  Local and Collective as `_factors`.
+        """
+        factors = self._factors(gradients, variables, scale)
+        if factors is None:
+            return None
+        learning_rate = self.learning_rate
+        coefficients = self.coefficients(learning_rate, self.iterations)
+        return [
+            self.step_of(variable, learning_rate, coefficients, each)
+            for variable, each in zip(variables, factors, strict=True)
+        ]
+
+    def _factors(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float) -> list[float] | None:
+        """Return what to multiply every gradient by; None if the step is left out, which is counted.
 
         Local, and the same on all ranks without asking, since all have the same bits of the summed gradients; an
         `elementwise` optimizer does not look at them.  Where variables are split, the ranks of a replica ask each
@@ -316,14 +342,8 @@ class Optimizer(abc.ABC):
                 return None
         else:
             factor = self._gradient_factor() * scale
-        learning_rate = self.learning_rate
-        coefficients = self.coefficients(learning_rate, self.iterations)
         values = [sparse.values_of(gradient) for gradient in gradients] if self.clipping.needs_norms else gradients
-        factors = self.clipping.factors(values, variables, factor, self._scratch)
-        return [
-            self.step_of(variable, learning_rate, coefficients, each)
-            for variable, each in zip(variables, factors, strict=True)
-        ]
+        return self.clipping.factors(values, variables, factor, self._scratch)
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
         """Return what this step does to one variable.  Local."""
@@ -342,42 +362,14 @@ class Optimizer(abc.ABC):
     def _gradient_factor(self) -> float:
         return 1.0 / (self.loss_scale.scale * self._accumulation.count)
 
-    @property
-    def cuts_variables(self) -> bool:
-        """Whether a stretch of a variable may be updated by itself, once its step is known."""
-        return type(self).update is Optimizer.update
-
-    def elements_to_update(self, gradient: Any, variable: Any, step: Step) -> int:
-        """Return how many elements the update of a variable goes through.  Local."""
-        return gradient.values.size if self._updates_rows(gradient, step) else variable.storage.size
-
-    def _updates_rows(self, gradient: Any, step: Step) -> bool:
-        """Whether only those rows of the variable are touched that have a gradient."""
-        return isinstance(gradient, IndexedSlices) and self.zero_gradient_changes_nothing and not step.decay
-
-    def update_part(self, gradient: Any, variable: Any, step: Step, start: int = 0, stop: int | None = None) -> None:
-        """Update a stretch of the `elements_to_update` of one variable, by default all of them.
-
-        Local; the slots of the variable must be whole.
-
-        Parameters
-        ----------
-        gradient : array or IndexedSlices with each row once
-            Of the whole variable.
-        variable : DistributedVariable
-        step : Step
-        start, stop : int
-            Of rows of which some elements are before `stop`, those are meant that begin after `start` or there.
-        """
+    def _update_variable(self, gradient: Any, variable: Any, step: Step) -> None:
         slots, parameter = self.slot_arrays(variable), variable.storage
-        if self._updates_rows(gradient, step):
-            rows = gradient if stop is None else sparse.rows_within(gradient, start, stop)
-            self._update_rows(parameter, rows, slots, step)
-            return
-        where = slice(start, parameter.size if stop is None else stop)
-        is_sparse = isinstance(gradient, IndexedSlices)
-        flat = sparse.dense_within(gradient, where) if is_sparse else self._scratch.flat(gradient)[where]
-        self.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
+        if not isinstance(gradient, IndexedSlices):
+            self.update(parameter.reshape(-1), self._scratch.flat(gradient), slots, step)
+        elif self.zero_gradient_changes_nothing and not step.decay:
+            self._update_rows(parameter, gradient, slots, step)
+        else:
+            self.update(parameter.reshape(-1), gradient.to_dense().reshape(-1), slots, step)
 
     def _update_rows(self, parameter: Any, gradient: IndexedSlices, slots: list[Any], step: Step) -> None:
         """Update the rows that have a gradient, each once."""
@@ -445,6 +437,8 @@ class Optimizer(abc.ABC):
         Collective where they are kept in slices, each on one rank (large models under a strategy of several ranks);
         Local otherwise.
         """
+        if self.remote is not None:
+            return self.remote.slots(variable)
         elsewhere = self._sharded.gathered().get(id(variable))
         if elsewhere is None:
             return self._slots.by_name(variable)
@@ -457,15 +451,16 @@ class Optimizer(abc.ABC):
         of all replicas; Local otherwise.  Variables are numbered in
         the order in which they were first updated.
         """
-        found: dict[str, Any] = {"iterations": self.iterations, "skipped_steps": self.skipped_steps}
+        found: dict[str, Any] = {"skipped_steps": self.skipped_steps}
+        found |= self.loss_scale.state() | self._accumulation.state()
+        if self.remote is not None:
+            return found | self.remote.state()
         if not callable(self._learning_rate):
             found["learning_rate"] = float(self._learning_rate)
-        return {
-            **found,
-            **self.loss_scale.state(),
-            **self._accumulation.state(),
-            **self._slots.state(self._sharded.gathered()),
-        }
+        known = self._slots.variable_names
+        if order := self.update_order or [*known, *self._restored_order[len(known) :]]:
+            found["slot_variables"] = "\n".join(order)
+        return {"iterations": self.iterations, **found, **self._slots.state(self._sharded.gathered())}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave, also before this optimizer has met its variables.  Local.
@@ -477,14 +472,30 @@ class Optimizer(abc.ABC):
         ValueError
             A slot's shape is not its variable's; for variables not met yet, at their first update.
         """
-        self.iterations = int(state["iterations"])
+        if self.remote is not None:
+            self.remote.restore(state)
+        self._iterations = int(state["iterations"])
         self.skipped_steps = int(state.get("skipped_steps", 0))
         if not callable(self._learning_rate):
             self._learning_rate = float(state.get("learning_rate", self._learning_rate))
         self.loss_scale.restore(state)
         self._accumulation.restore(state)
         self._sharded.forget()
-        self._slots.restore({key: value for key, value in state.items() if re.fullmatch(r"\d+/.*", key)})
+        if self.remote is None:
+            self._slots.restore({key: value for key, value in state.items() if re.fullmatch(r"\d+/.*", key)})
+        self._restored_order = str(state["slot_variables"]).split("\n") if "slot_variables" in state else []
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> Optimizer:
+        """Return a copy that shares everything but who updates in its place: nobody."""
+        new = object.__new__(type(self))
+        new.__dict__.update({**self.__dict__, "remote": None})
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
+        return super().__reduce_ex__(protocol) if self.remote is None else self.remote.reference(self)
 
 
 def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:
@@ -559,17 +570,14 @@ def _foreign_text(variable: Any, strategy: Any) -> str:
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:
     """Return the gradient as an array, or as rows, of its variable's kind and dtype."""
-    storage = variable.storage
     if isinstance(gradient, IndexedSlices):
-        return sparse.rows_of_variable(gradient, storage, variable.name)
+        return sparse.rows_of_variable(gradient, variable)
     gradient = arrays.to_array(gradient)
-    if variable.one_copy is not None and arrays.is_device(gradient):
-        gradient = arrays.as_host(gradient)
-    if gradient.shape != storage.shape:
+    if gradient.shape != variable.shape:
         raise ValueError(
-            f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {storage.shape}"
+            f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {variable.shape}"
         )
-    return gradient if gradient.dtype == storage.dtype else gradient.astype(storage.dtype)
+    return gradient if gradient.dtype == variable.dtype else gradient.astype(variable.dtype)
 
 
 def _sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:

@@ -38,6 +38,11 @@ class Slots:
         assert slots is not None, f"the slots of {variable.name!r} are kept in slices"
         return slots
 
+    @property
+    def variable_names(self) -> list[str]:
+        """Names of the variables met, in the order of their numbers; none where no slots are kept."""
+        return [variable.name for variable, _ in self._known]
+
     def give_up(self, variable: Any) -> None:
         """Drop the slots of a variable, which somebody else keeps from now on; its number stays."""
         number = self._number_of_id[id(variable)]
@@ -81,8 +86,8 @@ class Slots:
             self._known[number] = (variable, slots)
 
     def _empty(self, variable: Any) -> list[Any]:
-        dtype = compute_dtype(variable.dtype)
-        return [variable.empty_slot(dtype) for _ in self.names]
+        storage = variable.storage
+        return [arrays.empty(storage.size, compute_dtype(storage.dtype), storage) for _ in self.names]
 
     def _register(self, variable: Any) -> list[Any]:
         slots, number = self._empty(variable), len(self._known)

@@ -6,14 +6,12 @@ get the same bits.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from mpidist import arrays
 from mpidist.variables import IndexedSlices
 
 
-def rows_of_variable(gradient: IndexedSlices, storage: Any, name: str) -> IndexedSlices:
+def rows_of_variable(gradient: IndexedSlices, variable: Any) -> IndexedSlices:
     """Return the rows in the variable's dtype, every row once.  Local.
 
     Raises
@@ -22,11 +20,11 @@ def rows_of_variable(gradient: IndexedSlices, storage: Any, name: str) -> Indexe
         They are no rows of the variable.
     """
     try:
-        gradient.check(storage.shape)
+        gradient.check(variable.shape)
     except ValueError as error:
-        raise ValueError(f"the gradient for variable {name!r} does not fit: {error}") from None
-    values = gradient.values if gradient.values.dtype == storage.dtype else gradient.values.astype(storage.dtype)
-    return IndexedSlices(values, gradient.indices, storage.shape).coalesced()
+        raise ValueError(f"the gradient for variable {variable.name!r} does not fit: {error}") from None
+    values = gradient.values if gradient.values.dtype == variable.dtype else gradient.values.astype(variable.dtype)
+    return IndexedSlices(values, gradient.indices, variable.shape).coalesced()
 
 
 def sum_over_replicas(gradient: IndexedSlices, extended: Any) -> IndexedSlices:
@@ -39,25 +37,6 @@ def sum_over_replicas(gradient: IndexedSlices, extended: Any) -> IndexedSlices:
     values = extended.gather_array(gradient.values, 0)
     indices = extended.gather_array(gradient.indices.astype("int64"), 0)
     return IndexedSlices(values, indices, gradient.dense_shape).coalesced()
-
-
-def rows_within(gradient: IndexedSlices, start: int, stop: int) -> IndexedSlices:
-    """Return those of the rows whose first element is from `start` to `stop`, counted through all values.  Local."""
-    width = gradient.values[:1].size or 1
-    rows = slice(-(-start // width), -(-stop // width))
-    return IndexedSlices(gradient.values[rows], gradient.indices[rows], gradient.dense_shape)
-
-
-def dense_within(gradient: IndexedSlices, where: slice) -> Any:
-    """Return a stretch of the flat array of which the gradient has some rows, each once.  Local."""
-    assert gradient.dense_shape is not None
-    _, *others = gradient.dense_shape
-    width = math.prod(others) or 1
-    first, last = where.start // width, -(-where.stop // width)
-    inside = (gradient.indices >= first) & (gradient.indices < last)
-    dense = arrays.namespace(gradient.values).zeros((last - first, *others), gradient.values.dtype)
-    dense[gradient.indices[inside] - first] = gradient.values[inside]
-    return dense.reshape(-1)[where.start - first * width : where.stop - first * width]
 
 
 def values_of(gradient: Any) -> Any:

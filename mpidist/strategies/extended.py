@@ -22,6 +22,8 @@ from mpidist.input.distributed import DistributedDataset, as_dataset, distribute
 from mpidist.input.feeds import FunctionFeed
 from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
+from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.runtime.trace import STEP
 from mpidist.strategies.reduction import like_given
@@ -162,6 +164,13 @@ class StrategyExtended:
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
         return None
+
+    def remote_updates(self, optimizer: Optimizer) -> RemoteUpdates | None:
+        """Return what updates variables in an optimizer's place, None where this process holds them.  Local."""
+        return None
+
+    def adopt_optimizer(self, optimizer: Optimizer) -> None:
+        """Take note of an optimizer that was made in this strategy's scope.  Local."""
 
     def gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         """Return arrays to write the gradients of these variables into; on one node, all its ranks see them.

@@ -1,0 +1,52 @@
+"""What stands between an optimizer and variables that other processes hold, and update in its place."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpidist.optimizers.base import Optimizer
+
+
+class RemoteUpdates(abc.ABC):
+    """Updates of one optimizer, made where its variables are: pushes gradients, and asks for what is kept there.
+
+    Given by `StrategyExtended.remote_updates`.
+    """
+
+    @abc.abstractmethod
+    def push(
+        self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]
+    ) -> None:
+        """Send gradients, each to be multiplied by its factor, and to be applied as one step."""
+
+    @property
+    @abc.abstractmethod
+    def iterations(self) -> int:
+        """Steps made, by all that push."""
+
+    @abc.abstractmethod
+    def set_iterations(self, value: int) -> None:
+        """Count steps from `value` on."""
+
+    @abc.abstractmethod
+    def set_learning_rate(self, value: Any) -> None:
+        """Set the learning rate of later steps: a number, or a function of the steps made."""
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return ``iterations``, ``learning_rate`` where it is a number, and slots, as `Optimizer.state` does."""
+
+    @abc.abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, of this strategy or of another."""
+
+    @abc.abstractmethod
+    def slots(self, variable: Any) -> dict[str, Any]:
+        """Return copies of the slots of a variable by name, in its shape."""
+
+    @abc.abstractmethod
+    def reference(self, optimizer: Optimizer) -> tuple[Any, ...]:
+        """Return what a pickle holds of the optimizer: where to find it in a process of the same job."""
