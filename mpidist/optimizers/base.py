@@ -20,6 +20,7 @@ from mpidist.optimizers import slices, sparse
 from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.clipping import Clipping, is_finite
 from mpidist.optimizers.loss_scale import LossScale
+from mpidist.optimizers.one_copy import OneCopyUpdates
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.optimizers.sharded import ShardedUpdates
 from mpidist.optimizers.slots import Slots
@@ -118,6 +119,7 @@ class Optimizer(abc.ABC):
         self._accumulation = Accumulation(gradient_accumulation_steps or 1)
         self._slots = Slots(self.slot_names, self.initial_slots())
         self._sharded = ShardedUpdates(self._slots)
+        self._one_copy = OneCopyUpdates()
         self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
         self._scratch = slices.Scratch()
         context.get_strategy().extended.adopt_optimizer(self)
@@ -303,12 +305,31 @@ class Optimizer(abc.ABC):
             gradients = _sum_over_replicas(gradients, variables)
         else:
             self._sharded.release()
+            gradients = [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]
         steps = self.steps(gradients, variables, scale)
         if steps is None:
             return
-        for gradient, variable, step in zip(gradients, variables, steps, strict=True):
-            self._update_variable(gradient, variable, step)
+        self._update_variables(gradients, variables, steps)
         self.iterations += 1
+
+    def _update_variables(self, gradients: list[Any], variables: list[Any], steps: list[Step]) -> None:
+        together = []
+        for each in zip(gradients, variables, steps, strict=True):
+            if each[1].one_copy is None:
+                self.update_part(*each)
+            else:
+                together.append(each)
+        if together:
+            self._one_copy.run(self, *zip(*together, strict=True))
+
+    def _push(self, gradients: list[Any], variables: list[Any], is_reduced: bool, scale: float) -> None:
+        """Let those who hold the variables update them."""
+        assert self.remote is not None
+        if is_reduced:
+            gradients = _sum_over_replicas(gradients, variables)
+        factors = self._factors(gradients, variables, scale)
+        if factors is not None:
+            self.remote.push(self, gradients, variables, factors)
 
     def steps(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float = 1.0) -> list[Step] | None:
         """Return what the next step does to every variable; None if it is left out, which is counted.
@@ -362,14 +383,42 @@ class Optimizer(abc.ABC):
     def _gradient_factor(self) -> float:
         return 1.0 / (self.loss_scale.scale * self._accumulation.count)
 
-    def _update_variable(self, gradient: Any, variable: Any, step: Step) -> None:
+    @property
+    def cuts_variables(self) -> bool:
+        """Whether a stretch of a variable may be updated by itself, once its step is known."""
+        return type(self).update is Optimizer.update
+
+    def elements_to_update(self, gradient: Any, variable: Any, step: Step) -> int:
+        """Return how many elements the update of a variable goes through.  Local."""
+        return gradient.values.size if self._updates_rows(gradient, step) else variable.storage.size
+
+    def _updates_rows(self, gradient: Any, step: Step) -> bool:
+        """Whether only those rows of the variable are touched that have a gradient."""
+        return isinstance(gradient, IndexedSlices) and self.zero_gradient_changes_nothing and not step.decay
+
+    def update_part(self, gradient: Any, variable: Any, step: Step, start: int = 0, stop: int | None = None) -> None:
+        """Update a stretch of the `elements_to_update` of one variable, by default all of them.
+
+        Local; the slots of the variable must be whole.
+
+        Parameters
+        ----------
+        gradient : array or IndexedSlices with each row once
+            Of the whole variable.
+        variable : DistributedVariable
+        step : Step
+        start, stop : int
+            Of rows of which some elements are before `stop`, those are meant that begin after `start` or there.
+        """
         slots, parameter = self.slot_arrays(variable), variable.storage
-        if not isinstance(gradient, IndexedSlices):
-            self.update(parameter.reshape(-1), self._scratch.flat(gradient), slots, step)
-        elif self.zero_gradient_changes_nothing and not step.decay:
-            self._update_rows(parameter, gradient, slots, step)
-        else:
-            self.update(parameter.reshape(-1), gradient.to_dense().reshape(-1), slots, step)
+        if self._updates_rows(gradient, step):
+            rows = gradient if stop is None else sparse.rows_within(gradient, start, stop)
+            self._update_rows(parameter, rows, slots, step)
+            return
+        where = slice(start, parameter.size if stop is None else stop)
+        is_sparse = isinstance(gradient, IndexedSlices)
+        flat = sparse.dense_within(gradient, where) if is_sparse else self._scratch.flat(gradient)[where]
+        self.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
 
     def _update_rows(self, parameter: Any, gradient: IndexedSlices, slots: list[Any], step: Step) -> None:
         """Update the rows that have a gradient, each once."""
@@ -458,7 +507,7 @@ class Optimizer(abc.ABC):
         if not callable(self._learning_rate):
             found["learning_rate"] = float(self._learning_rate)
         known = self._slots.variable_names
-        if order := self.update_order or [*known, *self._restored_order[len(known) :]]:
+        if order := self.update_order or [*self._restored_order, *known[len(self._restored_order) :]]:
             found["slot_variables"] = "\n".join(order)
         return {"iterations": self.iterations, **found, **self._slots.state(self._sharded.gathered())}
 
@@ -573,6 +622,8 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
     if isinstance(gradient, IndexedSlices):
         return sparse.rows_of_variable(gradient, variable)
     gradient = arrays.to_array(gradient)
+    if variable.one_copy is not None and arrays.is_device(gradient):
+        gradient = arrays.as_host(gradient)
     if gradient.shape != variable.shape:
         raise ValueError(
             f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {variable.shape}"

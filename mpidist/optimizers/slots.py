@@ -86,8 +86,8 @@ class Slots:
             self._known[number] = (variable, slots)
 
     def _empty(self, variable: Any) -> list[Any]:
-        storage = variable.storage
-        return [arrays.empty(storage.size, compute_dtype(storage.dtype), storage) for _ in self.names]
+        dtype = compute_dtype(variable.dtype)
+        return [variable.empty_slot(dtype) for _ in self.names]
 
     def _register(self, variable: Any) -> list[Any]:
         slots, number = self._empty(variable), len(self._known)

@@ -6,8 +6,10 @@ get the same bits.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from mpidist import arrays
 from mpidist.variables import IndexedSlices
 
 
@@ -37,6 +39,25 @@ def sum_over_replicas(gradient: IndexedSlices, extended: Any) -> IndexedSlices:
     values = extended.gather_array(gradient.values, 0)
     indices = extended.gather_array(gradient.indices.astype("int64"), 0)
     return IndexedSlices(values, indices, gradient.dense_shape).coalesced()
+
+
+def rows_within(gradient: IndexedSlices, start: int, stop: int) -> IndexedSlices:
+    """Return those of the rows whose first element is from `start` to `stop`, counted through all values.  Local."""
+    width = gradient.values[:1].size or 1
+    rows = slice(-(-start // width), -(-stop // width))
+    return IndexedSlices(gradient.values[rows], gradient.indices[rows], gradient.dense_shape)
+
+
+def dense_within(gradient: IndexedSlices, where: slice) -> Any:
+    """Return a stretch of the flat array of which the gradient has some rows, each once.  Local."""
+    assert gradient.dense_shape is not None
+    _, *others = gradient.dense_shape
+    width = math.prod(others) or 1
+    first, last = where.start // width, -(-where.stop // width)
+    inside = (gradient.indices >= first) & (gradient.indices < last)
+    dense = arrays.namespace(gradient.values).zeros((last - first, *others), gradient.values.dtype)
+    dense[gradient.indices[inside] - first] = gradient.values[inside]
+    return dense.reshape(-1)[where.start - first * width : where.stop - first * width]
 
 
 def values_of(gradient: Any) -> Any:
