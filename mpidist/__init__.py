@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 #: imported as well: ``from mpidist.experimental import MultiWorkerMirroredStrategy``.
 _NAMES = {
     "AutoShardPolicy": "mpidist.input.options:AutoShardPolicy",
+    "CentralStorageStrategy": "mpidist.strategies.central_storage:CentralStorageStrategy",
     "Checkpoint": "mpidist.training.checkpoint:Checkpoint",
     "CheckpointManager": "mpidist.training.checkpoint_manager:CheckpointManager",
     "ClusterSpec": "mpidist.cluster.spec:ClusterSpec",
@@ -59,6 +60,7 @@ _NAMES = {
     "data.Dataset": "mpidist.input.dataset:Dataset",
     "data.Options": "mpidist.input.options:Options",
     "errors": "mpidist.errors",
+    "experimental.CentralStorageStrategy": "mpidist.strategies.central_storage:CentralStorageStrategy",
     "experimental.CollectiveCommunication": "mpidist.options:CommunicationImplementation",
     "experimental.CollectiveHints": "mpidist.options:CommunicationOptions",
     "experimental.CommunicationImplementation": "mpidist.options:CommunicationImplementation",

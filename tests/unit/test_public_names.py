@@ -13,6 +13,7 @@ import mpidist
 #: The public names, as documented.
 PUBLIC = {
     "AutoShardPolicy",
+    "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
     "ClusterSpec",
@@ -69,6 +70,7 @@ NAMESPACES = {
     "config": {"experimental_connect_to_cluster", "experimental_connect_to_host", "list_physical_devices"},
     "data": {"AUTOTUNE", "ArraySpec", "AutoShardPolicy", "Dataset", "Options"},
     "experimental": {
+        "CentralStorageStrategy",
         "CollectiveCommunication",
         "CollectiveHints",
         "CommunicationImplementation",
