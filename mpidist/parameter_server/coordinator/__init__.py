@@ -1,0 +1,1 @@
+"""A chief that schedules functions on workers: the coordinator style of `ParameterServerStrategy`."""

@@ -1,0 +1,357 @@
+"""The chief's side: calls that wait, calls that workers have, and what came of them.
+
+Calls go to workers in *batches*, in one message each.  A worker is given more when it has less to do than
+`_AHEAD_SECONDS`, in two batches at most.  So a call goes out at once where somebody is idle, and hundreds go together
+where calls come quicker than they are run.  Results of a batch come back together.  Nothing here has a thread: lines
+move on when the program calls the coordinator, whatever it calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mpidist.errors import CancelledError, MpidistError, PeerLostError
+from mpidist.parameter_server.coordinator import failures, functions
+from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
+from mpidist.parameter_server.coordinator.failures import Failure
+from mpidist.parameter_server.coordinator.functions import PROTOCOL, UNKNOWN_SECONDS, Function
+from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
+
+_log = logging.getLogger("mpidist")
+
+#: What a batch may take, and with how much left to do a worker gets the next one.
+_BATCH_SECONDS = 4e-3
+_AHEAD_SECONDS = 2e-3
+_MOST_CALLS, _MOST_BYTES = 512, 1 << 20
+#: How much a new measurement of a function's time counts.
+_WEIGHT = 0.3
+#: How many functions workers keep; those that were not used for longest are forgotten.
+_MOST_FUNCTIONS = 1000
+
+
+class _Batch:
+    """Calls that one worker has."""
+
+    __slots__ = ("number", "calls", "seconds")
+
+    def __init__(self, number: int, calls: list[RemoteValue], seconds: float) -> None:
+        self.number = number
+        self.calls = calls
+        self.seconds = seconds
+
+
+class Lane:
+    """One worker, as the chief sees it.
+
+    Parameters
+    ----------
+    index : int
+        Number of the worker.
+    talk : Conversation
+
+    Attributes
+    ----------
+    batches : deque of _Batch
+        What it has and has not answered, in their order.
+    known : set of int
+        The functions that it was told.
+    """
+
+    def __init__(self, index: int, talk: Conversation) -> None:
+        self.index = index
+        self.talk = talk
+        self.batches: deque[_Batch] = deque()
+        self.known: set[int] = set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it should get more."""
+        batches = self.batches
+        return not batches or (len(batches) == 1 and batches[0].seconds < _AHEAD_SECONDS)
+
+    def __str__(self) -> str:
+        return f"worker {self.index} ({self.talk.peer_name})"
+
+
+class Calls:
+    """All calls that were scheduled and are not done.
+
+    Parameters
+    ----------
+    workers : mapping of int to Conversation
+        With each worker, by its number.
+    capacity : int
+        How many calls may wait.
+    name : str
+        How messages call this rank.
+
+    Attributes
+    ----------
+    waiting : deque of RemoteValue
+    error : BaseException or None
+        Of the first function that failed, until it is raised.
+    """
+
+    def __init__(self, workers: Mapping[int, Conversation], capacity: int, name: str) -> None:
+        self._name = name
+        self.lanes = [Lane(index, talk) for index, talk in workers.items()]
+        self.waiting: deque[RemoteValue] = deque()
+        self.error: BaseException | None = None
+        #: Whether some worker has room for calls, as far as is known.
+        self.hungry = True
+        self._capacity = capacity
+        self._functions: dict[Any, Function] = {}
+        self._numbers = 0
+        self._batches = 0
+        self._cancelled = -1  # errors of batches up to this one are consequences of no interest
+
+    # -- what the coordinator asks for --------------------------------------------------------------------------------
+
+    def function(self, fn: Any) -> Function:
+        """Return what stands for `fn`, a new one if it has not been scheduled before.  Local."""
+        try:
+            key = fn
+            found = self._functions.get(key)
+        except TypeError:  # not hashable; it is kept, so that nothing else gets its id
+            key = id(fn)
+            found = self._functions.get(key)
+        if found is None:
+            if len(self._functions) >= _MOST_FUNCTIONS:
+                self._forget_function(next(iter(self._functions)))
+            found = self._functions[key] = Function(fn, self.new_number())
+        return found
+
+    def new_number(self) -> int:
+        """Return a number for something that chief and workers both name by it."""
+        self._numbers += 1
+        return self._numbers
+
+    def tell(self, *content: Any) -> None:
+        """Say something to all workers."""
+        for lane in list(self.lanes):
+            self._say(lane, *content)
+
+    def pump(self) -> bool:
+        """Take in what workers have answered, and give them work; return whether there was an answer.  Local.
+
+        Raises
+        ------
+        RankFailedError
+            A worker is gone, and the job cannot go on without it.
+        """
+        heard = False
+        for lane in list(self.lanes):
+            content = lane.talk.hear()
+            if content is None and lane.talk.is_lost:
+                self._lose(lane)
+            while content is not None:
+                heard = True
+                self._take(lane, *content)
+                content = lane.talk.hear()
+        if self.waiting:
+            self.feed()
+        return heard
+
+    def feed(self) -> None:
+        """Give waiting calls to workers that have room."""
+        with_room = [lane for lane in self.lanes if lane.has_room]
+        with_room.sort(key=_has_work)
+        while self.waiting and with_room:
+            for lane in with_room:
+                if self.waiting:
+                    self._give(lane)
+            with_room = [lane for lane in with_room if lane.has_room]
+        self.hungry = bool(with_room)
+
+    def make_room(self) -> None:
+        """Wait until there are fewer calls waiting than the capacity, or one has failed.  Local."""
+        what = "for room in the queue of scheduled functions"
+        self._until(lambda: len(self.waiting) < self._capacity or self.error is not None, what)
+
+    def wait_for(self, call: RemoteValue) -> None:
+        """Wait until a call is done."""
+        self._until(lambda: call._result is not PENDING, f"for the result of {call._function}")
+
+    def wait_for_all(self) -> None:
+        """Wait until no call waits or runs."""
+        self._until(lambda: not self.waiting and not self.running, "for all scheduled functions")
+
+    @property
+    def running(self) -> int:
+        """How many calls workers have."""
+        return sum(len(batch.calls) for lane in self.lanes for batch in lane.batches)
+
+    def surface(self) -> None:
+        """Raise the first error, if there is one, and forget it."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def end(self) -> None:
+        """Tell the workers that there is no more to do.  Local."""
+        if self.waiting:
+            _log.warning(
+                "%d scheduled functions were never run: call join() before the program ends", len(self.waiting)
+            )
+            self._cancel_waiting("the program of the chief has ended")
+        self.tell(Kind.END)
+        self.lanes = []
+
+    # -- giving -------------------------------------------------------------------------------------------------------
+
+    def _give(self, lane: Lane) -> None:
+        """Send a worker its part of the waiting calls, as much as it does in a moment."""
+        waiting, calls, seconds, nbytes = self.waiting, [], 0.0, 0
+        most = min(_MOST_CALLS, -(-len(waiting) // len(self.lanes)))
+        while len(calls) < most and seconds < _BATCH_SECONDS and nbytes < _MOST_BYTES:
+            if calls and waiting[0]._function.seconds >= UNKNOWN_SECONDS:
+                break  # results of a batch come together: none is to wait for one that may take long
+            call = waiting.popleft()
+            calls.append(call)
+            seconds += call._function.seconds
+            if type(call._payload) is bytes:
+                nbytes += len(call._payload)
+        self._batches += 1
+        lane.batches.append(_Batch(self._batches, calls, seconds))
+        numbers = [call._function.number for call in calls]
+        payloads = [call._payload for call in calls]
+        if not any(payload is not None for payload in payloads):
+            payloads = []
+        self._say(lane, Kind.CALLS, self._batches, numbers, payloads, self._definitions(lane, calls, numbers))
+
+    def _definitions(self, lane: Lane, calls: Sequence[RemoteValue], numbers: Sequence[int]) -> dict[int, bytes]:
+        """Return the definitions of the functions that a worker does not know, by number."""
+        new = set(numbers) - lane.known
+        lane.known |= new
+        return {call._function.number: call._function.definition for call in calls if call._function.number in new}
+
+    def _forget_function(self, key: Any) -> None:
+        number = self._functions.pop(key).number
+        for lane in self.lanes:
+            if number in lane.known:
+                lane.known.discard(number)
+                self._say(lane, Kind.FORGET, [number], [])
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+
+    def _take(self, lane: Lane, kind: Kind, *content: Any) -> None:
+        if kind == Kind.RESULTS:
+            self._results(lane, *content)
+        elif kind == Kind.UNKNOWN:
+            self._define(lane, *content)
+        else:
+            raise AssertionError(f"{lane} sent a message of kind {kind} out of turn")
+
+    def _results(
+        self, lane: Lane, number: int, seconds: float, results: Sequence[Any], failure: Failure | None
+    ) -> None:
+        batch = lane.batches.popleft()
+        assert batch.number == number, (batch.number, number)
+        calls = batch.calls
+        if results:
+            _learn(batch, seconds, len(results))
+        for call, result in zip(calls, results, strict=False):
+            call._result = result
+            call._payload = None
+        if len(results) < len(calls):
+            self._not_run(lane, batch, calls[len(results) :], failure)
+
+    def _not_run(self, lane: Lane, batch: _Batch, calls: Sequence[RemoteValue], failure: Failure | None) -> None:
+        """Settle the calls of a batch from the one that failed, or was cancelled, on."""
+        if failure is not None:
+            first, *calls = calls
+            error = failures.raised(Failure(*failure), str(lane), str(first._function))
+            first._result, first._payload = Failed(error), None
+            if self.error is None and batch.number > self._cancelled:
+                self.error = error
+                self._cancel(str(first._function))
+        _cancel(calls, "a function that was scheduled earlier failed")
+
+    def _cancel(self, name: str) -> None:
+        """Cancel what waits, and what workers have and have not begun, because a function failed."""
+        self._cancel_waiting(f"{name}, scheduled earlier, failed")
+        self._cancelled = self._batches
+        for lane in self.lanes:
+            if lane.batches:
+                self._say(lane, Kind.CANCEL, self._cancelled)
+
+    def _cancel_waiting(self, why: str) -> None:
+        _cancel(self.waiting, why)
+        self.waiting.clear()
+
+    def _define(self, lane: Lane, number: int, why: str) -> None:
+        """Send a function by value to a worker that does not have it by name."""
+        function = next(function for function in self._all_functions(lane) if function.number == number)
+        try:
+            function.by_name = functions.by_value(function.fn)  # for the workers that will ask next
+        except (MpidistError, TypeError, ValueError) as error:
+            kind = type(error)
+            told = kind(f"{lane} does not have {function} ({why}). {error}")
+            self._say(lane, Kind.DEFINE, number, None, pickle.dumps(told, PROTOCOL))
+            lane.known.discard(number)
+            return
+        self._say(lane, Kind.DEFINE, number, function.by_name, None)
+
+    def _all_functions(self, lane: Lane) -> list[Function]:
+        of_calls = [call._function for batch in lane.batches for call in batch.calls if call._function is not None]
+        return [*of_calls, *self._functions.values()]
+
+    # -- workers that are gone ----------------------------------------------------------------------------------------
+
+    def _say(self, lane: Lane, *content: Any) -> None:
+        try:
+            lane.talk.say(*content)
+        except PeerLostError:
+            if lane in self.lanes:
+                self._lose(lane)
+
+    def _lose(self, lane: Lane) -> None:
+        """Take a worker out; what it had to do waits again, before all else, and runs on another.
+
+        Raises
+        ------
+        RankFailedError
+            It was the last one, or the job does not tolerate faults.
+        """
+        error = lane.talk.lost(f"{self._name} schedules functions on {lane}")
+        if not isinstance(error, PeerLostError) or len(self.lanes) == 1:
+            raise error
+        self.lanes.remove(lane)
+        calls = [call for batch in lane.batches for call in batch.calls if call._result is PENDING]
+        lane.batches.clear()
+        self.waiting.extendleft(reversed(calls))
+        _log.warning("%s; %d functions run again elsewhere", error, len(calls))
+        self.feed()
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        if done():
+            return
+        patience = self.lanes[0].talk.patience(f"{self._name} waits {what}")
+        while not done():
+            if self.pump():
+                patience.reset()
+            else:
+                patience.tick()
+
+
+def _has_work(lane: Lane) -> bool:
+    return bool(lane.batches)
+
+
+def _learn(batch: _Batch, seconds: float, count: int) -> None:
+    """Learn from a batch, of which so many calls were run in so many seconds, how long its functions take."""
+    share = seconds / (batch.seconds * count / len(batch.calls))  # of what was believed
+    for function in {call._function for call in batch.calls if call._function is not None}:
+        weight = 1.0 if function.seconds >= UNKNOWN_SECONDS else _WEIGHT
+        function.seconds += weight * (min(function.seconds * share, UNKNOWN_SECONDS / 2) - function.seconds)
+
+
+def _cancel(calls: Sequence[RemoteValue] | deque[RemoteValue], why: str) -> None:
+    for call in calls:
+        call._result, call._payload = Failed(CancelledError(f"{call._function} was not run: {why}")), None

@@ -1,0 +1,111 @@
+"""What chief and workers say to each other: pickled tuples over a line, long ones through memory that is kept.
+
+Only small facts and what users pass or return travel here; variables and gradients go to the servers, unpickled.
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+from typing import Any
+
+import numpy
+
+from mpidist.errors import MpidistError
+from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.transports.lines import Area, Line, Message, Patience
+
+#: What is longer goes through an area: the ring of a line would be full of it, and the sender would wait.
+_LONG_BYTES = 1 << 14
+#: Areas are made in sizes of 2 to the power of n, of which this is the smallest.
+_SMALLEST_AREA_BYTES = 1 << 16
+
+
+class Kind(enum.IntEnum):
+    """What a message is about: its first item."""
+
+    #: To a worker: number of the batch, numbers of the functions, arguments, definitions of functions that are new.
+    CALLS = 0
+    #: To a worker: number of a function that it does not have, and its definition by value.
+    DEFINE = 1
+    #: To a worker: number, and the definition of a data set, or of a function that makes one.
+    DATASET = 2
+    #: To a worker: number of an iterator, and of its data set.
+    ITERATOR = 3
+    #: To a worker: numbers of functions, and of data sets and iterators, that are not needed any more.
+    FORGET = 4
+    #: To a worker: calls of batches up to this one are not to be begun.
+    CANCEL = 5
+    #: To a worker: there is no more to do.
+    END = 6
+    #: To the chief: number of the batch, seconds it took, results, failure.
+    RESULTS = 7
+    #: To the chief: number of a function that the worker does not have, and why.
+    UNKNOWN = 8
+
+
+class Conversation:
+    """One end of the talk between the chief and a worker.
+
+    Parameters
+    ----------
+    line : Line
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._areas: list[Area] = []
+
+    def say(self, *content: Any) -> None:
+        """Send a kind and what belongs to it.  Local; does not wait for the other to listen."""
+        text = pickle.dumps(content, PROTOCOL)
+        if len(text) <= _LONG_BYTES:
+            self.line.send(text)
+            return
+        area = self._free_area(len(text))
+        area.array[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+        self.line.send(b"", area, len(text))
+
+    def hear(self) -> tuple[Any, ...] | None:
+        """Return what the other has said next, None if it has said nothing.  Local; never waits."""
+        message = self.line.receive()
+        return None if message is None else _content(message)
+
+    @property
+    def peer_name(self) -> str:
+        """How messages call the other."""
+        return f"rank {self.line.presence.name_of(self.line.peer)}"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the other has ended, and all that it said has been heard.  Local."""
+        return self.line.lost
+
+    def lost(self, what: str) -> MpidistError:
+        """Return what to raise because the other has ended, in the middle of `what`."""
+        return Patience([self.line], what).lost(self.line)
+
+    def patience(self, what: str) -> Patience:
+        """Return what a loop calls that waits for this or any other conversation of the rank."""
+        return Patience([self.line], what, idle=True)
+
+    def _free_area(self, nbytes: int) -> Area:
+        """Return an area of so many bytes that the other has done with, a new one if there is none."""
+        for area in self._areas:
+            if not area.busy and area.array.size >= nbytes:
+                return area
+        for area in [area for area in self._areas if not area.busy]:  # too small: a larger one takes its place
+            self._areas.remove(area)
+            area.close()
+        area = self.line.area(max(_SMALLEST_AREA_BYTES, 1 << (nbytes - 1).bit_length()))
+        self._areas.append(area)
+        return area
+
+
+def _content(message: Message) -> tuple[Any, ...]:
+    if message.payload is None:
+        return pickle.loads(message.header)
+    try:
+        return pickle.loads(message.payload)
+    finally:
+        message.release()

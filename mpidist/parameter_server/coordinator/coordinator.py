@@ -1,0 +1,257 @@
+"""`ClusterCoordinator`: the chief has the program, and schedules functions on the workers."""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mpidist.input.dataset import Dataset
+from mpidist.parameter_server.coordinator import functions
+from mpidist.parameter_server.coordinator.calls import Calls
+from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
+from mpidist.parameter_server.coordinator.executor import Executor
+from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
+
+#: How many scheduled functions may wait before `schedule` waits too.
+_CAPACITY = 262144
+#: How often `schedule` looks for answers, in seconds, when all workers have enough to do.
+_LOOK_SECONDS = 1e-4
+
+
+class ClusterCoordinator:
+    """Schedules functions on the workers of a `ParameterServerStrategy`.
+
+    On the chief it is made and returns.  On a worker this line is the last of the program: the rank runs the functions
+    that the chief schedules, and ends when the chief's program ends.  Variables, optimizers and functions that the
+    script makes before this line exist on all ranks; make variables there, in the same order everywhere.
+
+    There is one for each strategy: making it again gives the same object.
+
+    Parameters
+    ----------
+    strategy : ParameterServerStrategy
+
+    Notes
+    -----
+    Functions travel by name where the workers have them, which are those of modules, and those of the script above this
+    line; they use the worker's own global variables.  All others are carried by value, by the package cloudpickle,
+    once, as they are when they are first scheduled: what changes later is to be passed as an argument.
+
+    No thread works in the background.  Workers are given work, and results are taken in, whenever the program calls
+    `schedule`, `join`, `done`, `fetch` or `RemoteValue.fetch`; each worker has a few milliseconds of work ahead.
+
+    All methods are Local to the chief, and for one thread.
+
+    Examples
+    --------
+    ::
+
+        strategy = mpidist.ParameterServerStrategy(num_ps=1)
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(10, "float32"))
+            optimizer = mpidist.optimizers.SGD(0.1)
+
+        def step(iterator):
+            x, y = next(iterator)
+            ...
+            optimizer.apply_gradients([(gradient, w)])
+            return loss
+
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        iterator = iter(coordinator.create_per_worker_dataset(dataset))
+        losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(1000)]
+        coordinator.join()
+        print(coordinator.fetch(losses[-1]))
+    """
+
+    strategy: Any
+    _calls: Calls
+
+    def __new__(cls, strategy: Any) -> ClusterCoordinator:
+        """Return the coordinator of `strategy`; on a worker, run functions until the program of the chief ends."""
+        coordinator = strategy._cluster_coordinator  # an AttributeError for other strategies, as in TensorFlow
+        if coordinator is None:
+            coordinator = super().__new__(cls)
+            coordinator._begin(strategy)
+            strategy._cluster_coordinator = coordinator
+        return coordinator
+
+    def _begin(self, strategy: Any) -> None:
+        self.strategy = strategy
+        roles, rank = strategy._roles, strategy._rank
+        workers = [ranks[0] for ranks in roles.trainers if ranks[0] != roles.chief]
+        if roles.chief is None:
+            raise ValueError(
+                f"a ClusterCoordinator needs a rank whose role is chief, and there is none ({roles.source}): start one "
+                f"rank more, or set MPIDIST_ROLES=chief:1,worker:{len(workers)},ps:{len(roles.servers)}"
+            )
+        if rank != roles.chief:
+            _execute(strategy, workers)
+        talks = {index: Conversation(strategy._lines[worker]) for index, worker in enumerate(workers)}
+        self._calls = Calls(talks, _CAPACITY, f"rank {rank} (chief)")
+        self._next_look = 0.0
+        atexit.register(self._end)
+
+    # -- scheduling ---------------------------------------------------------------------------------------------------
+
+    def schedule(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue:
+        """Have `fn` run on some worker, at some time from now on, and return what stands for its result.
+
+        Does not wait, unless 262144 functions wait already.  A function whose worker dies runs again on another one: it
+        may have run before, in part or as a whole.
+
+        Parameters
+        ----------
+        fn : callable
+            Runs in the strategy's scope, on a worker.
+        args : tuple or list
+            Copied at once.  Each worker gets its own component of `PerWorkerValues`, such as the iterator of a
+            `create_per_worker_dataset`.
+        kwargs : dict, optional
+
+        Raises
+        ------
+        Exception
+            What a function that was scheduled earlier raised, once: then all that had not begun are cancelled.
+        ValueError
+            There is a `RemoteValue` among the arguments; or `args` is neither a tuple nor a list.
+        TypeError
+            An argument cannot be pickled.
+        """
+        calls = self._calls
+        if calls.error is not None:
+            calls.surface()
+        if not args and not kwargs:
+            payload: Any = None
+        elif not kwargs and type(args) is tuple and len(args) == 1 and type(args[0]) is PerWorkerIterator:
+            payload = args[0].number
+        else:
+            payload = _packed(fn, args, kwargs)
+        call = RemoteValue(calls, calls.function(fn), payload)
+        if len(calls.waiting) >= _CAPACITY:
+            calls.make_room()
+            calls.surface()
+        calls.waiting.append(call)
+        now = time.monotonic()
+        if now > self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            calls.pump()
+        elif calls.hungry:
+            calls.feed()
+        return call
+
+    def join(self) -> None:
+        """Wait until all scheduled functions are done; none is running on return.
+
+        Raises
+        ------
+        Exception
+            What the first function that failed raised, once.  All that had not begun are cancelled.
+        """
+        self._calls.wait_for_all()
+        self._calls.surface()
+
+    def done(self) -> bool:
+        """Return whether all scheduled functions are done, without waiting.
+
+        Raises
+        ------
+        Exception
+            As `join`.
+        """
+        self._calls.pump()
+        self._calls.surface()
+        return not self._calls.waiting and not self._calls.running
+
+    def fetch(self, val: Any) -> Any:
+        """Return nested tuples, lists and dicts with the results in place of every `RemoteValue`, waiting for them.
+
+        Raises
+        ------
+        Exception, CancelledError
+            As `RemoteValue.fetch`.
+        """
+        return fetched(val)
+
+    # -- data sets of the workers -------------------------------------------------------------------------------------
+
+    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+        """Give every worker a data set of its own.
+
+        Every worker has all of it: nothing is dealt.  Shuffle with a seed that depends on
+        `experimental_get_current_worker_index` to have them go through it in different orders.
+
+        Parameters
+        ----------
+        dataset_fn : callable or Dataset
+            A function that returns a data set is called on every worker.
+
+        Returns
+        -------
+        PerWorkerDataset
+            ``iter()`` of it is an iterator on every worker, to be passed to scheduled functions.  A function that asks
+            for more elements than there are fails with an OutOfRangeError.
+        """
+        calls = self._calls
+        is_function = callable(dataset_fn) and not isinstance(dataset_fn, Dataset)
+        spec = getattr(dataset_fn, "element_spec", None)
+        if is_function:
+            function = calls.function(dataset_fn)
+            number, definition = function.number, function.definition
+        else:
+            number, definition = calls.new_number(), _carried_dataset(dataset_fn)
+        made = calls.new_number()
+        calls.tell(Kind.DATASET, made, number, definition)
+        return PerWorkerDataset(made, self._iterate, spec)
+
+    def _iterate(self, dataset: int) -> PerWorkerIterator:
+        number = self._calls.new_number()
+        self._calls.tell(Kind.ITERATOR, number, dataset)
+        return PerWorkerIterator(number)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Let the workers end, when the program of the chief does."""
+        atexit.unregister(self._end)
+        self._calls.end()
+
+    def __repr__(self) -> str:
+        return f"<ClusterCoordinator of {len(self._calls.lanes)} workers>"
+
+
+def _execute(strategy: Any, workers: Sequence[int]) -> None:
+    """Be a worker until the chief's program ends; does not return."""
+    index = workers.index(strategy._rank)
+    name = f"rank {strategy._rank} (worker {index})"
+    executor = Executor(
+        Conversation(strategy._lines[strategy._roles.chief]), strategy._client, index, len(workers), name
+    )
+    with strategy.scope():
+        executor.serve()
+    sys.exit(0)
+
+
+def _packed(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """Return arguments as bytes."""
+    if not isinstance(args, (list, tuple)):
+        raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
+    given = (tuple(args), dict(kwargs or {}))
+    try:
+        return pickle.dumps(given, PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return functions.carried(given, f"an argument of {functions.name_of(fn)}")
+
+
+def _carried_dataset(dataset: Any) -> bytes:
+    try:
+        return pickle.dumps((dataset, ""), PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return functions.carried((dataset, ""), "a function of the data set")

@@ -1,0 +1,232 @@
+"""A worker of the coordinator style: runs what the chief sends, until there is no more."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy
+
+from mpidist.errors import OutOfRangeError
+from mpidist.input.dataset import Dataset
+from mpidist.parameter_server.coordinator import failures, functions
+from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
+from mpidist.parameter_server.coordinator.failures import Failure
+from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotHere
+from mpidist.parameter_server.coordinator.values import on_worker
+
+#: Results of these types never change, and are sent all together; others are pickled before the next call begins.
+_PLAIN = frozenset(
+    [type(None), bool, int, float, complex, str, numpy.bool_, numpy.int32, numpy.int64, numpy.float32, numpy.float64]
+)
+#: How often a worker that is busy looks whether its calls have been cancelled.
+_LOOK_SECONDS = 1e-3
+
+
+class ServerClient(Protocol):
+    """What an executor needs of the client of the servers."""
+
+    def refresh(self) -> None:
+        """Let the next read see what the servers have by then."""
+
+    def flush(self) -> None:
+        """Wait until the servers have applied what this client has sent."""
+
+
+class Executor:
+    """What a worker rank is from its `ClusterCoordinator` line on.
+
+    Parameters
+    ----------
+    chief : Conversation
+    client : ServerClient
+    index, count : int
+        Number of this worker, and how many there are.
+    name : str
+        How messages call it.
+    """
+
+    def __init__(self, chief: Conversation, client: ServerClient, index: int, count: int, name: str) -> None:
+        self._chief = chief
+        self._client = client
+        self._place = index, count
+        self._name = name
+        self._definitions: dict[int, bytes] = {}
+        self._functions: dict[int, Callable[..., Any]] = {}
+        self._made: dict[int, Any] = {}
+        self._waiting: list[tuple[Any, ...]] = []  # heard while a definition was waited for
+        self._cancelled = -1
+
+    def serve(self) -> None:
+        """Run functions until the chief has no more.  Local."""
+        on_worker.index, on_worker.count = self._place
+        on_worker.made = self._made_here
+        try:
+            while (content := self._next())[0] != Kind.END:
+                self._do(*content)
+        finally:
+            on_worker.index = None
+
+    # -- listening ----------------------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[Any, ...]:
+        return self._waiting.pop(0) if self._waiting else self._heard()
+
+    def _heard(self) -> tuple[Any, ...]:
+        """Return what the chief says next, waiting for it as long as it takes."""
+        content = self._chief.hear()
+        if content is None:
+            patience = self._chief.patience(f"{self._name} waits for the chief to schedule a function")
+            while (content := self._chief.hear()) is None:
+                patience.tick()
+                if self._chief.is_lost:
+                    raise self._chief.lost(patience.what)
+        return content
+
+    def _do(self, kind: Kind, *content: Any) -> None:
+        if kind == Kind.CALLS:
+            self._calls(*content)
+        elif kind == Kind.CANCEL:
+            (self._cancelled,) = content
+        elif kind == Kind.DATASET:
+            self._make_dataset(*content)
+        elif kind == Kind.ITERATOR:
+            number, dataset = content
+            self._make(number, lambda: _WorkerIterator(iter(self._made_here(dataset))), "the iterator of a data set")
+        elif kind == Kind.FORGET:
+            self._forget(*content)
+        else:
+            raise AssertionError(f"{self._name} got a message of kind {kind} out of turn")
+
+    # -- running functions --------------------------------------------------------------------------------------------
+
+    def _calls(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], new: dict[int, bytes]) -> None:
+        self._definitions.update(new)
+        began = time.perf_counter()
+        results: list[Any] = []
+        failure = self._run(batch, numbers, payloads or [None] * len(numbers), results)
+        try:
+            self._client.flush()
+        except Exception as error:  # noqa: BLE001 - whatever a server says of what a function has pushed
+            if failure is None and results:
+                results.pop()
+                failure = failures.described(error, self._function_name(numbers[len(results)]))
+        self._chief.say(Kind.RESULTS, batch, time.perf_counter() - began, results, failure)
+
+    def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:
+        """Run the calls of a batch and add what they return to `results`, up to the first that raises."""
+        refresh, known, looked = self._client.refresh, self._functions, time.monotonic()
+        number = -1
+        try:
+            for number, payload in zip(numbers, payloads, strict=True):
+                fn = known.get(number) or self._function(number)
+                refresh()
+                if payload is None:
+                    result = fn()
+                elif type(payload) is int:  # the usual argument, an iterator
+                    result = fn(self._made_here(payload))
+                else:
+                    args, kwargs = pickle.loads(payload)
+                    result = fn(*args, **kwargs)
+                results.append(result if type(result) in _PLAIN else pickle.dumps(result, PROTOCOL))
+                if time.monotonic() - looked > _LOOK_SECONDS:
+                    looked = time.monotonic()
+                    if self._is_cancelled(batch):
+                        return None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
+            return failures.described(error, self._function_name(number))
+        return None
+
+    def _is_cancelled(self, batch: int) -> bool:
+        while (content := self._chief.hear()) is not None:
+            if content[0] == Kind.CANCEL:
+                (_, self._cancelled) = content
+            else:
+                self._waiting.append(content)
+        return batch <= self._cancelled
+
+    # -- functions ----------------------------------------------------------------------------------------------------
+
+    def _function(self, number: int) -> Any:
+        """Return the function, or whatever was sent like one, of a number."""
+        made = self._functions.get(number)
+        if made is None:
+            try:
+                made = functions.found(self._definitions[number])
+            except NotHere as why:
+                made = functions.found(self._asked_for(number, str(why)))
+            self._functions[number] = made
+            del self._definitions[number]
+        return made
+
+    def _function_name(self, number: int) -> str:
+        return functions.name_of(self._functions[number]) if number in self._functions else "a function"
+
+    def _asked_for(self, number: int, why: str) -> bytes:
+        """Return the definition by value of what this worker does not have."""
+        self._chief.say(Kind.UNKNOWN, number, why)
+        while (content := self._heard())[0] != Kind.DEFINE:
+            self._waiting.append(content)
+        _, _, definition, failure = content
+        if definition is None:
+            raise pickle.loads(failure)
+        return definition
+
+    def _forget(self, numbers: Sequence[int], made: Sequence[int]) -> None:
+        for number in numbers:
+            self._functions.pop(number, None)
+            self._definitions.pop(number, None)
+        for number in made:
+            self._made.pop(number, None)
+
+    # -- data sets ----------------------------------------------------------------------------------------------------
+
+    def _make_dataset(self, number: int, definition_number: int, definition: bytes) -> None:
+        self._definitions[definition_number] = definition
+        self._make(number, lambda: _dataset_of(self._function(definition_number)), "the data set of a worker")
+
+    def _make(self, number: int, make: Callable[[], Any], what: str) -> None:
+        """Keep what `make` returns, or the error that it raises, which who asks for it will get."""
+        try:
+            self._made[number] = make()
+        except Exception as error:  # noqa: BLE001 - it is the user's function that makes it
+            error.__notes__ = [*getattr(error, "__notes__", ()), f"in making {what}"]
+            self._made[number] = _Unmade(error)
+
+    def _made_here(self, number: int) -> Any:
+        made = self._made[number]
+        if type(made) is _Unmade:
+            raise made.error
+        return made
+
+
+class _Unmade:
+    """In place of a data set or iterator that could not be made."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _WorkerIterator:
+    """The iterator that scheduled functions get; `get_next` as TensorFlow's."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._next = iterator.__next__
+
+    def __iter__(self) -> _WorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._next()
+
+    def get_next(self) -> Any:
+        try:
+            return self._next()
+        except StopIteration:
+            raise OutOfRangeError("the data set of this worker has no more elements") from None
+
+
+def _dataset_of(given: Any) -> Any:
+    return given() if callable(given) and not isinstance(given, Dataset) else given

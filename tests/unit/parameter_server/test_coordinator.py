@@ -1,0 +1,392 @@
+"""`ClusterCoordinator`: calls from a chief to workers, in worlds of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from mpidist.cluster.server_roles import Roles
+from mpidist.cluster.spec import Task
+from mpidist.errors import OutOfRangeError, RemoteFunctionError
+from mpidist.input.dataset import Dataset
+from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
+from mpidist.parameter_server.coordinator.values import (
+    PerWorkerValues,
+    experimental_get_current_worker_index,
+)
+from mpidist.testing import run_ranks
+from mpidist.transports import world
+from mpidist.transports.lines import open_lines
+
+
+class Client:
+    """Of no servers: counts what an executor asks of it."""
+
+    def __init__(self) -> None:
+        self.refreshed = self.flushed = 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+def strategy_of(workers: int) -> Any:
+    """Return what a coordinator needs of a strategy with a chief and workers, and no servers.  Collective."""
+    rank = world().transport.rank
+    tasks = (Task("chief", 0), *(Task("worker", index) for index in range(workers)))
+    peers = range(1, workers + 1) if rank == 0 else [0]
+    return SimpleNamespace(
+        _cluster_coordinator=None,
+        _roles=Roles(tasks, tuple((each,) for each in range(workers + 1)), "test"),
+        _rank=rank,
+        _lines=open_lines(world(), peers),
+        _client=Client(),
+        scope=nullcontext,
+    )
+
+
+def coordinated(program: Callable[[ClusterCoordinator], Any], workers: int = 2) -> Any:
+    """Return what `program` returns on the chief of so many workers."""
+
+    def rank() -> Any:
+        coordinator = ClusterCoordinator(strategy_of(workers))
+        try:
+            return program(coordinator)
+        finally:
+            coordinator._end()
+
+    return run_ranks(workers + 1, rank, timeout_seconds=30)[0]
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def index() -> int:
+    return experimental_get_current_worker_index()
+
+
+def nothing() -> None:
+    return None
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 1500])
+def test_every_call_gives_its_own_result(workers, count):
+    def program(coordinator: ClusterCoordinator) -> list[int]:
+        values = [coordinator.schedule(double, args=(number,)) for number in range(count)]
+        coordinator.join()
+        assert coordinator.done()
+        return coordinator.fetch(values)
+
+    assert coordinated(program, workers) == [2 * number for number in range(count)]
+
+
+def test_arrays_and_structures_come_back_as_they_are():
+    def program(coordinator: ClusterCoordinator) -> Any:
+        x = numpy.arange(100_000, dtype="float32")
+        value = coordinator.schedule(double, args=(x,))
+        x[:] = 0  # the call has its own
+        other = coordinator.schedule(dict, kwargs={"a": (1, [2.5, None])})
+        return coordinator.fetch({"x": value, "other": (other, "plain")})
+
+    found = coordinated(program)
+    numpy.testing.assert_array_equal(found["x"], numpy.arange(100_000, dtype="float32") * 2)
+    assert found["other"] == ({"a": (1, [2.5, None])}, "plain")
+
+
+def test_results_that_are_bytes_can_be_fetched_again():
+    def program(coordinator: ClusterCoordinator) -> Any:
+        value = coordinator.schedule(bytes, args=(b"\x80\x05",))
+        return value.fetch(), value.get()
+
+    assert coordinated(program) == (b"\x80\x05", b"\x80\x05")
+
+
+def test_a_closure_is_carried_with_what_it_refers_to():
+    def program(coordinator: ClusterCoordinator) -> Any:
+        offset = 3
+        return coordinator.schedule(lambda x: x + offset, args=(4,)).fetch()
+
+    assert coordinated(program) == 7
+
+
+def test_the_coordinator_of_a_strategy_is_made_once():
+    def program(coordinator: ClusterCoordinator) -> bool:
+        return ClusterCoordinator(coordinator.strategy) is coordinator
+
+    assert coordinated(program)
+
+
+def test_all_workers_run_functions():
+    def program(coordinator: ClusterCoordinator) -> set[int]:
+        values = [coordinator.schedule(index) for _ in range(300)]
+        return set(coordinator.fetch(values))
+
+    assert coordinated(program, 3) == {0, 1, 2}
+
+
+def test_a_worker_that_is_busy_does_not_keep_others_from_working():
+    """While worker A waits in a function, all other calls run on B."""
+    go = threading.Event()
+
+    def program(coordinator: ClusterCoordinator) -> list[int]:
+        try:
+            slow = coordinator.schedule(_wait_for, args=(_Ticket(go),))
+            values = [coordinator.schedule(double, args=(number,)) for number in range(100)]
+            done = coordinator.fetch(values)
+        finally:
+            go.set()
+        assert slow.fetch()
+        return done
+
+    assert coordinated(program) == [2 * number for number in range(100)]
+
+
+_EVENTS: dict[int, threading.Event] = {}
+
+
+class _Ticket:
+    """Names an event of this process, for a function on another thread of it."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.number = id(event)
+        _EVENTS[self.number] = event
+
+
+def _wait_for(ticket: _Ticket) -> bool:
+    return _EVENTS[ticket.number].wait(20)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_error_is_raised_once_with_the_traceback_of_the_worker():
+    def program(coordinator: ClusterCoordinator) -> BaseException:
+        value = coordinator.schedule(fail, args=("no such row",))
+        with pytest.raises(ValueError, match="no such row") as caught:
+            coordinator.join()
+        coordinator.join()  # it has been raised
+        assert coordinator.done()
+        with pytest.raises(ValueError, match="no such row"):
+            value.fetch()
+        assert coordinator.schedule(double, args=(4,)).fetch() == 8
+        return caught.value
+
+    cause = coordinated(program).__cause__
+    assert isinstance(cause, RemoteFunctionError)
+    text = str(cause)
+    assert text.startswith("worker ") and "(rank " in text and " ran fail, which raised" in text
+    assert "Traceback" in text and "in fail" in text and "raise ValueError(text)" in text
+
+
+def test_what_waits_is_cancelled_by_an_error():
+    go = threading.Event()
+
+    def program(coordinator: ClusterCoordinator) -> list[str]:
+        values = [coordinator.schedule(nothing), coordinator.schedule(_fail_after, args=(_Ticket(go),))]
+        values += [coordinator.schedule(nothing) for _ in range(500)]
+        go.set()
+        with pytest.raises(ValueError, match="boom"):
+            coordinator.join()
+        return [_outcome(value) for value in values]
+
+    assert coordinated(program, 1) == ["ok", "ValueError", *["CancelledError"] * 500]
+
+
+def _fail_after(ticket: _Ticket) -> None:
+    _wait_for(ticket)
+    raise ValueError("boom")
+
+
+def _outcome(value: Any) -> str:
+    try:
+        value.fetch()
+    except Exception as error:
+        return type(error).__name__
+    return "ok"
+
+
+@pytest.mark.parametrize("how", ["schedule", "join", "done"])
+def test_an_error_is_raised_by_whatever_comes_next(how):
+    def program(coordinator: ClusterCoordinator) -> None:
+        value = coordinator.schedule(fail, args=("boom",))
+        assert _outcome(value) == "ValueError"
+        call = {"schedule": lambda: coordinator.schedule(nothing), "join": coordinator.join, "done": coordinator.done}
+        with pytest.raises(ValueError, match="boom"):
+            call[how]()
+        call[how]()
+
+    coordinated(program)
+
+
+class Stubborn(Exception):
+    """Cannot be made again from its message."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def fail_stubbornly() -> None:
+    raise Stubborn(1, 2)
+
+
+def test_an_error_that_cannot_be_pickled_is_told():
+    def program(coordinator: ClusterCoordinator) -> None:
+        coordinator.schedule(fail_stubbornly)
+        with pytest.raises(RemoteFunctionError, match="(?s)ran fail_stubbornly.*Stubborn: 1 and 2"):
+            coordinator.join()
+
+    coordinated(program)
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_call():
+    def program(coordinator: ClusterCoordinator) -> list[str]:
+        good = coordinator.schedule(double, args=(1,))
+        assert good.fetch() == 2
+        bad = coordinator.schedule(threading.Lock)
+        return [_outcome(good), _outcome(bad)]
+
+    assert coordinated(program) == ["ok", "TypeError"]
+
+
+def test_a_remote_value_is_no_argument():
+    def program(coordinator: ClusterCoordinator) -> None:
+        value = coordinator.schedule(double, args=(1,))
+        for args in [(value,), ([value],), ({"a": (value,)},)]:
+            with pytest.raises(ValueError, match="RemoteValue` used as an input to scheduled function is not yet supp"):
+                coordinator.schedule(double, args=args)
+
+    coordinated(program)
+
+
+def test_an_argument_that_cannot_be_pickled_is_an_error_of_schedule():
+    def program(coordinator: ClusterCoordinator) -> None:
+        with pytest.raises(TypeError, match="an argument of double cannot be sent to the workers: .*lock"):
+            coordinator.schedule(double, args=(threading.Lock(),))
+        with pytest.raises(ValueError, match="positional args must be a list or tuple"):
+            coordinator.schedule(double, args={"a": 1})
+
+    coordinated(program)
+
+
+def test_other_strategies_have_no_coordinator():
+    with pytest.raises(AttributeError, match="_cluster_coordinator"):
+        ClusterCoordinator(SimpleNamespace())
+
+
+# -- data sets --------------------------------------------------------------------------------------------------------
+
+
+def take(iterator: Any) -> Any:
+    return next(iterator)
+
+
+def take_all(iterator: Any) -> list[float]:
+    return [float(each) for each in iterator]
+
+
+def ten() -> Dataset:
+    return Dataset.range(10)
+
+
+@pytest.mark.parametrize("given", [ten(), ten, lambda: Dataset.range(10)], ids=["data set", "function", "lambda"])
+def test_every_worker_has_all_of_the_data_set(given):
+    def program(coordinator: ClusterCoordinator) -> list[tuple[int, list[float]]]:
+        iterator = iter(coordinator.create_per_worker_dataset(given))
+        return coordinator.fetch([coordinator.schedule(_index_and_all, args=(iterator,)) for _ in range(40)])
+
+    found = coordinated(program)
+    for worker in {0, 1}:
+        taken = [elements for index, elements in found if index == worker]
+        assert [*taken[0]] == list(range(10))
+        assert all(rest == [] for rest in taken[1:])
+
+
+def _index_and_all(iterator: Any) -> tuple[int, list[float]]:
+    threading.Event().wait(0.001)
+    return experimental_get_current_worker_index(), take_all(iterator)
+
+
+def test_the_end_of_a_data_set_is_an_error_of_join():
+    def program(coordinator: ClusterCoordinator) -> list[Any]:
+        iterator = iter(coordinator.create_per_worker_dataset(ten))
+        values = [coordinator.schedule(take, args=(iterator,)) for _ in range(11)]
+        with pytest.raises(OutOfRangeError, match=r"take asked for the next element .* \.repeat\(\)"):
+            coordinator.join()
+        return [value.fetch() for value in values[:10]]
+
+    assert coordinated(program, 1) == list(range(10))
+
+
+def test_get_next_is_there_as_in_tensorflow():
+    def program(coordinator: ClusterCoordinator) -> None:
+        iterator = iter(coordinator.create_per_worker_dataset(Dataset.range(0)))
+        coordinator.schedule(lambda it: it.get_next(), args=(iterator,))
+        with pytest.raises(OutOfRangeError, match="no more elements"):
+            coordinator.join()
+
+    coordinated(program)
+
+
+def test_the_chief_cannot_walk_through_the_data_sets_of_workers():
+    def program(coordinator: ClusterCoordinator) -> None:
+        dataset = coordinator.create_per_worker_dataset(ten())
+        assert dataset.element_spec == ten().element_spec
+        with pytest.raises(NotImplementedError, match="not supported"):
+            next(iter(dataset))
+
+    coordinated(program)
+
+
+def test_a_data_set_that_cannot_be_made_is_an_error_of_the_calls_that_use_it():
+    def program(coordinator: ClusterCoordinator) -> None:
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: fail("no such file")))
+        assert coordinator.schedule(double, args=(2,)).fetch() == 4
+        coordinator.schedule(take, args=(iterator,))
+        with pytest.raises(ValueError, match="no such file"):
+            coordinator.join()
+
+    coordinated(program)
+
+
+def test_every_worker_gets_its_own_of_per_worker_values():
+    def program(coordinator: ClusterCoordinator) -> set[tuple[int, str]]:
+        values = PerWorkerValues(["a", "b"])
+        return set(coordinator.fetch([coordinator.schedule(_index_and, args=(values,)) for _ in range(100)]))
+
+    assert coordinated(program) == {(0, "a"), (1, "b")}
+
+
+def _index_and(value: str) -> tuple[int, str]:
+    threading.Event().wait(0.0005)
+    return experimental_get_current_worker_index(), value
+
+
+def test_too_few_per_worker_values_are_an_error():
+    def program(coordinator: ClusterCoordinator) -> None:
+        coordinator.schedule(_index_and, args=(PerWorkerValues(["a"]),))
+        with pytest.raises(ValueError, match="1 values for 2 workers"):
+            coordinator.join()
+
+    coordinated(program)
+
+
+def test_there_is_no_worker_index_outside():
+    with pytest.raises(RuntimeError, match="Cannot retrieve the worker index"):
+        experimental_get_current_worker_index()
