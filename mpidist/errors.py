@@ -12,6 +12,7 @@
     ├── CollectiveMismatchError  (ValueError)     ranks called collectives with different tensors
     │   └── MergeCallError       (RuntimeError)   some replicas made a `merge_call`, and others did not
     ├── RemoteReplicaError       (RuntimeError)   the function given to ``run`` raised on another replica
+    ├── ServerError              (RuntimeError)   a parameter server could not do what it was asked; names it
     ├── RemoteFunctionError      (RuntimeError)   a scheduled function raised on a worker; has the traceback there
     ├── CancelledError           (RuntimeError)   a scheduled function was not run, because an earlier one failed
     ├── TornVariableError        (RuntimeError)   a variable's update was broken off in the middle
@@ -117,6 +118,10 @@ class RemoteFunctionError(MpidistError, RuntimeError):
 
 class CancelledError(MpidistError, RuntimeError):
     """A scheduled function was not run, because one that was scheduled before it failed."""
+
+
+class ServerError(MpidistError, RuntimeError):
+    """A parameter server could not do what this rank asked of it, or apply what it pushed; the server goes on."""
 
 
 class TornVariableError(MpidistError, RuntimeError):

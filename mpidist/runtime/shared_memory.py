@@ -23,7 +23,10 @@ class SharedFile:
     Parameters
     ----------
     nbytes : int
-        Size in bytes; reserved now.
+        Size in bytes.
+    reserved : int, optional
+        How many of them are reserved now, from the beginning; all by default.  The rest costs nothing until it is
+        reserved, which must be before it is written.
 
     Attributes
     ----------
@@ -36,7 +39,7 @@ class SharedFile:
         When the memory cannot be had.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, reserved: int | None = None) -> None:
         self._name: str | None = None
         if hasattr(os, "memfd_create"):
             self._fd = os.memfd_create("mpidist", os.MFD_CLOEXEC)
@@ -45,10 +48,21 @@ class SharedFile:
             self._fd, self.path = tempfile.mkstemp(prefix="mpidist-", dir=_SHM if _SHM.is_dir() else None)
             self._name = self.path
         try:
-            _reserve(self._fd, nbytes)
+            self.reserve(0, nbytes if reserved is None else reserved)
+            os.ftruncate(self._fd, nbytes)
         except OSError:
             self.unlink()
             raise
+
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Have the memory of some of the file's bytes from now on.
+
+        Raises
+        ------
+        OSError
+            When the memory cannot be had.
+        """
+        _reserve(self._fd, start, nbytes)
 
     def map(self) -> mmap.mmap:
         """Return the owner's own mapping of the file."""
@@ -80,12 +94,10 @@ def map_file(path: str) -> mmap.mmap:
         os.close(fd)
 
 
-def _reserve(fd: int, nbytes: int) -> None:
+def _reserve(fd: int, start: int, nbytes: int) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if nbytes > memory // 2:
         # An anonymous file has no limit of its own: the kernel would end processes before it said no.
         raise OSError(errno.ENOMEM, f"{nbytes} bytes asked for, more than half of this machine's {memory}")
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, nbytes)
-    else:
-        os.ftruncate(fd, nbytes)
+    if nbytes and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, start, nbytes)

@@ -1,0 +1,454 @@
+"""`Client`: the variables on all servers, as one process that trains sees them.
+
+Reading takes a *snapshot* of a server: all its variables at one moment, this client's pushes included.  It lasts until
+the client pushes or assigns, or asks for a fresh one.  Pushing sends gradients of many variables at once, and does not
+wait: two messages to each server may be under way.
+
+What is sent is described by plans, which are made once for each list of variables and kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server import protocol
+from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
+from mpidist.parameter_server.protocol import PushHeader
+from mpidist.parameter_server.served_optimizer import packed
+from mpidist.parameter_server.server_end import ServerEnd, open_server
+from mpidist.transports.lines import Line
+from mpidist.variables import IndexedSlices
+
+_NOTHING: dict[Key, Any] = {}
+
+
+#: The largest number of a dtype that gradients may be rounded to, where that is less than float32's.
+_LIMITS = {"float16": 65504.0}
+
+
+class _Part:
+    """What goes to one server of the gradients of one list of variables.
+
+    Parameters
+    ----------
+    server : ServerEnd
+    number : int
+        Of the plan at this server.
+    plan : Plan
+    dense, sparse : list of int
+        Places in the user's list, in the plan's order.
+    """
+
+    def __init__(self, server: ServerEnd, number: int, plan: Plan, dense: list[int], sparse: list[int]) -> None:
+        self.server = server
+        self.number = number
+        self.plan = plan
+        self.sparse = sparse
+        self.shapes = [spec.shape for spec in plan.dense]
+        self.nbytes = plan.dense_nbytes
+        self._dense = dense
+        self._take = itemgetter(*dense) if len(dense) > 1 else None
+        numbers = [number for number, _ in plan.places]
+        self._counts = [numbers.count(number) for number in range(len(plan.sections))]
+        wide = [plan.dense[numbers.index(number)].dtype for number in range(len(plan.sections))]
+        narrow = [section.dtype != dtype for section, dtype in zip(plan.sections, wide, strict=True)]
+        #: By section: what was lost when gradients were rounded; None where they are not.
+        self._lost = [
+            numpy.zeros(section.size, dtype) if is_narrow else None
+            for section, dtype, is_narrow in zip(plan.sections, wide, narrow, strict=True)
+        ]
+        self._targets: list[tuple[Any, list[Any]]] = []
+
+    def chosen(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients of whole variables that go to this server, in order."""
+        return [gradients[place] for place in self._dense] if self._take is None else self._take(gradients)
+
+    def pack(self, gradients: Sequence[Any], array: Any) -> None:
+        """Copy gradients of whole variables into the memory of an area."""
+        first = 0
+        for target, count, lost in zip(self._targets_in(array), self._counts, self._lost, strict=True):
+            some = gradients[first : first + count]
+            first += count
+            if lost is not None:
+                _pack_narrow(some, target, lost)
+            elif count == 1:
+                target[...] = some[0]
+            else:
+                numpy.concatenate(some, axis=None, out=target)
+
+    def _targets_in(self, array: Any) -> list[Any]:
+        """Return the sections of an area, as views that are made once for each of the few areas."""
+        for known, targets in self._targets:
+            if known is array:
+                return targets
+        targets, first = [section.of(array) for section in self.plan.sections], 0
+        for number, (count, lost) in enumerate(zip(self._counts, self._lost, strict=True)):
+            if count == 1 and lost is None:
+                targets[number] = targets[number].reshape(self.shapes[first])
+            first += count
+        self._targets = [*self._targets[-3:], (array, targets)]
+        return targets
+
+    def check(self, gradients: Sequence[Any]) -> None:
+        """Raise ValueError unless gradients of whole variables have their variables' shapes."""
+        for gradient, spec in zip(gradients, self.plan.dense, strict=True):
+            if gradient.shape != spec.shape:
+                raise ValueError(f"a gradient of shape {gradient.shape} was pushed for {spec}")
+
+
+def _pack_narrow(gradients: Sequence[Any], target: Any, lost: Any) -> None:
+    """Round gradients to fewer bits, with what was lost the last time; keep what is lost now."""
+    wide = numpy.concatenate([each.astype(lost.dtype, copy=False) for each in gradients], axis=None)
+    wide += lost
+    limit = _LIMITS.get(target.dtype.name)
+    target[...] = wide if limit is None else numpy.clip(wide, -limit, limit)
+    with numpy.errstate(invalid="ignore"):
+        numpy.subtract(wide, target.astype(lost.dtype), out=lost)
+    lost[~numpy.isfinite(lost)] = 0  # of what is no number, nothing sensible is left
+
+
+class Client:
+    """The variables on all servers.  All Local: it talks to servers only.
+
+    Parameters
+    ----------
+    lines : sequence of Line
+        To the servers, in order.
+    number : int
+        Of this client, from 0.
+    worker_count : int
+        Clients that train.
+    is_chief : bool
+        Whether this client gives the initial values.
+    push_dtype : dtype, optional
+        What gradients of more bytes are sent as; what is lost in rounding is added to the next gradient.
+    """
+
+    def __init__(
+        self, lines: Sequence[Line], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
+    ) -> None:
+        self.number = number
+        self.worker_count = worker_count
+        self.is_chief = is_chief
+        self.servers = [open_server(line, place, number) for place, line in enumerate(lines)]
+        self._push_dtype = None if push_dtype is None else numpy.dtype(push_dtype)
+        self._specs: dict[Key, VariableSpec] = {}
+        self._server_of: dict[Key, int] = {}
+        self._views: list[dict[Key, Any]] = [_NOTHING] * len(self.servers)
+        self._tables: dict[Key, tuple[Any, int]] = {}
+        self._plans: dict[Any, list[_Part]] = {}
+        self._plan_count = 0
+        self._optimizers = 0
+        self._clocks = [end for end in self.servers if end.gathers or (end.has_clock and end.number == 0)]
+        self._in_step = not self._clocks
+        self._is_idle = False
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    def create(self, spec: VariableSpec, server: int, value: Any = None) -> None:
+        """Make a variable, or a shard of one, known to this client and to its server.
+
+        The chief gives the value.  Others wait until it has.
+
+        Raises
+        ------
+        ValueError
+            The server knows a variable of this number by another name, shape or dtype.
+        """
+        initial = None if value is None else numpy.asarray(value, spec.dtype).reshape(spec.shape)
+        self.servers[server].ask("create", initial, spec=spec.described())
+        self._specs[spec.key], self._server_of[spec.key] = spec, server
+
+    def value(self, key: Key) -> Any:
+        """Return a variable in the present snapshot of its server, which is taken if there is none: a read-only view.
+
+        It stays as it is until this client takes its next snapshot of that server.
+        """
+        try:
+            return self._views[self._server_of[key]][key]
+        except KeyError:
+            return self._value(key)
+
+    def _value(self, key: Key) -> Any:
+        number = self._number_of(key)
+        end, views = self.servers[number], self._views[number]
+        if views is _NOTHING:
+            views = self._pull(number)
+            if key in views:
+                return views[key]
+        if key not in self._tables:
+            if end.look_for(key):
+                return self._pull(number)[key]
+            answer, array = end.ask("read", key=key)
+            array.flags.writeable = False
+            self._tables[key] = array, answer["version"]
+        return self._tables[key][0]
+
+    def _pull(self, number: int) -> dict[Key, Any]:
+        if not self._in_step:
+            self._begin_step()
+        views = self._views[number] = self.servers[number].pull()
+        return views
+
+    def _number_of(self, key: Key) -> int:
+        try:
+            return self._server_of[key]
+        except KeyError:
+            raise KeyError(f"client {self.number} has created no variable {key}") from None
+
+    def refresh(self) -> None:
+        """End the present snapshot: the next reading is of the variables as they are then."""
+        for number in range(len(self._views)):
+            self._views[number] = _NOTHING
+        if self._tables:
+            self._tables = {}
+
+    def read(self, key: Key) -> Any:
+        """Return a variable as it is now, as a new array; the present snapshot stays."""
+        return self.servers[self._number_of(key)].ask("read", key=key)[1]
+
+    def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
+        """Set a variable, or add to it (`assign_add`), or subtract from it (`assign_sub`); returns when it is done."""
+        spec, end = self._specs[key], self.servers[self._number_of(key)]
+        array = numpy.asarray(value, spec.dtype)
+        if array.shape != spec.shape:
+            raise ValueError(f"a value of shape {array.shape} was assigned to {spec}")
+        end.ask("assign", array, key=key, how=verb)
+        self.refresh()
+
+    def lookup(self, key: Key, indices: Any) -> Any:
+        """Return some rows of a variable as they are now, as a new array."""
+        indices = numpy.asarray(indices, numpy.int64)
+        spec, end = self._specs[key], self.servers[self._number_of(key)]
+        rows = end.ask("lookup", indices.reshape(-1), key=key)[1]
+        return rows.reshape(*indices.shape, *spec.shape[1:])
+
+    def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
+        """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
+        spec, end = self._specs[key], self.servers[self._number_of(key)]
+        indices = numpy.asarray(indices, numpy.int64)
+        rows = numpy.broadcast_to(numpy.asarray(rows, spec.dtype), (len(indices), *spec.shape[1:]))
+        both = numpy.concatenate([indices.view(numpy.uint8), numpy.ascontiguousarray(rows).reshape(-1).view("u1")])
+        end.ask("scatter", both, key=key, how=verb, count=len(indices))
+        self.refresh()
+
+    def version(self, key: Key) -> int:
+        """Return how often the variable had been changed when the value was made that `value` returns."""
+        self.value(key)
+        number = self._number_of(key)
+        if key in self._views[number]:
+            return self.servers[number].version(key)
+        return self._tables[key][1]
+
+    def versions(self) -> dict[Key, int]:
+        """Return how often each variable has been changed by now."""
+        found: dict[Key, int] = {}
+        for end in self.servers:
+            answer, _ = end.ask("versions")
+            found.update({(number, shard): version for number, shard, version in answer["versions"]})
+        return found
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        optimizer: int,
+        pairs: Sequence[tuple[Key, Any]],
+        learning_rate: float | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Send gradients, to be applied as one step of an optimizer; does not wait for it.  Ends the snapshot.
+
+        Parameters
+        ----------
+        optimizer : int
+            What `register_optimizer` returned.
+        pairs : sequence of (key, array or IndexedSlices)
+            Gradients; packed before this returns.
+        learning_rate : float, optional
+            Instead of the optimizer's own.
+        scale : float
+            What the gradients are multiplied by.
+
+        Raises
+        ------
+        ValueError
+            A gradient's shape is not its variable's.
+        """
+        keys = tuple([key for key, _ in pairs])
+        gradients = [gradient for _, gradient in pairs]
+        kinds = set(map(type, gradients))
+        if kinds - _KNOWN_KINDS:
+            gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
+        mark = keys if IndexedSlices not in kinds else (keys, tuple(isinstance(g, IndexedSlices) for g in gradients))
+        parts = self._plans.get(mark)
+        if parts is None:
+            parts = self._plans[mark] = self._make_parts(keys, gradients)
+        chosen = [part.chosen(gradients) for part in parts]
+        for part, some in zip(parts, chosen, strict=True):  # before anything is sent: all or nothing
+            if [each.shape for each in some] != part.shapes:
+                part.check(some)
+        if not self._in_step:
+            self._begin_step()
+        rate = math.nan if learning_rate is None else learning_rate
+        for part, some in zip(parts, chosen, strict=True):
+            end = part.server
+            seen = end.steps[optimizer] if end.gathers else 0
+            if part.sparse:
+                self._push_rows(part, some, gradients, PushHeader(optimizer, part.number, 0, seen, rate, scale))
+                continue
+            area = end.area(part.nbytes)
+            part.pack(some, area.array)
+            header = protocol.PUSH.pack(protocol.PUSH_KIND, optimizer, part.number, end.pushed + 1, seen, rate, scale)
+            end.push(header, area, part.nbytes)
+        self._in_step = not self._clocks
+        self.refresh()
+
+    def _push_rows(self, part: _Part, dense: Sequence[Any], gradients: Sequence[Any], header: PushHeader) -> None:
+        rows = [gradients[place].coalesced() for place in part.sparse]
+        counts = tuple(len(each.indices) for each in rows)
+        nbytes = part.plan.nbytes(counts)
+        area = part.server.area(nbytes)
+        part.pack(dense, area.array)
+        places = part.plan.row_places(counts)
+        for each, spec, (numbers, where) in zip(rows, part.plan.sparse, places, strict=True):
+            area.array[numbers].view(numpy.int64)[...] = each.indices
+            area.array[where].view(part.plan.wire_dtype(spec))[...] = each.values.reshape(-1)
+        part.server.push(header._replace(number=part.server.pushed + 1, counts=counts).pack(), area, nbytes)
+
+    def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[_Part]:
+        """Make the plans for one list of variables, and tell the servers."""
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"a variable has two gradients in one push: {keys}")
+        place_of = {key: place for place, key in enumerate(keys)}
+        parts = []
+        for end in self.servers:
+            own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
+            is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
+            if not own and not (end.has_clock and end.number == 0):
+                continue
+            dense = tuple(spec for spec in own if not is_sparse[spec])
+            sparse = tuple(spec for spec in own if is_sparse[spec])
+            plan = Plan(dense, sparse, self._push_dtype)
+            number = self._plan_count = self._plan_count + 1
+            self._tell_plan(end, number, plan)
+            places = [[place_of[spec.key] for spec in some] for some in (dense, sparse)]
+            parts.append(_Part(end, number, plan, *places))
+        return parts
+
+    def _tell_plan(self, end: ServerEnd, number: int, plan: Plan) -> None:
+        narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
+        keys = {"dense": [spec.key for spec in plan.dense], "sparse": [spec.key for spec in plan.sparse]}
+        end.ask("plan", number=number, push_dtype=narrow, **keys)
+
+    def flush(self) -> None:
+        """Wait until the servers are done with all that this client has pushed.
+
+        Raises
+        ------
+        ServerError, ValueError, ...
+            A push could not be applied.
+        """
+        for end in self.servers:
+            end.flush()
+
+    # -- optimizers ---------------------------------------------------------------------------------------------------
+
+    def register_optimizer(self, optimizer: Optimizer, number: int | None = None) -> int:
+        """Send an optimizer to the servers, unless they have it, and return its number.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+            Its rule and settings are sent; slots and steps are the servers' own.
+        number : int, optional
+            By default clients number them in the order in which they register them, which must be the same for all.
+        """
+        if number is None:
+            number = self._optimizers
+        self._optimizers = max(self._optimizers, number + 1)
+        content = numpy.frombuffer(packed(optimizer), numpy.uint8)
+        for end in self.servers:
+            end.ask("register", content, number=number)
+        return number
+
+    def iterations(self, number: int) -> int:
+        """Return the steps that an optimizer has made, this client's pushes included.
+
+        Each server counts those that changed a variable of its own; this is the largest count.
+        """
+        return max(end.iterations(number) for end in self.servers)
+
+    def learning_rate(self, number: int) -> float:
+        """Return the learning rate of an optimizer's next step."""
+        answers = [end.ask("rate", number=number, value=None)[0] for end in self.servers]
+        return max(answers, key=lambda answer: answer["iterations"])["value"]
+
+    def set_learning_rate(self, number: int, value: float) -> None:
+        """Set the learning rate of an optimizer from the next push on."""
+        for end in self.servers:
+            end.ask("rate", number=number, value=float(value))
+
+    def optimizer_state(self, number: int) -> dict[str, Any]:
+        """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays.
+
+        ``"met"`` has the keys of its variables in the order in which they were first updated, server by server.
+        """
+        found: dict[str, Any] = {}
+        for end in self.servers:
+            answer, memory = end.ask("state", number=number)
+            values = protocol.parted(memory, [description for _, *description in answer["arrays"]])
+            if answer["plain"]["iterations"] >= found.get("iterations", 0):
+                found.update(answer["plain"])
+            found.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
+        return found
+
+    def restore_optimizer(self, number: int, state: dict[str, Any]) -> None:
+        """Take over what `optimizer_state` gave."""
+        slots = {name: numpy.asarray(value) for name, value in state.items() if name.count("/") == 2}
+        plain = {name: value for name, value in state.items() if name not in slots}
+        for end in self.servers:
+            own = {name: value for name, value in slots.items() if self._server_of[_key_of(name)] == end.number}
+            places = [[name, *protocol.described(value)] for name, value in own.items()]
+            end.ask("restore", protocol.joined(list(own.values())), number=number, plain=plain, arrays=places)
+        self.refresh()
+
+    # -- taking part --------------------------------------------------------------------------------------------------
+
+    def idle(self) -> None:
+        """Say that this client has no work for now, so that nobody waits for it.  Its next step ends this."""
+        if self._clocks and not self._is_idle:
+            self._is_idle = True
+            for end in self._clocks:
+                end.note("idle")
+
+    def _begin_step(self) -> None:
+        """Wait until the servers let this client start a step."""
+        was_idle, self._is_idle = self._is_idle, False
+        for end in self._clocks:
+            if was_idle:
+                end.note("active")
+            end.begin_step(ask=was_idle)
+        self._in_step = True
+
+    def leave(self) -> None:
+        """Tell the servers that this client pushes no more; they end when all have left."""
+        for end in self.servers:
+            if not end.line.gone:
+                end.forget()
+                end.note("leave")
+
+
+_KNOWN_KINDS = {numpy.ndarray, IndexedSlices}
+
+
+def _key_of(name: str) -> Key:
+    number, shard, _ = name.split("/", 2)
+    return int(number), int(shard)

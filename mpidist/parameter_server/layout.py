@@ -1,0 +1,261 @@
+"""Where variables lie in a server's memory, and where gradients lie in a push.  Pure: no memory is owned here.
+
+A `Layout` puts variables of one dtype side by side, without gaps, in the order of their keys; a `Plan` puts gradients
+in the same order.  So gradients of all variables of a server are one run of elements, and are applied by one call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+
+#: Number of a variable, and of its shard: 0 where it has no others.
+Key = tuple[int, int]
+
+_ALIGN = 64
+
+
+def aligned(nbytes: int) -> int:
+    """Return the next multiple of a cache line."""
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return what `numpy.dtype` makes the dtype of again; ml_dtypes' floats have no letter code of their own."""
+    dtype = numpy.dtype(dtype)
+    return dtype.name if dtype.kind == "V" and dtype.names is None else dtype.str
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """What is known of a variable, or of one shard of it, everywhere.
+
+    Attributes
+    ----------
+    key : (int, int)
+        Number of the variable in the order of creation, and of the shard.
+    name : str
+    shape : tuple of int
+    dtype : numpy.dtype
+    """
+
+    key: Key
+    name: str
+    shape: tuple[int, ...]
+    dtype: numpy.dtype
+
+    @cached_property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.size * self.dtype.itemsize
+
+    def described(self) -> list[Any]:
+        """Return this as what JSON can hold."""
+        return [list(self.key), self.name, list(self.shape), dtype_name(self.dtype)]
+
+    @classmethod
+    def from_description(cls, description: Sequence[Any]) -> VariableSpec:
+        """Return what `described` described."""
+        key, name, shape, dtype = description
+        return cls((key[0], key[1]), name, tuple(shape), numpy.dtype(dtype))
+
+    def __str__(self) -> str:
+        shard = f" (shard {self.key[1]})" if self.key[1] else ""
+        return f"variable {self.name!r}{shard} of shape {self.shape} and dtype {self.dtype}"
+
+
+def in_order(specs: Iterable[VariableSpec]) -> list[VariableSpec]:
+    """Return variables in the order in which layouts and plans put them."""
+    return sorted(specs, key=lambda spec: (dtype_name(spec.dtype), spec.key))
+
+
+@dataclass(frozen=True)
+class Section:
+    """Elements of one dtype, side by side.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+    start : int
+        Offset in bytes.
+    size : int
+        Elements.
+    """
+
+    dtype: numpy.dtype
+    start: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        """Offset in bytes of its end."""
+        return self.start + self.size * self.dtype.itemsize
+
+    def of(self, memory: Any) -> Any:
+        """Return this section of a flat array of bytes, as a view."""
+        return memory[self.start : self.stop].view(self.dtype)
+
+
+def _sections(pairs: Iterable[tuple[numpy.dtype, int]]) -> list[Section]:
+    """Return the sections of elements that come as (dtype, count), those of one dtype after another."""
+    found: list[Section] = []
+    for dtype, size in pairs:
+        if found and found[-1].dtype == dtype:
+            found[-1] = Section(dtype, found[-1].start, found[-1].size + size)
+        else:
+            found.append(Section(dtype, aligned(found[-1].stop) if found else 0, size))
+    return found
+
+
+class Layout:
+    """Where each variable lies in a buffer of bytes.
+
+    Parameters
+    ----------
+    specs : iterable of VariableSpec
+
+    Attributes
+    ----------
+    specs : list of VariableSpec
+        In the order in which they lie there.
+    index : dict of key to int
+        Place in `specs`.
+    sections : list of Section
+    section_of : list of int
+        By variable, the number of its section.
+    first : list of int
+        By variable, its first element in its section.
+    starts, stops : array of int64
+        By variable, offsets in bytes.
+    nbytes : int
+    """
+
+    def __init__(self, specs: Iterable[VariableSpec]) -> None:
+        self.specs = in_order(specs)
+        self.index = {spec.key: index for index, spec in enumerate(self.specs)}
+        self.sections = _sections((spec.dtype, spec.size) for spec in self.specs)
+        self.section_of: list[int] = []
+        self.first: list[int] = []
+        filled, number = 0, 0
+        for spec in self.specs:
+            if spec.dtype != self.sections[number].dtype:
+                filled, number = 0, number + 1
+            self.section_of.append(number)
+            self.first.append(filled)
+            filled += spec.size
+        pairs = list(zip(self.specs, self.section_of, self.first, strict=True))
+        starts = [self.sections[number].start + first * spec.dtype.itemsize for spec, number, first in pairs]
+        self.starts = numpy.array(starts, numpy.int64)
+        self.stops = self.starts + numpy.array([spec.nbytes for spec in self.specs], numpy.int64)
+        self.nbytes = aligned(self.sections[-1].stop) if self.sections else 0
+
+    def views(self, memory: Any) -> dict[Key, Any]:
+        """Return every variable, in its shape, in a flat array of bytes.  Local.
+
+        Parameters
+        ----------
+        memory : array of uint8, shape (nbytes,)
+        """
+        flat = [section.of(memory) for section in self.sections]
+        return {
+            spec.key: flat[number][first : first + spec.size].reshape(spec.shape)
+            for spec, number, first in zip(self.specs, self.section_of, self.first, strict=True)
+        }
+
+    def spans(self, indices: Iterable[int]) -> Iterator[slice]:
+        """Yield the bytes in which some variables lie, neighbours together; `indices` are in ascending order."""
+        start = stop = last = -1
+        for index in indices:
+            if index != last + 1 or start < 0:
+                if start >= 0:
+                    yield slice(start, stop)
+                start = int(self.starts[index])
+            stop, last = int(self.stops[index]), index
+        if start >= 0:
+            yield slice(start, stop)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which gradients one push carries, and where they lie in its message.
+
+    First those of whole variables, section by section.  Behind them, for each variable of which rows are pushed: the
+    numbers of the rows, and the rows.
+
+    Attributes
+    ----------
+    dense : tuple of VariableSpec
+        In order.
+    sparse : tuple of VariableSpec
+        In order.
+    push_dtype : numpy.dtype or None
+        What floats of more bytes are sent as.
+    """
+
+    dense: tuple[VariableSpec, ...]
+    sparse: tuple[VariableSpec, ...] = ()
+    push_dtype: numpy.dtype | None = None
+
+    def wire_dtype(self, spec: VariableSpec) -> numpy.dtype:
+        """Return the dtype in which a gradient of this variable is sent."""
+        narrow = self.push_dtype
+        return narrow if narrow is not None and narrow.itemsize < spec.dtype.itemsize else spec.dtype
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """Where gradients of whole variables lie: one section for each dtype of variables."""
+        ends: list[Section] = []
+        for section in _sections((spec.dtype, spec.size) for spec in self.dense):
+            spec = VariableSpec((0, 0), "", (), section.dtype)
+            start = aligned(ends[-1].stop) if ends else 0
+            ends.append(Section(self.wire_dtype(spec), start, section.size))
+        return ends
+
+    @cached_property
+    def dense_nbytes(self) -> int:
+        """Size in bytes of the gradients of whole variables."""
+        return aligned(self.sections[-1].stop) if self.sections else 0
+
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """By variable of `dense`: the number of its section, and its first element there."""
+        found: list[tuple[int, int]] = []
+        number, filled, before = -1, 0, None
+        for spec in self.dense:
+            if before is None or spec.dtype != before:
+                number, filled, before = number + 1, 0, spec.dtype
+            found.append((number, filled))
+            filled += spec.size
+        return found
+
+    def row_places(self, counts: Sequence[int]) -> list[tuple[slice, slice]]:
+        """Return where numbers and rows lie, in bytes, by variable of `sparse`.
+
+        Parameters
+        ----------
+        counts : sequence of int
+            Rows of each variable.
+        """
+        found, end = [], self.dense_nbytes
+        for spec, count in zip(self.sparse, counts, strict=True):
+            numbers = slice(end, end + 8 * count)
+            start = aligned(numbers.stop)
+            row_nbytes = math.prod(spec.shape[1:]) * self.wire_dtype(spec).itemsize
+            rows = slice(start, start + count * row_nbytes)
+            end = aligned(rows.stop)
+            found.append((numbers, rows))
+        return found
+
+    def nbytes(self, counts: Sequence[int] = ()) -> int:
+        """Return the size in bytes of a message with so many rows of each variable of `sparse`."""
+        return aligned(self.row_places(counts)[-1][1].stop) if self.sparse else self.dense_nbytes

@@ -1,0 +1,327 @@
+"""A user's optimizer at a server: the copy that travels, and how it updates variables that lie side by side.
+
+The slots of all variables of a layout lie like the variables themselves.  So an update whose rule is the same for
+neighbours is one call for all of them, from one copy of the variables into another, slice by slice.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from mpidist.errors import MissingDependencyError
+from mpidist.optimizers.accumulation import Accumulation
+from mpidist.optimizers.base import Optimizer, Step
+from mpidist.optimizers.clipping import Clipping
+from mpidist.optimizers.loss_scale import LossScale
+from mpidist.optimizers.sharded import ShardedUpdates
+from mpidist.optimizers.slices import SLICE_ELEMENTS, Scratch, compute_dtype
+from mpidist.optimizers.slots import Slots
+from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
+from mpidist.variables import DistributedVariable, IndexedSlices
+
+
+class StoredVariable:
+    """A variable, or a shard of one, on its server: what optimizers need of it.
+
+    Attributes
+    ----------
+    spec : VariableSpec
+    storage : array
+        The value; for a variable among others, in whichever copy it is read or written.
+    """
+
+    def __init__(self, spec: VariableSpec, storage: Any) -> None:
+        self.spec = spec
+        self.storage = storage
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.spec.dtype
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        return self.spec.shape
+
+    def own_part(self, whole: Any) -> Any:
+        return whole
+
+    def joined(self, part: Any) -> Any:
+        return part
+
+    def empty_slot(self, dtype: Any) -> Any:
+        return numpy.empty(self.storage.size, dtype)
+
+
+def packed(optimizer: Optimizer) -> bytes:
+    """Return an optimizer as bytes: its rule and settings, without slots and steps, which its server keeps.
+
+    What needs whole gradients, or several micro-batches, is done by the clients before they push: clipping by norm,
+    loss scale, accumulation, and leaving out what is not finite.
+
+    Raises
+    ------
+    MissingDependencyError
+        A function of it, such as a schedule, cannot be found by its name, and cloudpickle is not installed.
+    """
+    sent = copy.copy(optimizer)
+    sent.iterations = sent.skipped_steps = 0
+    sent.clipping = Clipping(clipvalue=optimizer.clipping.clipvalue)
+    sent.loss_scale, sent.skip_nonfinite = LossScale(1.0), False
+    sent._accumulation = Accumulation(1)
+    sent._slots = Slots(sent.slot_names, sent.initial_slots())
+    sent._sharded, sent._scratch = ShardedUpdates(sent._slots), Scratch()
+    sent._without_decay = [_pattern(each) for each in optimizer._without_decay]
+    try:
+        import cloudpickle
+    except ImportError:
+        return _pickled(sent)
+    return cloudpickle.dumps(sent)
+
+
+def _pattern(excluded: DistributedVariable | re.Pattern[str]) -> re.Pattern[str]:
+    if isinstance(excluded, re.Pattern):
+        return excluded
+    return re.compile(rf"^{re.escape(excluded.name)}(/part_\d+)?$")
+
+
+def _pickled(optimizer: Optimizer) -> bytes:
+    of_script = [each for each in (type(optimizer), optimizer._learning_rate) if _is_of_script(each)]
+    if not of_script:
+        try:
+            return pickle.dumps(optimizer)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            of_script = [error]
+    raise MissingDependencyError(
+        f"the optimizer {type(optimizer).__name__} cannot be sent to the servers by names alone: {of_script[0]!r}. "
+        "Put its functions and classes into a module that the script imports, or: pip install cloudpickle"
+    )
+
+
+def _is_of_script(value: Any) -> bool:
+    """Whether a class or function belongs to the script, which servers leave before they come to its definition."""
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    return getattr(owner, "__module__", "") == "__main__"
+
+
+@dataclass
+class Run:
+    """Neighbours in a layout, and in a push, that one call updates.
+
+    Attributes
+    ----------
+    section : int
+        Of the layout.
+    start, stop : int
+        Elements of that section.
+    wire : slice
+        Bytes of the payload.
+    wire_dtype : numpy.dtype
+    decay : float
+        Weight decay of all of them.
+    slots : list of array
+    variable : StoredVariable or None
+        Whose run it is, where the rule needs to know.
+    """
+
+    section: int
+    start: int
+    stop: int
+    wire: slice
+    wire_dtype: numpy.dtype
+    decay: float
+    slots: list[Any]
+    variable: StoredVariable | None
+
+
+class ServedOptimizer:
+    """An optimizer of a server.
+
+    Parameters
+    ----------
+    content : bytes
+        What `packed` returned.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.optimizer: Optimizer = pickle.loads(content)
+        kind = type(self.optimizer)
+        #: Whether neighbours of the same decay are updated alike, so that one call does for all of them.
+        self.joins = kind.step_of is Optimizer.step_of and kind.update is Optimizer.update
+        # The slots of a section, made when the first variable of it is met.
+        self._slots_of_section: dict[int, list[Any]] = {}
+        self._met: dict[Key, StoredVariable] = {}
+        self._placed: set[Key] = set()
+        self._scratch: dict[numpy.dtype, list[Any]] = {}
+
+    @property
+    def met(self) -> list[Key]:
+        """The variables updated so far, in the order of `Optimizer.state`."""
+        return list(self._met)
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def laid_out(self) -> None:
+        """Take note that there is a new layout: slots move when their variables are met next."""
+        self._slots_of_section = {}
+        self._placed = set()
+
+    def slots_in(self, layout: Layout, variable: StoredVariable) -> tuple[list[Any], int]:
+        """Return the slots of the section in which a variable lies, its own among them, and its first element."""
+        index = layout.index[variable.spec.key]
+        section, first = layout.section_of[index], layout.first[index]
+        whole = self._slots_of_section.get(section)
+        if whole is None:
+            place = layout.sections[section]
+            dtype = compute_dtype(place.dtype)
+            whole = [numpy.zeros(place.size, dtype) for _ in self.optimizer.slot_names]
+            self._slots_of_section[section] = whole
+        if variable.spec.key not in self._placed:
+            views = [slot[first : first + variable.spec.size] for slot in whole]
+            for view, before in zip(views, self.slots_of(variable), strict=True):
+                view[...] = before
+            self.optimizer._slots.take_back(variable, views)
+            self._placed.add(variable.spec.key)
+        return whole, first
+
+    def slots_of(self, variable: StoredVariable) -> list[Any]:
+        """Return the slots of a variable, flat."""
+        self._met.setdefault(variable.spec.key, variable)
+        return self.optimizer.slot_arrays(variable)
+
+    # -- updates ------------------------------------------------------------------------------------------------------
+
+    def runs(self, layout: Layout, plan: Plan, variables: Iterable[StoredVariable]) -> list[Run]:
+        """Return what to update for a push, of those variables that lie in the layout."""
+        found: list[Run] = []
+        for variable, (number, at) in zip(variables, plan.places, strict=True):
+            if variable.spec.key not in layout.index:
+                continue
+            wire = plan.sections[number]
+            begin, end = (wire.start + (at + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
+            section = layout.section_of[layout.index[variable.spec.key]]
+            slots, first = self.slots_in(layout, variable)
+            last = first + variable.spec.size
+            decay = self.optimizer.decay_of(variable)
+            before = found[-1] if found and self.joins else None
+            if (
+                before is not None
+                and (before.section, before.stop, before.wire.stop, before.decay) == (section, first, begin, decay)
+                and before.wire_dtype == wire.dtype
+            ):
+                before.stop, before.wire = last, slice(before.wire.start, end)
+            else:
+                own = None if self.joins else variable
+                found.append(Run(section, first, last, slice(begin, end), wire.dtype, decay, slots, own))
+        for run in found:
+            run.slots = [slot[run.start : run.stop] for slot in run.slots]
+        return found
+
+    def rate(self, learning_rate: float) -> float:
+        """Return the learning rate of a push: its own, or the optimizer's where that is NaN."""
+        return self.optimizer.learning_rate if math.isnan(learning_rate) else learning_rate
+
+    def update(
+        self, runs: Sequence[Run], old: Sequence[Any], new: Sequence[Any], payload: Any, rate: float, scale: float
+    ) -> None:
+        """Apply gradients: read variables in one copy, write them to another, which may be the same.
+
+        Parameters
+        ----------
+        runs : sequence of Run
+        old, new : sequence of array
+            The sections of both copies.
+        payload : array of uint8
+        rate : float
+            Learning rate.
+        scale : float
+            What gradients are multiplied by.
+        """
+        optimizer = self.optimizer
+        coefficients = optimizer.coefficients(rate, optimizer.iterations)
+        for run in runs:
+            parameter, before = new[run.section][run.start : run.stop], old[run.section][run.start : run.stop]
+            gradient = payload[run.wire].view(run.wire_dtype)
+            if run.variable is not None:
+                if new is not old:
+                    parameter[...] = before
+                step = optimizer.step_of(run.variable, rate, coefficients, scale)
+                optimizer.update(parameter, gradient, run.slots, step)
+            else:
+                step = Step(coefficients, scale, rate * run.decay)
+                self._update(parameter, before if new is not old else parameter, gradient, run.slots, step)
+
+    def _update(self, parameter: Any, before: Any, gradient: Any, slots: list[Any], step: Step) -> None:
+        """Copy and update slice by slice, so that the copy is still in cache when it is updated."""
+        optimizer, size = self.optimizer, parameter.size
+        is_plain = step.factor == 1 and not step.decay and optimizer.clipping.clipvalue is None
+        is_plain = is_plain and gradient.dtype == parameter.dtype and parameter.dtype.itemsize >= 4
+        scratch = self._scratch_of(parameter.dtype) if is_plain else []
+        for start in range(0, size, SLICE_ELEMENTS):
+            where = slice(start, min(start + SLICE_ELEMENTS, size))
+            p = parameter[where]
+            if before is not parameter:
+                p[...] = before[where]
+            s = [slot[where] for slot in slots]
+            if is_plain:
+                short = scratch if p.size == SLICE_ELEMENTS else [each[: p.size] for each in scratch]
+                optimizer.update_slice(p, gradient[where], s, short, step.coefficients)
+            else:
+                optimizer.update(p, gradient[where], s, step)
+
+    def _scratch_of(self, dtype: numpy.dtype) -> list[Any]:
+        found = self._scratch.get(dtype)
+        if found is None:
+            count = self.optimizer.scratch_count
+            found = self._scratch[dtype] = [numpy.empty(SLICE_ELEMENTS, dtype) for _ in range(count)]
+        return found
+
+    def update_rows(self, variable: StoredVariable, indices: Any | None, rows: Any, rate: float, scale: float) -> None:
+        """Apply the gradient of a variable that lies by itself, in place: of some rows, each once, or of all of it."""
+        optimizer = self.optimizer
+        coefficients = optimizer.coefficients(rate, optimizer.iterations)
+        step = optimizer.step_of(variable, rate, coefficients, scale)
+        self.slots_of(variable)
+        rows = rows.astype(variable.dtype, copy=False)
+        gradient = rows.reshape(variable.shape) if indices is None else IndexedSlices(rows, indices, variable.shape)
+        optimizer.update_part(gradient, variable, step)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return steps and settings, and slots as ``"variable/shard/slot"``."""
+        state = self.optimizer.state()
+        found = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/.*", name)}
+        for number, key in enumerate(self._met):
+            for slot in self.optimizer.slot_names:
+                found[f"{key[0]}/{key[1]}/{slot}"] = state[f"{number}/{slot}"]
+        return found
+
+    def restore(self, state: dict[str, Any], variables: dict[Key, StoredVariable]) -> None:
+        """Take over what `state` gave, for variables of this server."""
+        plain = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/\d+/.*", name)}
+        slots: dict[Key, dict[str, Any]] = {}
+        for name, value in state.items():
+            if name not in plain:
+                number, shard, slot = name.split("/", 2)
+                slots.setdefault((int(number), int(shard)), {})[slot] = value
+        for key in sorted(slots):
+            self.slots_of(variables[key])
+        numbers = {key: number for number, key in enumerate(self._met)}
+        numbered = {f"{numbers[key]}/{slot}": value for key, found in slots.items() for slot, value in found.items()}
+        self.optimizer.restore({**plain, **numbered})

@@ -1,0 +1,428 @@
+"""`Server`: the loop of a ps rank.  It takes what clients send, applies it to its `Store`, and answers.
+
+Everything is done in the order in which it comes; nothing is done by a second thread.  What must wait for others, such
+as a read that is ahead of its clock, is put aside and looked at again after every message.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.errors import TransportError
+from mpidist.options import settings
+from mpidist.parameter_server import protocol
+from mpidist.parameter_server.consistency import Asynchronous, Consistency
+from mpidist.parameter_server.layout import Key, Plan, VariableSpec
+from mpidist.parameter_server.protocol import Kind, PushHeader
+from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger
+from mpidist.parameter_server.served_optimizer import ServedOptimizer
+from mpidist.parameter_server.store import Store
+from mpidist.runtime.board import fence
+from mpidist.runtime.shared_memory import SharedFile
+from mpidist.transports.lines import Area, Line, Message, Patience
+
+
+class _Client:
+    """What a server knows of one client."""
+
+    def __init__(self, number: int, line: Line, applied_word: int) -> None:
+        self.number = number
+        self.line = line
+        self.applied_word = applied_word
+        self.arrived = 0
+        self.is_here = True
+        self._areas: list[Area] = []
+
+    def area(self, nbytes: int) -> Area:
+        """Return memory for an answer that is free, or will be."""
+        for area in self._areas:
+            if area.array.size >= nbytes and not area.busy:
+                return area
+        for area in self._areas:
+            if not area.busy:
+                self._areas.remove(area)
+                area.close()
+                break
+        if len(self._areas) < 2:
+            self._areas.append(self.line.area(max(4096, 1 << (nbytes - 1).bit_length())))
+            return self._areas[-1]
+        self._areas[0].wait_free()
+        return self.area(nbytes)
+
+
+class _Push:
+    """A push between its arrival and its application.  See `Consistency.arrived`."""
+
+    __slots__ = ("client", "optimizer", "plan", "iteration", "iterations", "header", "message", "dropped")
+
+    def __init__(self, client: int, header: PushHeader, message: Message, plan: int, iterations: int) -> None:
+        self.client = client
+        self.optimizer = header.optimizer
+        self.plan = plan
+        self.iteration = header.iteration
+        self.iterations = iterations
+        self.header = header
+        self.message = message
+        self.dropped = False
+
+
+class _Waiting(Exception):
+    """Raised by what cannot be answered yet."""
+
+
+class Server:
+    """One ps rank.
+
+    Parameters
+    ----------
+    lines : sequence of Line
+        To the clients, by client number.
+    number : int
+        Of this server.
+    consistency : Consistency
+        When clients may go on.
+
+    Attributes
+    ----------
+    store : Store
+    pushes : int
+        Gradients applied so far, or dropped as too late.
+    """
+
+    def __init__(self, lines: Sequence[Line], number: int = 0, consistency: Consistency | None = None) -> None:
+        self.number = number
+        self._lines = list(lines)
+        shares = settings().shared_memory and any(line.is_shared for line in lines)
+        self._ledger_file, memory = self._ledger_memory(len(lines)) if shares else (None, bytearray())
+        self.ledger = Ledger(memory or bytearray(Ledger.nbytes(len(lines))), len(lines))
+        self.store = Store(len(lines) if self._ledger_file is not None else 0)
+        self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
+        self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
+        self.pushes = 0
+        self._plans: list[dict[int, int]] = [{} for _ in lines]
+        self._aside: list[tuple[_Client, Callable[[], None]]] = []
+        self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
+
+    def _ledger_memory(self, clients: int) -> tuple[SharedFile | None, Any]:
+        try:
+            file = SharedFile(Ledger.nbytes(clients))
+        except OSError as error:
+            print(f"mpidist: ps {self.number}: no shared memory ({error}); clients get messages", file=sys.stderr)
+            return None, bytearray()
+        return file, file.map()
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Serve until every client has left, or is lost.
+
+        Raises
+        ------
+        RankFailedError
+            A rank failed, where the job does not go on without it.
+        """
+        patience = Patience(self._lines, f"ps {self.number} waits for its clients", idle=True)
+        try:
+            while any(client.is_here for client in self.clients):
+                if self.poll():
+                    patience.reset()
+                else:
+                    patience.tick()
+                    self._look_for_losses()
+        finally:
+            self.close()
+
+    def poll(self) -> bool:
+        """Take at most one message of every client; return whether there was any."""
+        found = False
+        for client in self.clients:
+            if client.is_here and (message := client.line.receive()) is not None:
+                found = True
+                self._take(client, message)
+        return found
+
+    def close(self) -> None:
+        """Give memory back; clients that read it keep it."""
+        self.store.buffers.close()
+        if self._ledger_file is not None:
+            self._ledger_file.unlink()
+
+    def _take(self, client: _Client, message: Message) -> None:
+        kind = message.header[0]
+        if kind == Kind.PUSH:
+            self._take_push(client, message)
+        elif kind == Kind.REQUEST:
+            self._answer(client, message)
+        else:
+            self._note(client, protocol.unpack(message.header))
+            message.release()
+        if self._aside:
+            self._look_again()
+
+    def _look_for_losses(self) -> None:
+        for client in self.clients:
+            if client.is_here and client.line.gone and client.line.lost:
+                self._gone(client)
+
+    def _gone(self, client: _Client) -> None:
+        client.is_here = False
+        self._aside = [(whose, attempt) for whose, attempt in self._aside if whose is not client]
+        self._set_active(client.number, False)
+        if self._aside:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Try what was put aside once more."""
+        aside, self._aside = self._aside, []
+        for _, attempt in aside:
+            attempt()
+
+    # -- pushes -------------------------------------------------------------------------------------------------------
+
+    def _take_push(self, client: _Client, message: Message) -> None:
+        header = PushHeader.unpack(message.header)
+        client.arrived += 1
+        try:
+            plan = self._plans[client.number][header.plan]
+            optimizer = self.store.optimizers[header.optimizer].optimizer
+            push = _Push(client.number, header, message, plan, optimizer.iterations)
+            ready = self.consistency.arrived(push)
+        except Exception as error:  # the server outlives a client's mistake, and tells it
+            self._fail_push(client, header, message, error)
+            return
+        if push.dropped:
+            self._done(push)
+        self._apply(ready)
+
+    def _apply(self, ready: list[Any]) -> None:
+        """Apply pushes as one, and what this makes ready."""
+        while ready:
+            first = ready[0].header
+            try:
+                pushed = [(push.header.counts, push.message.payload) for push in ready]
+                self.store.push(first.optimizer, ready[0].plan, pushed, first.learning_rate, first.scale)
+            except Exception as error:
+                for push in ready:
+                    self._fail_push(self.clients[push.client], push.header, push.message, error)
+            else:
+                for push in ready:
+                    self._done(push)
+            ready = self.consistency.complete()
+
+    def _done(self, push: _Push) -> None:
+        push.message.release()
+        self.pushes += 1
+        self._publish(self.clients[push.client], push.header)
+
+    def _fail_push(self, client: _Client, header: PushHeader, message: Message, error: Exception) -> None:
+        if isinstance(error, TransportError):
+            raise error
+        message.release()
+        self._send(client, Kind.PUSH_FAILURE, self._failure(error, f"push {header.number}"))
+        self._publish(client, header)
+
+    def _publish(self, client: _Client, header: PushHeader) -> None:
+        """Show in the ledger how far things are: steps before pushes, since who sees its push sees its step."""
+        words = self.ledger.words
+        words[Ledger.LAYOUT] = self.store.layout_number
+        optimizer = self.store.optimizers.get(header.optimizer)
+        if optimizer is not None:
+            words[Ledger.steps_word(header.optimizer)] = optimizer.optimizer.iterations
+        fence()
+        words[client.applied_word] += 1
+        if self.consistency.has_clock:
+            self._publish_clock()
+
+    def _publish_clock(self) -> None:
+        for client in self.clients:
+            self.ledger.words[client.applied_word + 1] = self.consistency.permitted(client.number)
+
+    def _set_active(self, client: int, is_active: bool) -> None:
+        self.consistency.set_active(client, is_active)
+        self._apply(self.consistency.complete())
+        if self.consistency.has_clock:
+            self._publish_clock()
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, client: _Client, message: Message) -> None:
+        request = protocol.unpack(message.header)
+        array = None
+        if "array" in request:
+            array = protocol.as_described(message.payload, request["array"])
+
+        def attempt() -> None:
+            try:
+                found = self._verbs[request["verb"]](client, request, array)
+            except _Waiting:
+                self._aside.append((client, attempt))
+                return
+            except TransportError:
+                raise
+            except Exception as error:  # the server outlives a client's mistake, and tells it
+                message.release()
+                self._send(client, Kind.FAILURE, self._failure(error, request["verb"]))
+                return
+            message.release()
+            self.ledger.words[Ledger.LAYOUT] = self.store.layout_number
+            self._send(client, Kind.ANSWER, *found)
+
+        attempt()
+
+    def _send(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any = None) -> None:
+        if client.line.gone:
+            return
+        if array is None:
+            client.line.send(protocol.pack(kind, content))
+            return
+        array = numpy.asarray(array)
+        area = client.area(array.nbytes)
+        area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+        content = {**content, "array": protocol.described(array)}
+        client.line.send(protocol.pack(kind, content), area, array.nbytes)
+
+    def _failure(self, error: Exception, what: str) -> dict[str, Any]:
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        where = f" ({place[0].name}, line {place[0].lineno})" if place else ""
+        return {"what": what, "kind": type(error).__name__, "text": _text_of(error) + where * (type(error) in _OURS)}
+
+    def _note(self, client: _Client, note: dict[str, Any]) -> None:
+        if note["verb"] == "leave":
+            self._gone(client)
+        else:
+            self._set_active(client.number, note["verb"] == "active")
+
+    # -- requests: each returns the answer's content, and perhaps an array --------------------------------------------
+
+    def _on_hello(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        path = self._ledger_file.path if self._ledger_file is not None and client.line.is_shared else ""
+        if self.consistency.has_clock:
+            self._publish_clock()
+        rule = {"has_clock": self.consistency.has_clock, "gathers": self.consistency.gathers}
+        return ({"ledger": path, "clients": len(self.clients), **rule},)
+
+    def _on_create(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        spec = VariableSpec.from_description(request["spec"])
+        known = self.store.variables.get(spec.key)
+        if known is None:
+            if array is None:
+                raise _Waiting  # for the chief
+            self.store.create(spec, array)
+            return ({},)
+        if (known.name, known.shape, known.dtype) != (spec.name, spec.shape, spec.dtype):
+            raise ValueError(
+                f"variable number {spec.key[0]} is {known.spec} at this server, and client {client.number} creates "
+                f"{spec}; all clients must create the same variables in the same order"
+            )
+        return ({},)
+
+    def _on_layout(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self.store.lay_out()
+        buffers = self.store.buffers
+        specs = [spec.described() for spec in buffers.layout.specs]
+        return ({"number": self.store.layout_number, "path": buffers.path, "specs": specs},)
+
+    def _on_pull(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
+        buffers = self.store.buffers
+        steps = self.ledger.words[Ledger.steps_word(0) : Ledger.steps_word(len(self.store.optimizers))].tolist()
+        content = {"layout": self.store.layout_number, "versions": buffers.versions.tolist(), "steps": steps}
+        return content, buffers.bytes[buffers.current][: buffers.layout.nbytes]
+
+    def _on_step(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
+        if request["pushed"] > self.consistency.permitted(client.number):
+            raise _Waiting
+        count = min(len(self.store.optimizers), LEDGER_OPTIMIZERS)
+        return ({"steps": [self.store.optimizers[number].optimizer.iterations for number in range(count)]},)
+
+    def _on_flush(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
+        return ({},)
+
+    def _on_assign(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self.store.assign(_key(request), request["how"], array)
+        return ({},)
+
+    def _on_read(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
+        key = _key(request)
+        return {"version": self.store.version(key)}, self.store.read(key)
+
+    def _on_lookup(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
+        return {}, self.store.lookup(_key(request), array)
+
+    def _on_scatter(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        spec = self.store.variables[_key(request)].spec
+        count = request["count"]
+        indices = array[: 8 * count].view(numpy.int64)
+        rows = array[8 * count :].view(spec.dtype).reshape(count, *spec.shape[1:])
+        self.store.scatter(spec.key, request["how"], indices, rows)
+        return ({},)
+
+    def _on_versions(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        return ({"versions": [[*key, version] for key, version in self.store.versions().items()]},)
+
+    def _on_plan(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        dense, sparse = ([self.store.variables[key].spec for key in map(tuple, request[name])] for name in _PARTS)
+        narrow = None if request["push_dtype"] is None else numpy.dtype(request["push_dtype"])
+        plan = Plan(tuple(dense), tuple(sparse), narrow)
+        self._plans[client.number][request["number"]] = self.store.plan_number(plan)
+        return ({},)
+
+    def _on_register(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        number = request["number"]
+        if number >= LEDGER_OPTIMIZERS:
+            raise ValueError(f"a server takes {LEDGER_OPTIMIZERS} optimizers, and this is number {number}")
+        if number not in self.store.optimizers:
+            self.store.optimizers[number] = ServedOptimizer(bytes(array))
+            self.ledger.words[Ledger.steps_word(number)] = 0
+        return ({},)
+
+    def _on_state(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
+        state = self.store.optimizers[request["number"]].state()
+        arrays = {name: value for name, value in state.items() if isinstance(value, numpy.ndarray)}
+        plain = {name: value for name, value in state.items() if name not in arrays}
+        places = [[name, *protocol.described(value)] for name, value in arrays.items()]
+        return {"plain": plain, "arrays": places}, protocol.joined(list(arrays.values()))
+
+    def _on_restore(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        names = [name for name, *_ in request["arrays"]]
+        values = protocol.parted(array, [description for _, *description in request["arrays"]])
+        optimizer = self.store.optimizers[request["number"]]
+        optimizer.restore({**request["plain"], **dict(zip(names, values, strict=True))}, self.store.variables)
+        self.ledger.words[Ledger.steps_word(request["number"])] = optimizer.optimizer.iterations
+        return ({},)
+
+    def _on_rate(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        optimizer = self.store.optimizers[request["number"]].optimizer
+        if request["value"] is not None:
+            optimizer.learning_rate = request["value"]
+        return ({"value": optimizer.learning_rate, "iterations": optimizer.iterations},)
+
+    def _require_done(self, client: _Client) -> None:
+        """Raise _Waiting while a push of this client is not done with: a client reads what it wrote."""
+        if self.ledger.words[client.applied_word] < client.arrived:
+            raise _Waiting
+
+
+_PARTS = ("dense", "sparse")
+
+#: Errors whose text alone does not say where they come from.
+_OURS = (AssertionError, AttributeError, TypeError, KeyError)
+
+
+def _text_of(error: Exception) -> str:
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+
+
+def _key(request: dict[str, Any]) -> Key:
+    number, shard = request["key"]
+    return number, shard

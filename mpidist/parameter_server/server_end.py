@@ -1,0 +1,310 @@
+"""One server as a client sees it: how it is asked, what has been pushed to it, and the snapshot that was read last.
+
+`NearServer` is on the same node: its ledger and its copies of the variables are read where they lie, and a pull is no
+message at all.  `FarServer` answers a pull with all its variables in one message.
+
+A snapshot is the server's memory (pinned) or the client's own (a copy of the message); either way it stays as it is
+until the next pull.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist.errors import ServerError
+from mpidist.parameter_server import protocol
+from mpidist.parameter_server.layout import Key, Layout, VariableSpec
+from mpidist.parameter_server.protocol import Kind
+from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger, Reader
+from mpidist.runtime.board import fence
+from mpidist.runtime.shared_memory import map_file
+from mpidist.transports.lines import Area, Line, Message, Patience
+
+#: Errors of a server that are raised at the client as what they are.
+_KINDS = ("IndexError", "KeyError", "MemoryError", "OSError", "TypeError", "ValueError")
+
+
+def open_server(line: Line, number: int, client: int) -> ServerEnd:
+    """Return a server as a client sees it, after a first word with it.  Local."""
+    end = ServerEnd(line, number, client)
+    answer, _ = end.ask("hello")
+    kind: type[ServerEnd] = FarServer
+    if answer["ledger"]:
+        try:
+            end.ledger = map_file(answer["ledger"])
+            kind = NearServer
+        except OSError:  # in another container: by messages then
+            pass
+    return kind.opened(end, answer)
+
+
+class ServerEnd:
+    """What is common to servers near and far.
+
+    Parameters
+    ----------
+    line : Line
+    number, client : int
+        Of the server, and of this client.
+
+    Attributes
+    ----------
+    pushed : int
+        Pushes sent.
+    has_clock, gathers : bool
+        See `Consistency`.
+    steps : sequence of int
+        By optimizer: its steps as seen when this client's present step began.
+    """
+
+    ledger: Any = None
+
+    def __init__(self, line: Line, number: int, client: int) -> None:
+        self.line = line
+        self.number = number
+        self.client = client
+        control = line.presence.control
+        self.name = f"ps {number} ({control.name(line.presence.name_of(line.peer))})"
+        self._who = f"rank {control.rank} waits for {self.name}"
+        self._patience = Patience([line], f"{self._who} to apply what it pushed")
+        self.pushed = 0
+        self.clients = 0
+        self.has_clock = self.gathers = False
+        self.steps: Sequence[int] = ()
+        self._areas: list[Area | None] = [None, None]
+        self._turn = 0
+        self._failures: list[dict[str, Any]] = []
+
+    @classmethod
+    def opened(cls, before: ServerEnd, answer: dict[str, Any]) -> ServerEnd:
+        """Return the end of a server that has said hello."""
+        end = cls(before.line, before.number, before.client)
+        end.ledger = before.ledger
+        end.clients, end.has_clock, end.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
+        end._open()
+        return end
+
+    def _open(self) -> None:
+        """Prepare what the kind of end needs."""
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def area(self, nbytes: int) -> Area:
+        """Return memory for a message to the server, not busy; two take turns."""
+        turn = self._turn = 1 - self._turn
+        area = self._areas[turn]
+        if area is None or area.array.size < nbytes:
+            if area is not None:
+                area.wait_free()
+                area.close()
+            area = self._areas[turn] = self.line.area(max(64, nbytes))
+        elif area.busy:
+            area.wait_free()
+        return area
+
+    def push(self, header: bytes, area: Area, nbytes: int) -> None:
+        """Send a push; does not wait for it to be applied."""
+        self.pushed += 1
+        self.line.send(header, area, nbytes)
+
+    def note(self, verb: str) -> None:
+        """Tell the server something that needs no answer."""
+        self.line.send(protocol.pack(Kind.NOTE, {"verb": verb}))
+
+    def ask(self, verb: str, array: Any = None, **fields: Any) -> tuple[dict[str, Any], Any]:
+        """Send a request and return its answer: content, and a new array or None.
+
+        Raises
+        ------
+        ServerError, ValueError, TypeError, KeyError, IndexError
+            What went wrong at the server, here or in a push before.
+        """
+        request = {"verb": verb, **fields}
+        if array is None:
+            self.line.send(protocol.pack(Kind.REQUEST, request))
+        else:
+            area = self.area(array.nbytes)
+            if array.nbytes:
+                area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+            request["array"] = protocol.described(array)
+            self.line.send(protocol.pack(Kind.REQUEST, request), area, array.nbytes)
+        while True:
+            message = self.line.wait(f"{self._who} to answer {verb!r}")
+            if message.header[0] != Kind.PUSH_FAILURE:
+                break
+            self._failures.append(protocol.unpack(message.header))
+        return self._answer(message)
+
+    def _answer(self, message: Message) -> tuple[dict[str, Any], Any]:
+        content = protocol.unpack(message.header)
+        if message.header[0] == Kind.FAILURE:
+            self._failures.append(content)
+        self._raise_failure()
+        found = None
+        if "array" in content:
+            found = protocol.as_described(message.payload, content["array"]).copy()
+        message.release()
+        return content, found
+
+    def check(self) -> None:
+        """Raise what went wrong with pushes of this client, if word of it has come."""
+        message = self.line.receive()
+        if message is not None:
+            self._failures.append(protocol.unpack(message.header))
+        if self._failures:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if not self._failures:
+            return
+        first = self._failures[0]
+        self._failures = []
+        kind = getattr(builtins, first["kind"]) if first["kind"] in _KINDS else ServerError
+        named = "" if kind is not ServerError or first["kind"] == "RuntimeError" else f"{first['kind']}: "
+        raise kind(f"{self.name}, {first['what']}: {named}{first['text']}")
+
+    # -- what near and far servers do each in their way ---------------------------------------------------------------
+
+    def pull(self) -> dict[Key, Any]:
+        """Return the server's variables as they are now, this client's pushes included: read-only views.
+
+        Tables are not among them.
+        """
+        raise NotImplementedError
+
+    def look_for(self, key: Key) -> bool:
+        """Make the server put new variables among the others; return whether `key` is there then."""
+        raise NotImplementedError
+
+    def version(self, key: Key) -> int:
+        """Return the version of a variable in the snapshot that was pulled last."""
+        raise NotImplementedError
+
+    def begin_step(self, ask: bool = False) -> None:
+        """Wait until this client may start a step; with `ask`, by the server's own word."""
+        answer, _ = self.ask("step", pushed=self.pushed)
+        self.steps = answer["steps"]
+
+    def flush(self) -> None:
+        """Wait until the server is done with all pushes of this client."""
+        self.ask("flush")
+
+    def iterations(self, optimizer: int) -> int:
+        """Return the steps of an optimizer, this client's pushes included."""
+        return self.ask("rate", number=optimizer, value=None)[0]["iterations"]
+
+    def forget(self) -> None:
+        """Give the snapshot back, and areas."""
+        for area in self._areas:
+            if area is not None:
+                area.close()
+        self._areas = [None, None]
+
+
+class NearServer(ServerEnd):
+    """A server on this node."""
+
+    _reader: Reader | None = None
+    _layout_number = -1
+    _buffer = -1
+
+    def _open(self) -> None:
+        self._words = Ledger(self.ledger, self.clients).words
+        self._applied = Ledger.applied_word(self.client)
+
+    def pull(self) -> dict[Key, Any]:
+        words = self._words
+        if words[self._applied] < self.pushed:
+            self._await(self._applied)
+        self.check()
+        fence()
+        if words[Ledger.LAYOUT] != self._layout_number:
+            self._map()
+        assert self._reader is not None
+        self._buffer = self._reader.pin()
+        return self._reader.views(self._buffer)
+
+    def look_for(self, key: Key) -> bool:
+        self._map()
+        return self._reader is not None and key in self._reader.layout.index
+
+    def version(self, key: Key) -> int:
+        assert self._reader is not None
+        return int(self._reader.versions(self._buffer)[self._reader.layout.index[key]])
+
+    def begin_step(self, ask: bool = False) -> None:
+        if ask:
+            super().begin_step()
+            return
+        words = self._words
+        if words[self._applied] < self.pushed:
+            self._await(self._applied)
+        if self.has_clock and words[self._applied + 1] < self.pushed:
+            self._await(self._applied + 1)
+        self.check()
+        if self.gathers:
+            self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
+
+    def flush(self) -> None:
+        if self._words[self._applied] < self.pushed:
+            self._await(self._applied)
+        self.check()
+
+    def iterations(self, optimizer: int) -> int:
+        self.flush()
+        return self._words[Ledger.steps_word(optimizer)]
+
+    def forget(self) -> None:
+        super().forget()
+        if self._reader is not None:
+            self._reader.unpin()
+
+    def _await(self, word: int) -> None:
+        """Wait until a word of the ledger has come to the number of pushes made."""
+        words, pushed, patience = self._words, self.pushed, self._patience
+        patience.reset()
+        while words[word] < pushed:
+            patience.tick()
+        fence()
+
+    def _map(self) -> None:
+        answer, _ = self.ask("layout")
+        if answer["number"] == self._layout_number:
+            return
+        layout = Layout(map(VariableSpec.from_description, answer["specs"]))
+        # Nobody writes the copies of an older layout: views of them stay as they are without a pin.
+        self._reader = Reader(layout, answer["path"], self.clients, self.client)
+        self._layout_number = answer["number"]
+
+
+class FarServer(ServerEnd):
+    """A server on another node, or one whose memory cannot be seen."""
+
+    _layout: Layout | None = None
+    _layout_number = -1
+    _versions: Sequence[int] = ()
+
+    def pull(self) -> dict[Key, Any]:
+        answer, memory = self.ask("pull")
+        if answer["layout"] != self._layout_number or self._layout is None:
+            self._find_layout()
+            return self.pull()
+        self._versions = answer["versions"]
+        memory.flags.writeable = False
+        return self._layout.views(memory)
+
+    def look_for(self, key: Key) -> bool:
+        return key in self._find_layout().index
+
+    def version(self, key: Key) -> int:
+        assert self._layout is not None
+        return self._versions[self._layout.index[key]]
+
+    def _find_layout(self) -> Layout:
+        answer, _ = self.ask("layout")
+        if self._layout is None or answer["number"] != self._layout_number:
+            self._layout = Layout(map(VariableSpec.from_description, answer["specs"]))
+            self._layout_number = answer["number"]
+        return self._layout

@@ -1,0 +1,312 @@
+"""`Store`: the variables of one server, and every way in which they change.
+
+Most variables lie side by side in `Buffers`, and a change writes the next copy of them.  Those that have seen a sparse
+operation are *tables*: each has memory of its own, is changed in place, and is read by asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
+from mpidist.parameter_server.published import Buffers
+from mpidist.parameter_server.served_optimizer import Run, ServedOptimizer, StoredVariable
+from mpidist.variables import IndexedSlices
+
+#: What `assign` and `scatter` do, by verb; NumPy's functions for rows that are named several times.
+_VERBS = {
+    "assign": None,
+    "assign_add": numpy.add,
+    "assign_sub": numpy.subtract,
+    "scatter_update": None,
+    "scatter_add": numpy.add,
+    "scatter_sub": numpy.subtract,
+    "scatter_mul": numpy.multiply,
+    "scatter_div": numpy.divide,
+    "scatter_max": numpy.maximum,
+    "scatter_min": numpy.minimum,
+}
+
+
+@dataclass
+class _Target:
+    """What a plan means with one optimizer and the present layout.
+
+    Attributes
+    ----------
+    runs : list of Run
+    changed : array of int, or None
+        Places in the layout of the variables that are written; None for all.
+    alone : list of (variable, slice, dtype)
+        Tables with a gradient of all of them, and where it is in the payload.
+    """
+
+    runs: list[Run]
+    changed: Any
+    alone: list[tuple[StoredVariable, slice, numpy.dtype]]
+
+
+class Store:
+    """The variables of a server.  All Local.
+
+    Parameters
+    ----------
+    readers : int
+        Clients that read the variables where they lie.
+
+    Attributes
+    ----------
+    variables : dict of key to StoredVariable
+    optimizers : dict of int to ServedOptimizer
+    plans : list of Plan
+    layout_number : int
+        Changes with the layout.
+    """
+
+    def __init__(self, readers: int) -> None:
+        self._readers = readers
+        self.variables: dict[Key, StoredVariable] = {}
+        self.optimizers: dict[int, ServedOptimizer] = {}
+        self._tables: set[Key] = set()
+        self._table_versions: dict[Key, int] = {}
+        self._fresh: set[Key] = set()
+        self.layout_number = 0
+        self.buffers = Buffers(Layout([]), 0)
+        self.plans: list[Plan] = []
+        self._plan_numbers: dict[Plan, int] = {}
+        self._targets: dict[tuple[int, int], _Target] = {}
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    def create(self, spec: VariableSpec, value: Any) -> None:
+        """Begin to hold a variable, whose value is copied."""
+        storage = numpy.array(value, spec.dtype, order="C").reshape(spec.shape)
+        self.variables[spec.key] = StoredVariable(spec, storage)
+        self._fresh.add(spec.key)
+
+    def lay_out(self) -> None:
+        """Put variables that were created since the last time among the others."""
+        if self._fresh:
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        before, versions = self.buffers, self.versions()
+        values = {key: self.read(key) for key in self.variables}
+        keys = [key for key in self.variables if key not in self._tables]
+        buffers = Buffers(Layout(self.variables[key].spec for key in keys), self._readers)
+        views = buffers.views(0)
+        for key in keys:
+            views[key][...] = values[key]
+            self.variables[key].storage = views[key]
+        for index, spec in enumerate(buffers.layout.specs):
+            buffers.versions[index] = versions[spec.key]
+        buffers.commit_first()
+        for optimizer in self.optimizers.values():
+            optimizer.laid_out()
+        self.buffers, self._fresh, self._targets = buffers, set(), {}
+        self.layout_number += 1
+        before.close()
+
+    def make_table(self, key: Key) -> StoredVariable:
+        """Give a variable memory of its own, if it has none, and return it."""
+        variable = self.variables[key]
+        if key not in self._tables:
+            self._table_versions[key] = self.versions()[key]
+            variable.storage = self.read(key).copy()
+            self._tables.add(key)
+            self._fresh.discard(key)
+            self._lay_out()
+        return variable
+
+    def read(self, key: Key) -> Any:
+        """Return the value of a variable: a view, until the next change."""
+        if key in self._tables or key in self._fresh:
+            return self.variables[key].storage
+        return self.buffers.views(self.buffers.current)[key]
+
+    def versions(self) -> dict[Key, int]:
+        """Return how often each variable was changed."""
+        found = dict.fromkeys(self._fresh, 0)
+        found.update({key: self._table_versions[key] for key in self._tables})
+        specs = self.buffers.layout.specs
+        found.update(zip((spec.key for spec in specs), self.buffers.versions.tolist(), strict=True))
+        return found
+
+    def version(self, key: Key) -> int:
+        """Return how often a variable was changed."""
+        if key in self._tables:
+            return self._table_versions[key]
+        return 0 if key in self._fresh else int(self.buffers.versions[self.buffers.layout.index[key]])
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def assign(self, key: Key, verb: str, value: Any) -> None:
+        """Set all of a variable, or add to it, or subtract from it."""
+        operation = _VERBS[verb]
+        if key in self._tables:
+            _write(self.variables[key].storage, ..., operation, value)
+            self._table_versions[key] += 1
+            return
+        self.lay_out()
+        buffers = self.buffers
+        changed = numpy.array([buffers.layout.index[key]])
+        before = buffers.views(buffers.current)[key]
+        buffer = buffers.begin(changed)
+        after = buffers.views(buffer)[key]
+        if operation is None:
+            after[...] = value
+        else:
+            operation(before, value, out=after, casting="same_kind")
+        buffers.commit(buffer, changed)
+
+    def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
+        """Change some rows of a variable; a row that is named twice is changed twice."""
+        _check_rows(self.variables[key].spec, indices)
+        table = self.make_table(key).storage
+        operation = _VERBS[verb]
+        if operation is None:
+            table[indices] = rows
+        else:
+            operation.at(table, indices, rows)
+        self._table_versions[key] += 1
+
+    def lookup(self, key: Key, indices: Any) -> Any:
+        """Return some rows of a variable, as a copy."""
+        _check_rows(self.variables[key].spec, indices)
+        return self.make_table(key).storage[indices]
+
+    def plan_number(self, plan: Plan) -> int:
+        """Return the number of a plan here; equal ones have the same.
+
+        Raises
+        ------
+        KeyError
+            One of its variables is not here.
+        """
+        unknown = [spec.name for spec in (*plan.dense, *plan.sparse) if spec.key not in self.variables]
+        if unknown:
+            raise KeyError(f"this server has no variables {unknown}")
+        number = self._plan_numbers.setdefault(plan, len(self.plans))
+        if number == len(self.plans):
+            self.plans.append(plan)
+        return number
+
+    def push(
+        self,
+        number: int,
+        plan_number: int,
+        pushed: Sequence[tuple[Sequence[int], Any]],
+        learning_rate: float,
+        scale: float,
+    ) -> None:
+        """Apply the mean of some gradients for the same variables as one step of an optimizer.
+
+        Nothing is changed if anything is wrong with them.
+
+        Parameters
+        ----------
+        number, plan_number : int
+            Of the optimizer, and of the plan.
+        pushed : sequence of (counts, payload)
+            Numbers of rows, and gradients as bytes, of each push.
+        learning_rate : float
+            NaN for the optimizer's own.
+        scale : float
+            What the mean is multiplied by.
+        """
+        optimizer, plan = self.optimizers[number], self.plans[plan_number]
+        target = self._target(number, plan_number)
+        rows = self._rows(plan, pushed) if plan.sparse else []
+        payload = pushed[0][1]
+        if len(pushed) > 1:
+            payload, scale = _sum(plan, [each for _, each in pushed]), scale / len(pushed)
+        rate = optimizer.rate(learning_rate)
+        if target.runs:
+            buffers = self.buffers
+            buffer = buffers.begin(target.changed)
+            old, new = buffers.sections[buffers.current], buffers.sections[buffer]
+            optimizer.update(target.runs, old, new, payload, rate, scale)
+            buffers.commit(buffer, target.changed)
+        for variable, where, dtype in target.alone:
+            optimizer.update_rows(variable, None, payload[where].view(dtype), rate, scale)
+            self._table_versions[variable.spec.key] += 1
+        for variable, indices, values in rows:
+            optimizer.update_rows(variable, indices, values, rate, scale)
+            self._table_versions[variable.spec.key] += 1
+        optimizer.optimizer.iterations += 1
+
+    def _target(self, number: int, plan_number: int) -> _Target:
+        found = self._targets.get((number, plan_number))
+        if found is None:
+            plan = self.plans[plan_number]
+            for spec in plan.sparse:
+                self.make_table(spec.key)
+            self.lay_out()
+            found = self._targets[number, plan_number] = self._find_target(self.optimizers[number], plan)
+        return found
+
+    def _find_target(self, optimizer: ServedOptimizer, plan: Plan) -> _Target:
+        layout = self.buffers.layout
+        variables = [self.variables[spec.key] for spec in plan.dense]
+        runs = optimizer.runs(layout, plan, variables)
+        indices = [layout.index[spec.key] for spec in plan.dense if spec.key in layout.index]
+        changed = None if len(indices) == len(layout.specs) else numpy.array(sorted(indices), numpy.int64)
+        alone = []
+        for variable, (section, first) in zip(variables, plan.places, strict=True):
+            if variable.spec.key in self._tables:
+                wire = plan.sections[section]
+                begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
+                alone.append((variable, slice(begin, end), wire.dtype))
+        return _Target(runs, changed, alone)
+
+    def _rows(self, plan: Plan, pushed: Sequence[tuple[Sequence[int], Any]]) -> list[tuple[StoredVariable, Any, Any]]:
+        """Return the rows that pushes carry: variable, numbers of rows, rows, each row once."""
+        places = [plan.row_places(counts) for counts, _ in pushed]
+        found = []
+        for number, spec in enumerate(plan.sparse):
+            parts = [
+                _rows_of(plan, spec, payload, *place[number])
+                for (_, payload), place in zip(pushed, places, strict=True)
+            ]
+            indices, values = parts[0]
+            if len(parts) > 1:
+                indices, values = (numpy.concatenate(each) for each in zip(*parts, strict=True))
+                joined = IndexedSlices(values, indices, spec.shape).coalesced()
+                indices, values = joined.indices, joined.values
+            found.append((self.variables[spec.key], indices, values))
+        return found
+
+
+def _rows_of(plan: Plan, spec: VariableSpec, payload: Any, numbers: slice, where: slice) -> tuple[Any, Any]:
+    indices = payload[numbers].view(numpy.int64)
+    _check_rows(spec, indices)
+    return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
+
+
+def _sum(plan: Plan, payloads: Sequence[Any]) -> Any:
+    """Return the sum of gradients of whole variables in new memory, added in the order given."""
+    total = numpy.empty(plan.dense_nbytes, numpy.uint8)
+    for section in plan.sections:
+        wide = section.of(total)
+        numpy.add(section.of(payloads[0]), section.of(payloads[1]), out=wide)
+        for payload in payloads[2:]:
+            wide += section.of(payload)
+    return total
+
+
+def _write(array: Any, where: Any, operation: Any, value: Any) -> None:
+    if operation is None:
+        array[where] = value
+    else:
+        operation(array[where], value, out=array[where], casting="same_kind")
+
+
+def _check_rows(spec: VariableSpec, indices: Any) -> None:
+    """Raise IndexError unless these are numbers of rows of a variable."""
+    rows = spec.shape[0] if spec.shape else 0
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
+        raise IndexError(f"row numbers from {int(indices.min())} to {int(indices.max())} are outside of {spec}")
