@@ -192,12 +192,11 @@ class Calls:
             raise error
 
     def end(self) -> None:
-        """Tell the workers that there is no more to do.  Local."""
+        """Wait for what runs, and tell the workers that there is no more to do.  Local."""
         if self.waiting:
-            _log.warning(
-                "%d scheduled functions were never run: call join() before the program ends", len(self.waiting)
-            )
-            self._cancel_waiting("the program of the chief has ended")
+            _log.warning("%d functions were never run: call join() before the program ends", len(self.waiting))
+        self._cancel_all("the program of the chief ended")
+        self._until(lambda: not self.running, "for the functions that still run, at the end of its program")
         self.tell(Kind.END)
         self.lanes = []
 
@@ -205,7 +204,8 @@ class Calls:
 
     def _give(self, lane: Lane) -> None:
         """Send a worker its part of the waiting calls, as much as it does in a moment."""
-        waiting, calls, seconds, nbytes = self.waiting, [], 0.0, 0
+        waiting, seconds, nbytes = self.waiting, 0.0, 0
+        calls: list[RemoteValue] = []
         most = min(_MOST_CALLS, -(-len(waiting) // len(self.lanes)))
         while len(calls) < most and seconds < _BATCH_SECONDS and nbytes < _MOST_BYTES:
             if calls and waiting[0]._function.seconds >= UNKNOWN_SECONDS:
@@ -268,20 +268,17 @@ class Calls:
             first._result, first._payload = Failed(error), None
             if self.error is None and batch.number > self._cancelled:
                 self.error = error
-                self._cancel(str(first._function))
+                self._cancel_all(f"{first._function}, scheduled earlier, failed")
         _cancel(calls, "a function that was scheduled earlier failed")
 
-    def _cancel(self, name: str) -> None:
-        """Cancel what waits, and what workers have and have not begun, because a function failed."""
-        self._cancel_waiting(f"{name}, scheduled earlier, failed")
+    def _cancel_all(self, why: str) -> None:
+        """Cancel what waits, and what workers have and have not begun."""
+        _cancel(self.waiting, why)
+        self.waiting.clear()
         self._cancelled = self._batches
         for lane in self.lanes:
             if lane.batches:
                 self._say(lane, Kind.CANCEL, self._cancelled)
-
-    def _cancel_waiting(self, why: str) -> None:
-        _cancel(self.waiting, why)
-        self.waiting.clear()
 
     def _define(self, lane: Lane, number: int, why: str) -> None:
         """Send a function by value to a worker that does not have it by name."""
