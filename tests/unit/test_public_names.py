@@ -50,6 +50,7 @@ PUBLIC = {
     "cluster_resolver",
     "compute_average_loss",
     "config",
+    "coordinator",
     "data",
     "errors",
     "experimental",
@@ -80,6 +81,7 @@ NAMESPACES = {
         "TPUStrategy",
         "TerminationConfig",
         "ValueContext",
+        "coordinator",
         "partitioners",
     },
 }
