@@ -7,6 +7,7 @@ works in place, allocates nothing, and so can be applied to whole variables or t
 from __future__ import annotations
 
 import abc
+import copy
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -542,9 +543,38 @@ class Optimizer(abc.ABC):
         new.__dict__.update({**self.__dict__, "remote": None})
         return new
 
+    def rule_only(self) -> Optimizer:
+        """Return a copy with rule and settings, for somebody else to update variables of his own with.  Local.
+
+        It has no slots, no steps, and none of what needs whole gradients of several variables or micro-batches:
+        clipping by norm, loss scale, accumulation, leaving steps out.  Variables without weight decay are known by
+        name.
+        """
+        new = copy.copy(self)
+        new._iterations = new.skipped_steps = 0
+        new._restored_order = []
+        new.clipping = Clipping(clipvalue=self.clipping.clipvalue)
+        new.loss_scale, new.skip_nonfinite = LossScale(1.0), False
+        new._accumulation = Accumulation(1)
+        new._slots = Slots(new.slot_names, new.initial_slots())
+        new._sharded, new._one_copy, new._scratch = ShardedUpdates(new._slots), OneCopyUpdates(), slices.Scratch()
+        new._without_decay = [_by_name(each) for each in self._without_decay]
+        return new
+
+    def keep_slots(self, variable: Any, slots: list[Any]) -> None:
+        """Keep the slots of a variable in other memory, to which they have been copied.  Local."""
+        self._slots.take_back(variable, slots)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
         return super().__reduce_ex__(protocol) if self.remote is None else self.remote.reference(self)
+
+
+def _by_name(excluded: DistributedVariable | re.Pattern[str]) -> re.Pattern[str]:
+    """Return a pattern for what is left out of the weight decay: a variable with all its shards, or what it was."""
+    if isinstance(excluded, re.Pattern):
+        return excluded
+    return re.compile(rf"^{re.escape(excluded.name)}(/part_\d+)?$")
 
 
 def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:

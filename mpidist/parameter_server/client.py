@@ -17,11 +17,11 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
 from mpidist.parameter_server.protocol import PushHeader
-from mpidist.parameter_server.served_optimizer import packed
+from mpidist.parameter_server.served_optimizer import packed, pickled
 from mpidist.parameter_server.server_end import ServerEnd, open_server
 from mpidist.transports.lines import Line
 from mpidist.variables import IndexedSlices
@@ -391,10 +391,11 @@ class Client:
         answers = [end.ask("rate", number=number, value=None)[0] for end in self.servers]
         return max(answers, key=lambda answer: answer["iterations"])["value"]
 
-    def set_learning_rate(self, number: int, value: float) -> None:
-        """Set the learning rate of an optimizer from the next push on."""
+    def set_learning_rate(self, number: int, value: LearningRate) -> None:
+        """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
+        schedule = numpy.frombuffer(pickled(value), numpy.uint8) if callable(value) else None
         for end in self.servers:
-            end.ask("rate", number=number, value=float(value))
+            end.ask("rate", schedule, number=number, value=None if callable(value) else float(value))
 
     def optimizer_state(self, number: int) -> dict[str, Any]:
         """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays.

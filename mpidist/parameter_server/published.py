@@ -105,7 +105,7 @@ class Buffers:
         if clients:
             self._file = SharedFile(places.nbytes, reserved=places.first)
             self.path = self._file.path
-        memory = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
+        memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
         self._memory = numpy.frombuffer(memory, numpy.uint8)
         self._words = memoryview(memory)[: places.words * _WORD_BYTES].cast("q")
         self._pin_words = slice(_LINE_WORDS, _LINE_WORDS * (1 + clients), _LINE_WORDS)

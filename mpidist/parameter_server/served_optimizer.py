@@ -6,7 +6,7 @@ neighbours is one call for all of them, from one copy of the variables into anot
 
 from __future__ import annotations
 
-import copy
+import importlib
 import math
 import pickle
 import re
@@ -17,15 +17,10 @@ from typing import Any
 import numpy
 
 from mpidist.errors import MissingDependencyError
-from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.base import Optimizer, Step
-from mpidist.optimizers.clipping import Clipping
-from mpidist.optimizers.loss_scale import LossScale
-from mpidist.optimizers.sharded import ShardedUpdates
-from mpidist.optimizers.slices import SLICE_ELEMENTS, Scratch, compute_dtype
-from mpidist.optimizers.slots import Slots
+from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
-from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables import IndexedSlices
 
 
 class StoredVariable:
@@ -65,7 +60,7 @@ class StoredVariable:
         return part
 
     def empty_slot(self, dtype: Any) -> Any:
-        return numpy.empty(self.storage.size, dtype)
+        return numpy.empty(self.spec.size, dtype)
 
 
 def packed(optimizer: Optimizer) -> bytes:
@@ -79,37 +74,29 @@ def packed(optimizer: Optimizer) -> bytes:
     MissingDependencyError
         A function of it, such as a schedule, cannot be found by its name, and cloudpickle is not installed.
     """
-    sent = copy.copy(optimizer)
-    sent.iterations = sent.skipped_steps = 0
-    sent.clipping = Clipping(clipvalue=optimizer.clipping.clipvalue)
-    sent.loss_scale, sent.skip_nonfinite = LossScale(1.0), False
-    sent._accumulation = Accumulation(1)
-    sent._slots = Slots(sent.slot_names, sent.initial_slots())
-    sent._sharded, sent._scratch = ShardedUpdates(sent._slots), Scratch()
-    sent._without_decay = [_pattern(each) for each in optimizer._without_decay]
+    return pickled(optimizer.rule_only())
+
+
+def pickled(value: Any) -> bytes:
+    """Return an optimizer or a schedule as bytes; errors as for `packed`."""
     try:
-        import cloudpickle
+        cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:
-        return _pickled(sent)
-    return cloudpickle.dumps(sent)
+        return _pickled_by_name(value)
+    return cloudpickle.dumps(value)
 
 
-def _pattern(excluded: DistributedVariable | re.Pattern[str]) -> re.Pattern[str]:
-    if isinstance(excluded, re.Pattern):
-        return excluded
-    return re.compile(rf"^{re.escape(excluded.name)}(/part_\d+)?$")
-
-
-def _pickled(optimizer: Optimizer) -> bytes:
-    of_script = [each for each in (type(optimizer), optimizer._learning_rate) if _is_of_script(each)]
+def _pickled_by_name(value: Any) -> bytes:
+    parts = (value, getattr(value, "_learning_rate", None))
+    of_script: list[Any] = [each for each in parts if _is_of_script(each)]
     if not of_script:
         try:
-            return pickle.dumps(optimizer)
+            return pickle.dumps(value)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             of_script = [error]
     raise MissingDependencyError(
-        f"the optimizer {type(optimizer).__name__} cannot be sent to the servers by names alone: {of_script[0]!r}. "
-        "Put its functions and classes into a module that the script imports, or: pip install cloudpickle"
+        f"{value!r} cannot be sent to the servers by names alone: {of_script[0]!r}. Put its functions and classes into "
+        "a module that the script imports, or: pip install cloudpickle"
     )
 
 
@@ -195,7 +182,7 @@ class ServedOptimizer:
             views = [slot[first : first + variable.spec.size] for slot in whole]
             for view, before in zip(views, self.slots_of(variable), strict=True):
                 view[...] = before
-            self.optimizer._slots.take_back(variable, views)
+            self.optimizer.keep_slots(variable, views)
             self._placed.add(variable.spec.key)
         return whole, first
 
@@ -306,7 +293,7 @@ class ServedOptimizer:
     def state(self) -> dict[str, Any]:
         """Return steps and settings, and slots as ``"variable/shard/slot"``."""
         state = self.optimizer.state()
-        found = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/.*", name)}
+        found = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/.*|slot_variables", name)}
         for number, key in enumerate(self._met):
             for slot in self.optimizer.slot_names:
                 found[f"{key[0]}/{key[1]}/{slot}"] = state[f"{number}/{slot}"]
@@ -314,10 +301,10 @@ class ServedOptimizer:
 
     def restore(self, state: dict[str, Any], variables: dict[Key, StoredVariable]) -> None:
         """Take over what `state` gave, for variables of this server."""
-        plain = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/\d+/.*", name)}
+        plain = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/\d+/.*|slot_variables", name)}
         slots: dict[Key, dict[str, Any]] = {}
         for name, value in state.items():
-            if name not in plain:
+            if name not in plain and "/" in name:
                 number, shard, slot = name.split("/", 2)
                 slots.setdefault((int(number), int(shard)), {})[slot] = value
         for key in sorted(slots):

@@ -6,7 +6,7 @@ as a read that is ahead of its clock, is put aside and looked at again after eve
 
 from __future__ import annotations
 
-import sys
+import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,8 +98,9 @@ class Server:
         self.number = number
         self._lines = list(lines)
         shares = settings().shared_memory and any(line.is_shared for line in lines)
-        self._ledger_file, memory = self._ledger_memory(len(lines)) if shares else (None, bytearray())
-        self.ledger = Ledger(memory or bytearray(Ledger.nbytes(len(lines))), len(lines))
+        self._ledger_file = self._shared_ledger(len(lines)) if shares else None
+        private = bytearray(Ledger.nbytes(len(lines)))
+        self.ledger = Ledger(private if self._ledger_file is None else self._ledger_file.map(), len(lines))
         self.store = Store(len(lines) if self._ledger_file is not None else 0)
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
@@ -108,13 +109,13 @@ class Server:
         self._aside: list[tuple[_Client, Callable[[], None]]] = []
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
 
-    def _ledger_memory(self, clients: int) -> tuple[SharedFile | None, Any]:
+    def _shared_ledger(self, clients: int) -> SharedFile | None:
         try:
-            file = SharedFile(Ledger.nbytes(clients))
+            return SharedFile(Ledger.nbytes(clients))
         except OSError as error:
-            print(f"mpidist: ps {self.number}: no shared memory ({error}); clients get messages", file=sys.stderr)
-            return None, bytearray()
-        return file, file.map()
+            text = f"ps {self.number} has no shared memory ({error}); its clients pull by messages"
+            self._lines[0].presence.control.warn(text)
+            return None
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -402,8 +403,11 @@ class Server:
         return ({},)
 
     def _on_rate(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
         optimizer = self.store.optimizers[request["number"]].optimizer
-        if request["value"] is not None:
+        if array is not None:
+            optimizer.learning_rate = pickle.loads(bytes(array))
+        elif request["value"] is not None:
             optimizer.learning_rate = request["value"]
         return ({"value": optimizer.learning_rate, "iterations": optimizer.iterations},)
 
