@@ -193,7 +193,7 @@ class RemoteSum(BucketReduction):
             if error.errno == errno.ESRCH:  # of a process that is ending, the memory goes first
                 raise control.breaks(control.died(peer, watch)) from error
             raise TransportError(
-                f"rank {control.rank} of {control.size}: the memory of {control.name(peer)} "
+                f"{control.own_name}: the memory of {control.name(peer)} "
                 f"cannot be read any more: {error}; set MPIDIST_ALGORITHM=shared_memory to do without"
             ) from error
 

@@ -25,9 +25,9 @@ from mpidist.transports.shared import SharedSegments
 #: Size of a segment in bytes, and the sizes that are tried: which is best depends on what caches the cores share.
 SEGMENT_BYTES, _SEGMENT_SIZES = 1 << 20, (1 << 20, 1 << 19, 1 << 18)
 
-#: From this size in bytes on, ways are tried in the first steps.
-TRIAL_BYTES = selection.REMOTE_BYTES
-
+#: From this size in bytes on, ways are tried in the first steps.  Below, segments are so long: a unit of one or two MiB
+#: in a single one would be out of cache when it is added.
+TRIAL_BYTES, _UNTRIED_BYTES = selection.REMOTE_BYTES, 1 << 19
 
 #: So many calls are watched together; fewer from so many bytes on, where each takes long.
 _WINDOW, _LONG_WINDOW, _LONG_BYTES = 16, 4, 1 << 25
@@ -205,7 +205,8 @@ class Ways:
         """
         chosen = selection.asked_for(nbytes, asked, facts)
         if nbytes < TRIAL_BYTES or asked not in (selection.AUTO, selection.PINNED):
-            return [Way(chosen, SEGMENT_BYTES if chosen in _VARIANTS else 0)]
+            size = _UNTRIED_BYTES if nbytes < TRIAL_BYTES else SEGMENT_BYTES
+            return [Way(chosen, size if chosen in _VARIANTS else 0)]
         names = [chosen]
         if self._size == 2:  # all algorithms add the same two numbers; of more they add them in different orders
             others = ("ring",) if facts.choices is None else selection.near(nbytes, facts)

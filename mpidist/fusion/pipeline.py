@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any
 
 import numpy
@@ -163,6 +163,7 @@ class _Recent:
         self._names = None if names is None else list(names)
         self._kinds = set(map(type, tensors))
         self._shapes, self._dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
+        self._only_dtype = set(self._dtypes) if len(set(self._dtypes)) == 1 else None
 
     def is_for(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> bool:
         """Whether the plan is one for these tensors."""
@@ -170,10 +171,17 @@ class _Recent:
             len(tensors) == len(self._shapes)
             and op == self._op
             and set(map(type, tensors)) == self._kinds
-            and list(map(_shape, tensors)) == self._shapes
-            and list(map(_dtype, tensors)) == self._dtypes
+            and all(
+                map(eq, map(_shape, tensors), self._shapes)
+            )  # makes no list of new tuples: that takes twice as long
+            and self._are_of_dtypes(tensors)
             and (names if names is None else list(names)) == self._names
         )
+
+    def _are_of_dtypes(self, tensors: Sequence[Any]) -> bool:
+        if self._only_dtype is not None:
+            return set(map(_dtype, tensors)) == self._only_dtype
+        return list(map(_dtype, tensors)) == self._dtypes
 
 
 class _PlannedReduction:

@@ -42,7 +42,7 @@ class ResultSet:
         self.views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
-        self._idle: list[int] = []
+        self._idle = 0
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan, orders: Mapping[int, Sequence[int]]) -> None:
         for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
@@ -82,5 +82,6 @@ class ResultSet:
         """Whether nobody else refers to a view, or to a view of one (which refers to the buffer behind it)."""
         return self._references() == self._idle
 
-    def _references(self) -> list[int]:
-        return list(map(sys.getrefcount, chain(self.views, self.results, self.buffers)))
+    def _references(self) -> int:
+        """Return how many references there are to all of them: none ever has fewer than when it was made."""
+        return sum(map(sys.getrefcount, chain(self.views, self.results, self.buffers)))
