@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mpidist import arrays, context
+from mpidist.strategies.central_storage import CentralStorageStrategy
 from mpidist.strategies.default import DefaultStrategy
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.one_device import OneDeviceStrategy
@@ -131,6 +132,11 @@ def test_contexts_are_tensorflows(name):
             assert observed == ast.literal_eval(re.findall(r"\d+: ({.*})", expected)[rank])
         else:
             assert_value(observed, expected[rank] if name == "ctx_replica_ids" else expected)
+
+
+def test_central_storage_without_a_gpu_has_one_replica_on_one_rank():
+    strategy = CentralStorageStrategy()
+    assert strategy.num_replicas_in_sync == CASES["central_ctor"]["expected"][0]
 
 
 def test_no_case_is_forgotten():

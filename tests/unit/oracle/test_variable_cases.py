@@ -13,6 +13,7 @@ import pytest
 
 from mpidist import context
 from mpidist.options import VariableAggregation, VariableSynchronization
+from mpidist.strategies.central_storage import CentralStorageStrategy
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.training.checkpoint import Checkpoint
@@ -96,7 +97,25 @@ def scattered(given: dict[str, Any], verb: str) -> dict[str, Any]:
     return in_scope(given, fn)
 
 
+def central_storage(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what became of 10 when replica i added i + 1, by each aggregation."""
+    strategy, seen = CentralStorageStrategy(), {}
+    for aggregation in ("sum", "mean"):
+        with strategy.scope():
+            variable = Variable(10.0, aggregation=aggregation.upper())
+        strategy.run(lambda v=variable: v.assign_add(strategy.extended.replica_id + 1.0))
+        seen[aggregation] = float(variable.value)
+    copies = strategy.experimental_local_results(variable)
+    return {
+        "class": type(variable).__name__,
+        "n_copies": len(copies),
+        "replicas": strategy.num_replicas_in_sync,
+        **seen,
+    }
+
+
 CHECKS: dict[str, Check] = {
+    "central_storage_update": (2, central_storage),
     "var_int_mean_ctor": (2, lambda given: in_scope(given, lambda _: Variable(0, dtype="int32", aggregation="MEAN"))),
     "var_int_sum_on_read_cross_assign": (2, cross_assign_of_integers),
     "var_sync_none": (2, lambda given: in_scope(given, lambda _: Variable(0.0, synchronization="NONE"))),
