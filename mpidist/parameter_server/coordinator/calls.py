@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ _log = logging.getLogger("mpidist")
 _BATCH_SECONDS = 4e-3
 _AHEAD_SECONDS = 2e-3
 _MOST_CALLS, _MOST_BYTES = 512, 1 << 20
+#: How long the chief sleeps between looks while all workers have more to do than that.
+_NAP_SECONDS = 2e-4
 #: How much a new measurement of a function's time counts.
 _WEIGHT = 0.3
 #: How many functions workers keep; those that were not used for longest are forgotten.
@@ -335,6 +338,12 @@ class Calls:
                 patience.reset()
             else:
                 patience.tick()
+                if self._least_ahead() > _NAP_SECONDS * 4:
+                    time.sleep(_NAP_SECONDS)  # the workers need the cores more
+
+    def _least_ahead(self) -> float:
+        """Return how long it takes at least, as far as is known, until some worker has an answer, in seconds."""
+        return min((lane.batches[0].seconds for lane in self.lanes if lane.batches), default=0.0)
 
 
 def _has_work(lane: Lane) -> bool:
