@@ -84,20 +84,28 @@ def alone(*arguments):
     return trained(mpidist.OneDeviceStrategy("/cpu:0"), *arguments)
 
 
-#: Model, precision and batch; each optimizer meets two of them, and with EVERY_GRID, as `make test-all` sets it, all.
+#: Model, precision and batch; each optimizer meets two of them with a copy of the variables on each rank and one with
+#: one copy for all, and with EVERY_GRID, as `make test-all` sets it, all.
 GRID = list(itertools.product(["mlp", "cnn"], [("float64", 1e-12), ("float32", 1e-5)], BATCHES))
+STRATEGIES = {
+    "copies": (mpidist.MultiWorkerMirroredStrategy, (0, 4)),
+    "one copy": (mpidist.CentralStorageStrategy, (3,)),
+}
 CASES = [
-    (name, *precision, batch, *way)
+    (strategy, name, *precision, batch, *way)
+    for strategy, (_, columns) in STRATEGIES.items()
     for row, way in enumerate(WAYS)
     for column, (name, precision, batch) in enumerate(GRID)
-    if os.environ.get("EVERY_GRID") or (row - column) % 4 == 0
+    if os.environ.get("EVERY_GRID") or (row - column) % len(GRID) in columns
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype", "tolerance", "batch", "optimizer", "way"), CASES)
-def test_n_ranks_train_to_what_one_rank_trains_to(name, dtype, tolerance, batch, optimizer, way, monkeypatch):
+@pytest.mark.parametrize(("variables", "name", "dtype", "tolerance", "batch", "optimizer", "way"), CASES)
+def test_n_ranks_train_to_what_one_rank_trains_to(
+    variables, name, dtype, tolerance, batch, optimizer, way, monkeypatch
+):
     monkeypatch.setattr(update, "LEAST_BYTES", 1 if way == "while" else 1 << 40)
-    strategy = mpidist.MultiWorkerMirroredStrategy()
+    strategy = STRATEGIES[variables][0]()
     found = trained(strategy, name, optimizer, dtype, batch)
     if strategy.extended.replica_id == 0:
         numpy.testing.assert_allclose(found, alone(name, optimizer, dtype, batch), rtol=tolerance, atol=tolerance)
