@@ -62,6 +62,10 @@ class ArrayReading(NDArrayOperatorsMixin):
         """Return the value as a new NumPy array, copied from the device if it is there.  Local, or as `value`."""
         return arrays.as_host(self.value)
 
+    def sparse_read(self, indices: Any) -> Any:
+        """Return the rows with these numbers, in the shape of `indices` with rows behind, as a new array."""
+        return arrays.namespace(self.value).take(self.value, arrays.in_memory_of(self.value, indices), axis=0)
+
     def __getitem__(self, key: Any) -> Any:
         return self.value[key].copy()
 

@@ -72,14 +72,18 @@ class SparseWriting(abc.ABC):
         return self._scatter("scatter_update", _set_rows, sparse_delta)
 
     def _scatter(self: _V, verb: str, write_fn: Callable[[Any, Any, Any], None], rows: IndexedSlices) -> _V:
+        rows = self._rows_for(verb, rows)
+        indices = arrays.in_memory_of(self.storage, rows.indices)
+        self._change(verb, lambda storage: write_fn(storage, indices, rows.values))
+        return self
+
+    def _rows_for(self, verb: str, rows: Any) -> IndexedSlices:
+        """Return what is written, after a look at the argument; Collective or Local as the methods are."""
         if not isinstance(rows, IndexedSlices):
             raise TypeError(f"sparse_delta is not IndexedSlices: {verb} got {type(rows).__name__}")
         self._check_scatter(verb)
         rows.check(self.shape)
-        rows = self._rows_to_write(IndexedSlices(self._of_own_dtype(rows.values), rows.indices))
-        indices = arrays.in_memory_of(self.storage, rows.indices)
-        self._change(verb, lambda storage: write_fn(storage, indices, rows.values))
-        return self
+        return self._rows_to_write(IndexedSlices(self._of_own_dtype(rows.values), rows.indices))
 
     def _check_scatter(self, verb: str) -> None:
         """Raise NotImplementedError for what rows of several replicas, or of copies that differ, cannot do."""

@@ -1,0 +1,213 @@
+"""`GroupClient`: the client of a worker that is several ranks: the first speaks with the servers, for all of them.
+
+At the start of each step all ranks get the same snapshot, in one broadcast, so that they work on the same values.  The
+memory of the snapshot is each rank's own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist import context
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import ServerError
+from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server.layout import Key, Layout, VariableSpec
+from mpidist.variables import read_only
+
+#: Errors of the first rank that the others raise as what they are.
+_KINDS = ("IndexError", "KeyError", "MemoryError", "TypeError", "ValueError")
+
+
+class GroupClient:
+    """The interface of `Client`, for the ranks of one worker.
+
+    Collective among them: every rank of the worker calls the methods in the same order.  `value` is Local inside of
+    `Strategy.run`, and collective outside where something was changed since the last reading.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of the worker's ranks.
+    client : Client or None
+        On the first of them.
+    is_chief : bool
+        Whether this worker gives the initial values.
+    """
+
+    def __init__(self, communicator: Communicator, client: Any, is_chief: bool) -> None:
+        self.is_chief = is_chief
+        self._communicator = communicator
+        self._client = client
+        self._specs: dict[Key, VariableSpec] = {}
+        self._apart: set[Key] = set()
+        self._views: dict[Key, Any] = {}
+        self._layout: Layout | None = None
+        self._memory = numpy.empty(0, numpy.uint8)
+        self._is_stale = True
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    def create(self, spec: VariableSpec, server: int, value: Any) -> None:
+        """Make a variable known to its server."""
+        call = self._communicator.call("Variable", [(spec.name, spec.dtype, spec.shape)])
+        self._communicator.check(call)
+        self._first(lambda client: client.create(spec, server, value))
+        self._specs[spec.key] = spec
+        self._layout, self._is_stale = None, True
+
+    def refresh(self) -> None:
+        """Give all ranks the servers' present values."""
+        if self._layout is None:
+            self._layout = Layout(spec for key, spec in self._specs.items() if key not in self._apart)
+            self._memory = numpy.empty(self._layout.nbytes, numpy.uint8)
+            self._views = self._layout.views(self._memory)
+        if self._client is not None:
+            self._client.refresh()
+            for key, view in self._views.items():
+                view[...] = self._client.value(key)
+        if self._views:
+            self._communicator.broadcast(self._memory)
+        self._is_stale = False
+
+    def value(self, key: Key) -> Any:
+        """Return the value in the present snapshot; read-only."""
+        if key in self._apart:
+            return self.read(key)
+        if key not in self._views or (self._is_stale and context.in_cross_replica_context()):
+            self.refresh()
+        return read_only(self._views[key])
+
+    def read(self, key: Key) -> Any:
+        """Return the value that the server has now, as a new array."""
+        spec = self._specs[key]
+        found = numpy.empty(spec.shape, spec.dtype) if self._client is None else self._client.read(key)
+        found = numpy.ascontiguousarray(found).reshape(spec.shape)
+        self._communicator.broadcast(found)
+        return found
+
+    def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
+        """Set a variable, add to it, or subtract from it."""
+        self._first(lambda client: client.assign(key, value, verb))
+        self._is_stale = True
+
+    def lookup(self, key: Key, indices: Any) -> Any:
+        """Return rows; each rank gets those that it asked for."""
+        self._set_apart(key)
+        asked = self._exchanged(numpy.asarray(indices, numpy.int64).tobytes(), "lookup")
+        numbers = [numpy.frombuffer(each, numpy.int64) for each in asked]
+        spec, count = self._specs[key], sum(map(len, numbers))
+        if self._client is None:
+            rows = numpy.empty((count, *spec.shape[1:]), spec.dtype)
+        else:
+            rows = numpy.ascontiguousarray(self._client.lookup(key, numpy.concatenate(numbers)))
+        self._communicator.broadcast(rows)
+        rank = self._communicator.rank
+        start = sum(map(len, numbers[:rank]))
+        return rows[start : start + len(numbers[rank])].copy()
+
+    def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
+        """Change some rows, which are the same on all ranks."""
+        self._set_apart(key)
+        self._first(lambda client: client.scatter(key, verb, indices, rows))
+
+    def version(self, key: Key) -> int:
+        """Return how often a variable was changed."""
+        return int(self._first(lambda client: client.version(key)))
+
+    def _set_apart(self, key: Key) -> None:
+        """Send a variable no more with the others: it has seen a sparse operation."""
+        if key not in self._apart:
+            self._apart.add(key)
+            self._layout = None
+            self._is_stale = True
+
+    # -- optimizers ---------------------------------------------------------------------------------------------------
+
+    def register_optimizer(self, optimizer: Optimizer, number: int) -> int:
+        """Give the servers an optimizer's rule and settings."""
+        self._first(lambda client: client.register_optimizer(optimizer, number))
+        return number
+
+    def push(
+        self, number: int, pairs: Sequence[tuple[Key, Any]], learning_rate: float | None = None, scale: float = 1.0
+    ) -> None:
+        """Send gradients, which are sums over the worker's ranks.  Local: only the first does something."""
+        if self._client is not None:
+            self._client.push(number, pairs, learning_rate, scale)
+        self._is_stale = True
+
+    def flush(self) -> None:
+        """Wait until all own pushes are applied."""
+        self._first(lambda client: client.flush())
+
+    def iterations(self, number: int) -> int:
+        """Return how many steps an optimizer has made."""
+        return int(self._first(lambda client: client.iterations(number)))
+
+    def set_learning_rate(self, number: int, value: float) -> None:
+        """Set the learning rate of later steps."""
+        self._first(lambda client: client.set_learning_rate(number, value))
+
+    def optimizer_state(self, number: int) -> dict[str, Any]:
+        """Return steps, settings, and slots as ``"variable/shard/slot"``."""
+        state: dict[str, Any] = {}
+
+        def describe(client: Any) -> list[Any]:
+            state.update(client.optimizer_state(number))
+            return [
+                [name, each.dtype.str, list(each.shape)] if hasattr(each, "dtype") else [name, each]
+                for name, each in state.items()
+            ]
+
+        for name, *rest in self._first(describe):
+            if len(rest) == 1:
+                state[name] = rest[0]
+                continue
+            dtype, shape = rest
+            array = numpy.empty(shape, dtype) if self._client is None else numpy.ascontiguousarray(state[name])
+            self._communicator.broadcast(array)
+            state[name] = array.reshape(shape)
+        return state
+
+    def restore_optimizer(self, number: int, state: Mapping[str, Any]) -> None:
+        """Take over what `optimizer_state` gave."""
+        self._first(lambda client: client.restore_optimizer(number, dict(state)))
+
+    def leave(self) -> None:
+        """Tell the servers that this worker pushes no more.  Local."""
+        if self._client is not None:
+            self._client.leave()
+
+    # -- the first for all --------------------------------------------------------------------------------------------
+
+    def _first(self, fn: Callable[[Any], Any]) -> Any:
+        """Call `fn` with the client on the first rank, and return its result, which JSON can hold, on all.
+
+        Raises
+        ------
+        Exception
+            What it raised there, on all ranks.
+        """
+        answer, error = b"", None
+        if self._client is not None:
+            try:
+                answer = json.dumps([fn(self._client)]).encode()
+            except Exception as raised:  # whatever it is, the other ranks are waiting for word of it
+                error = raised
+                answer = json.dumps([type(raised).__name__, str(raised)]).encode()
+        found = json.loads(self._exchanged(answer, "servers")[0])
+        if len(found) == 1:
+            return found[0]
+        if error is not None:
+            raise error
+        kind, text = found
+        raise (getattr(builtins, kind) if kind in _KINDS else ServerError)(text)
+
+    def _exchanged(self, payload: bytes, what: str) -> list[bytes]:
+        return self._communicator.exchange(payload, what)

@@ -1,0 +1,120 @@
+"""`LocalClient`: what a `Client` is to a job with servers, for a process without any: it holds the variables itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server.layout import Key, Plan, VariableSpec, in_order
+from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed
+from mpidist.parameter_server.store import Store
+from mpidist.variables import IndexedSlices, read_only
+
+
+class LocalClient:
+    """The interface of `Client`, over variables of this process.  All Local.
+
+    Every push is applied when the call returns, and a value is that of the moment.
+    """
+
+    is_chief = True
+
+    def __init__(self) -> None:
+        self._store = Store(0)
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    def create(self, spec: VariableSpec, server: int, value: Any) -> None:
+        """Begin to hold a variable."""
+        self._store.create(spec, value)
+
+    def value(self, key: Key) -> Any:
+        """Return a read-only view of the value; valid until the variable changes."""
+        self._store.lay_out()
+        return read_only(self._store.read(key))
+
+    def read(self, key: Key) -> Any:
+        """Return a copy of the value."""
+        return self._store.read(key).copy()
+
+    def refresh(self) -> None:
+        """Do nothing: values are fresh."""
+
+    def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
+        """Set a variable, add to it, or subtract from it."""
+        self._store.assign(key, verb, value)
+
+    def lookup(self, key: Key, indices: Any) -> Any:
+        """Return some rows, as a copy."""
+        return self._store.lookup(key, numpy.asarray(indices, numpy.int64))
+
+    def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
+        """Change some rows."""
+        self._store.scatter(key, verb, numpy.asarray(indices, numpy.int64), rows)
+
+    def version(self, key: Key) -> int:
+        """Return how often a variable was changed."""
+        return self._store.version(key)
+
+    # -- optimizers ---------------------------------------------------------------------------------------------------
+
+    def register_optimizer(self, optimizer: Optimizer, number: int) -> int:
+        """Take over an optimizer's rule and settings under a number; nothing if there is one."""
+        if number not in self._store.optimizers:
+            self._store.optimizers[number] = ServedOptimizer(packed(optimizer))
+        return number
+
+    def push(
+        self, number: int, pairs: Sequence[tuple[Key, Any]], learning_rate: float | None = None, scale: float = 1.0
+    ) -> None:
+        """Apply gradients, or rows of them, as one step."""
+        gradients = dict(pairs)
+        specs = [self._store.variables[key].spec for key in gradients]
+        dense = in_order(spec for spec in specs if not isinstance(gradients[spec.key], IndexedSlices))
+        sparse = in_order(spec for spec in specs if isinstance(gradients[spec.key], IndexedSlices))
+        plan = Plan(tuple(dense), tuple(sparse))
+        counts = [len(gradients[spec.key].indices) for spec in sparse]
+        payload = numpy.empty(plan.nbytes(counts), numpy.uint8)
+        _pack(plan, counts, gradients, payload)
+        rate = math.nan if learning_rate is None else learning_rate
+        self._store.push(number, self._store.plan_number(plan), [(counts, payload)], rate, scale)
+
+    def flush(self) -> None:
+        """Do nothing: every push is applied at once."""
+
+    def iterations(self, number: int) -> int:
+        """Return how many steps an optimizer has made."""
+        return self._store.optimizers[number].optimizer.iterations
+
+    def set_learning_rate(self, number: int, value: Any) -> None:
+        """Set the learning rate of later steps."""
+        self._store.optimizers[number].optimizer.learning_rate = value
+
+    def optimizer_state(self, number: int) -> dict[str, Any]:
+        """Return steps, settings, and slots as ``"variable/shard/slot"``."""
+        return {name: numpy.copy(each) if hasattr(each, "dtype") else each for name, each in self._state(number)}
+
+    def _state(self, number: int) -> Sequence[tuple[str, Any]]:
+        return list(self._store.optimizers[number].state().items())
+
+    def restore_optimizer(self, number: int, state: Mapping[str, Any]) -> None:
+        """Take over what `optimizer_state` gave."""
+        self._store.lay_out()
+        self._store.optimizers[number].restore(dict(state), self._store.variables)
+
+    def leave(self) -> None:
+        """Do nothing: nobody waits."""
+
+
+def _pack(plan: Plan, counts: Sequence[int], gradients: Mapping[Key, Any], payload: Any) -> None:
+    """Copy gradients to where a plan has them."""
+    for spec, (section, first) in zip(plan.dense, plan.places, strict=True):
+        plan.sections[section].of(payload)[first : first + spec.size] = gradients[spec.key].reshape(-1)
+    for spec, (numbers, where) in zip(plan.sparse, plan.row_places(counts), strict=True):
+        rows = gradients[spec.key]
+        payload[numbers].view(numpy.int64)[:] = rows.indices
+        payload[where].view(spec.dtype)[:] = rows.values.reshape(-1)

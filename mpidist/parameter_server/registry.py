@@ -1,0 +1,105 @@
+"""`Registry`: the variables and optimizers of this process that servers hold, by number.
+
+Numbers are those of creation, and so the same on all ranks that run the same program.  What travels between ranks is
+pickled as a number, and found again here.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server.served_optimizer import packed
+
+if TYPE_CHECKING:
+    from mpidist.parameter_server.served_variable import ServedVariable
+
+
+class Registry:
+    """What servers hold for the program of this process.  All Local.
+
+    Parameters
+    ----------
+    client : Client or what has its methods
+        How the servers are reached.
+    extended : StrategyExtended
+        The strategy's, which makes variables of descriptions.
+
+    Attributes
+    ----------
+    variables : dict of int to ServedVariable
+    optimizers : dict of int to Optimizer
+    """
+
+    def __init__(self, client: Any, extended: Any) -> None:
+        self.client = client
+        self.extended = extended
+        self.variables: dict[int, ServedVariable] = {}
+        self.optimizers: dict[int, Optimizer] = {}
+
+    def by_name(self) -> dict[str, ServedVariable]:
+        """Return the variables by name, in the order of creation."""
+        return {variable.name: variable for _, variable in sorted(self.variables.items())}
+
+    def add_optimizer(self, optimizer: Optimizer, number: int | None = None) -> int:
+        """Number an optimizer, by default in turn, and return its number."""
+        if number is None:
+            number = max(self.optimizers, default=-1) + 1
+        self.optimizers[number] = optimizer
+        return number
+
+
+class _OfThread(threading.local):
+    registry: Registry | None = None
+
+
+_of_thread = _OfThread()
+_of_process: list[Registry] = []
+
+
+def install(registry: Registry) -> None:
+    """Make `registry` the one of this process, and of this thread where ranks are threads.  Local."""
+    _of_thread.registry = registry
+    _of_process[:] = [registry]
+
+
+def installed() -> Registry:
+    """Return the registry of this process.  Local.
+
+    Raises
+    ------
+    RuntimeError
+        It has made no ParameterServerStrategy.
+    """
+    found = _of_thread.registry or (_of_process[0] if _of_process else None)
+    if found is None:
+        raise RuntimeError(
+            "this process has made no ParameterServerStrategy, and so knows no variables of servers; make it before "
+            "variables or optimizers of one are unpickled"
+        )
+    return found
+
+
+def variable_of(number: int, description: dict[str, Any]) -> ServedVariable:
+    """Return this process's variable of a number; unpickling calls this.  Local, but asks the servers for a new one."""
+    registry = installed()
+    if number not in registry.variables:
+        registry.variables[number] = registry.extended.described_variable(number, description)
+    return registry.variables[number]
+
+
+def reference_of_optimizer(optimizer: Optimizer, number: int) -> tuple[Any, ...]:
+    """Return what a pickle holds of an optimizer."""
+    return optimizer_of, (number, packed(optimizer))
+
+
+def optimizer_of(number: int, content: bytes) -> Optimizer:
+    """Return this process's optimizer of a number; unpickling calls this.  Local."""
+    registry = installed()
+    if number not in registry.optimizers:
+        optimizer: Optimizer = pickle.loads(content)
+        registry.add_optimizer(optimizer, number)
+        registry.extended.adopt_optimizer(optimizer, number)
+    return registry.optimizers[number]

@@ -1,0 +1,219 @@
+"""`ServedUpdates`: how an optimizer of this process has the servers update their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.remote import RemoteUpdates
+from mpidist.parameter_server.registry import Registry, reference_of_optimizer
+from mpidist.parameter_server.served_variable import ServedVariable
+from mpidist.variables import IndexedSlices
+
+
+class ServedUpdates(RemoteUpdates):
+    """The updates of one optimizer by servers.
+
+    They get its rule and settings once, with its first gradients; steps and slots are theirs from then on.  What needs
+    whole gradients (clipping by norm, loss scale, accumulation) is done before they are pushed.
+
+    Parameters
+    ----------
+    registry : Registry
+    optimizer : Optimizer
+    number : int
+        By which servers know it.
+    """
+
+    def __init__(self, registry: Registry, optimizer: Optimizer, number: int) -> None:
+        self._registry = registry
+        self._client = registry.client
+        self._optimizer = optimizer
+        self._number = number
+        self._is_registered = False
+        self._keys: dict[tuple[int, ...], tuple[list[Any], list[Any] | None]] = {}
+
+    def push(
+        self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]
+    ) -> None:
+        """Send gradients, to be applied as one step; does not wait for it."""
+        if not self._is_registered:
+            self._register(variables)
+        scale = factors[0]
+        if any(factor != scale for factor in factors):
+            gradients = [_times(gradient, factor) for gradient, factor in zip(gradients, factors, strict=True)]
+            scale = 1.0
+        if len(variables) == 1:
+            pairs = variables[0].pushed(gradients[0])
+        else:
+            pairs = [
+                part
+                for gradient, variable in zip(gradients, variables, strict=True)
+                for part in variable.pushed(gradient)
+            ]
+        self._client.push(self._number, pairs, None, scale)
+
+    def _register(self, variables: Iterable[ServedVariable] | None = None) -> None:
+        """Send the optimizer, with the order of its first update, which a checkpoint numbers slots by."""
+        if not self._optimizer.update_order:
+            known = self._trainable() if variables is None else variables
+            self._optimizer.update_order = [variable.name for variable in known]
+        self._client.register_optimizer(self._optimizer, self._number)
+        self._is_registered = True
+
+    def _trainable(self) -> list[ServedVariable]:
+        return [variable for variable in self._registry.by_name().values() if variable.trainable]
+
+    # -- steps and settings -------------------------------------------------------------------------------------------
+
+    @property
+    def iterations(self) -> int:
+        """Steps made, this client's pushes included."""
+        try:
+            return self._client.iterations(self._number)
+        except KeyError:  # the servers have not met it
+            return self._optimizer._iterations
+
+    def set_iterations(self, value: int) -> None:
+        """Count steps from `value` on."""
+        if self._is_registered or self._is_known():
+            self._client.restore_optimizer(
+                self._number, {**self._client.optimizer_state(self._number), "iterations": value}
+            )
+
+    def set_learning_rate(self, value: Any) -> None:
+        """Set the learning rate of later steps.
+
+        Raises
+        ------
+        TypeError
+            A function, which only an optimizer that has not been used takes.
+        """
+        if callable(value):
+            if self._is_registered or self._is_known():
+                raise TypeError("servers have this optimizer already; give its schedule when it is made")
+            return
+        if not self._is_registered:
+            self._register()
+        self._client.set_learning_rate(self._number, float(value))
+
+    def _is_known(self) -> bool:
+        try:
+            self._client.iterations(self._number)
+        except KeyError:
+            return False
+        return True
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return steps, learning rate and slots, numbered and whole as any strategy has them."""
+        if not self._is_known():
+            self._register()
+        found = self._client.optimizer_state(self._number)
+        plain = {name: value for name, value in found.items() if name in _PLAIN}
+        slots = _by_variable(found)
+        order = [name for name in str(found.get("slot_variables", "")).split("\n") if name]
+        variables = self._registry.by_name()
+        known = [variables[name] for name in order if name in variables]
+        known += [each for each in variables.values() if each.number in slots and each not in known]
+        numbered = {
+            f"{place}/{slot}": _joined(variable, parts)
+            for place, variable in enumerate(known)
+            for slot, parts in slots.get(variable.number, {}).items()
+        }
+        return {**plain, "slot_variables": "\n".join(variable.name for variable in known), **numbered}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, of this strategy or of another.
+
+        Raises
+        ------
+        ValueError
+            A slot's shape is not its variable's, or there are slots for more variables than there are.
+        """
+        numbers = sorted({int(name.partition("/")[0]) for name in state if _is_slot(name)})
+        variables = self._variables_in_order(str(state.get("slot_variables", "")), numbers)
+        self._optimizer.update_order = [variable.name for variable in variables]
+        self._client.register_optimizer(self._optimizer, self._number)
+        self._is_registered = True
+        found: dict[str, Any] = {name: state[name] for name in _PLAIN if name in state}
+        for name, value in state.items():
+            if _is_slot(name):
+                place, slot = name.split("/", 1)
+                found.update(_cut(variables[int(place)], slot, value))
+        found["iterations"] = int(state["iterations"])
+        self._client.restore_optimizer(self._number, found)
+
+    def _variables_in_order(self, names: str, numbers: Sequence[int]) -> list[ServedVariable]:
+        """Return the variables that the numbers of a state mean: by their names, else in the order of creation."""
+        by_name = self._registry.by_name()
+        named = [name for name in names.split("\n") if name]
+        if named and all(name in by_name for name in named) and len(named) > max(numbers, default=-1):
+            return [by_name[name] for name in named]
+        variables = self._trainable()
+        if numbers and max(numbers) >= len(variables):
+            raise ValueError(
+                f"an optimizer's state has slots for variable {max(numbers)}, but the servers hold "
+                f"{len(variables)} trainable variables: the model has changed"
+            )
+        return variables
+
+    def slots(self, variable: Any) -> dict[str, Any]:
+        """Return copies of the slots of a variable by name, in its shape."""
+        found = _by_variable(self._client.optimizer_state(self._number)).get(variable.number, {})
+        return {slot: _joined(variable, parts) for slot, parts in found.items()}
+
+    def reference(self, optimizer: Optimizer) -> tuple[Any, ...]:
+        """Return what a pickle holds of the optimizer."""
+        return reference_of_optimizer(optimizer, self._number)
+
+
+#: What a state has besides slots, and servers keep.
+_PLAIN = ("iterations", "learning_rate")
+
+
+def _is_slot(name: str) -> bool:
+    number, slash, _ = name.partition("/")
+    return bool(slash) and number.isdigit()
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return gradient.with_values(gradient.values * gradient.dtype.type(factor))
+    return gradient * gradient.dtype.type(factor)
+
+
+def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]]]:
+    """Return variable -> slot -> shard -> array, of what servers keep as ``"variable/shard/slot"``."""
+    found: dict[int, dict[str, dict[int, Any]]] = {}
+    for name, value in state.items():
+        if name.count("/") == 2 and _is_slot(name):
+            number, shard, slot = name.split("/")
+            found.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
+    return found
+
+
+def _joined(variable: ServedVariable, parts: Mapping[int, Any]) -> Any:
+    """Return the slot of a variable whole; shards that have none yet are as new ones: zero."""
+    whole = [
+        numpy.asarray(parts[spec.key[1]]).reshape(spec.shape) if spec.key[1] in parts else numpy.zeros(spec.shape)
+        for spec in variable.specs
+    ]
+    return whole[0] if len(whole) == 1 else numpy.concatenate(whole)
+
+
+def _cut(variable: ServedVariable, slot: str, value: Any) -> dict[str, Any]:
+    """Return the slot of a variable by shard, as servers keep it."""
+    if value.shape != variable.shape:
+        raise ValueError(
+            f"slot {slot!r} for variable {variable.name!r} was saved with shape {value.shape}, expected "
+            f"{variable.shape}: the variables were first updated in another order, or the model has changed"
+        )
+    return {
+        f"{variable.number}/{spec.key[1]}/{slot}": part
+        for spec, (_, part) in zip(variable.specs, variable.pushed(value), strict=True)
+    }
