@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.errors import TransportError
+from mpidist.errors import PeerLostError, TransportError
 from mpidist.options import settings
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.consistency import Asynchronous, Consistency
@@ -278,10 +278,15 @@ class Server:
     def _send(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any = None) -> None:
         if client.line.gone:
             return
-        if array is None:
-            client.line.send(protocol.pack(kind, content))
-            return
-        array = numpy.asarray(array)
+        try:
+            if array is None:
+                client.line.send(protocol.pack(kind, content))
+            else:
+                self._send_array(client, kind, content, numpy.asarray(array))
+        except PeerLostError:  # it died meanwhile, and the job goes on
+            self._gone(client)
+
+    def _send_array(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any) -> None:
         area = client.area(array.nbytes)
         area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
         content = {**content, "array": protocol.described(array)}

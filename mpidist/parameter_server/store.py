@@ -94,9 +94,10 @@ class Store:
             self._lay_out()
 
     def _lay_out(self) -> None:
-        before, versions = self.buffers, self.versions()
-        values = {key: self.read(key) for key in self.variables}
+        before = self.buffers
         keys = [key for key in self.variables if key not in self._tables]
+        versions = {key: self.version(key) for key in keys}
+        values = {key: self.read(key) for key in keys}
         buffers = Buffers(Layout(self.variables[key].spec for key in keys), self._readers)
         views = buffers.views(0)
         for key in keys:
@@ -114,12 +115,17 @@ class Store:
     def make_table(self, key: Key) -> StoredVariable:
         """Give a variable memory of its own, if it has none, and return it."""
         variable = self.variables[key]
-        if key not in self._tables:
-            self._table_versions[key] = self.versions()[key]
-            variable.storage = self.read(key).copy()
-            self._tables.add(key)
-            self._fresh.discard(key)
+        if key in self._tables:
+            return variable
+        self._table_versions[key] = self.version(key)
+        storage = self.read(key).copy()
+        self._tables.add(key)
+        try:
             self._lay_out()
+        except OSError:  # no memory for another layout: all is as it was
+            self._tables.remove(key)
+            raise
+        variable.storage = storage
         return variable
 
     def read(self, key: Key) -> Any:

@@ -1,0 +1,93 @@
+"""Copies that a server writes and clients read: never the same at the same time."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist.parameter_server.layout import Layout, VariableSpec
+from mpidist.parameter_server.published import Buffers, Ledger, Reader
+
+
+def layout_of(count: int) -> Layout:
+    return Layout(VariableSpec((number, 0), f"v{number}", (3,), numpy.dtype("float64")) for number in range(count))
+
+
+def published(variables: int, clients: int) -> tuple[Buffers, list[Reader]]:
+    buffers = Buffers(layout_of(variables), clients)
+    buffers.commit_first()
+    return buffers, [Reader(buffers.layout, buffers.path, clients, client) for client in range(clients)]
+
+
+def write(buffers: Buffers, changed: list[int], value: float) -> None:
+    where = numpy.array(changed, numpy.int64)
+    buffer = buffers.begin(where)
+    for index in changed:
+        buffers.views(buffer)[index, 0][...] = value
+    buffers.commit(buffer, where)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("write"), st.sets(st.integers(0, 2), min_size=1)),
+    st.tuples(st.just("pin"), st.integers(0, 2)),
+    st.tuples(st.just("unpin"), st.integers(0, 2)),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(ACTIONS, max_size=40))
+def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
+    buffers, readers = published(3, 3)
+    model, versions = [0.0] * 3, [0] * 3
+    held = {}
+    for number, (verb, what) in enumerate(actions, start=1):
+        if verb == "write":
+            write(buffers, sorted(what), number)
+            for index in what:
+                model[index], versions[index] = number, versions[index] + 1
+        elif verb == "pin":
+            buffer = readers[what].pin()
+            held[what] = buffer, list(model), list(versions)
+        else:
+            readers[what].unpin()
+            held.pop(what, None)
+        for client, (buffer, values, seen) in held.items():
+            views = readers[client].views(buffer)
+            assert [views[index, 0].tolist() for index in range(3)] == [[value] * 3 for value in values]
+            assert readers[client].versions(buffer).tolist() == seen
+    buffers.close()
+
+
+def test_what_clients_see_cannot_be_written():
+    buffers, (reader,) = published(1, 1)
+    view = reader.views(reader.pin())[0, 0]
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+    buffers.close()
+
+
+def test_without_clients_there_is_one_copy_in_private_memory():
+    buffers, _ = published(2, 0)
+    for value in (1.0, 2.0):
+        write(buffers, [0], value)
+    assert (buffers.count, buffers.path, buffers.current) == (1, "", 0)
+    assert buffers.views(0)[0, 0].tolist() == [2.0] * 3
+    assert buffers.versions.tolist() == [2, 0]
+
+
+def test_copies_that_nobody_needs_cost_nothing():
+    buffers, (reader, *_) = published(1, 8)
+    for value in range(20):
+        write(buffers, [0], value)
+        reader.pin()
+    assert len(buffers._reserved) <= 3
+    buffers.close()
+
+
+def test_the_words_of_a_ledger_do_not_overlap():
+    words = [Ledger.LAYOUT, *(Ledger.steps_word(number) for number in range(64))]
+    words += [Ledger.applied_word(client) + offset for client in range(5) for offset in (0, 1)]
+    assert len(set(words)) == len(words)
+    assert max(words) < len(Ledger(bytearray(Ledger.nbytes(5)), 5).words)
