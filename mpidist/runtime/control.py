@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.options import Settings, settings
@@ -46,6 +46,10 @@ class ControlChannel:
         Carries notices to ranks that do not share the board.
     pause : callable, optional
         Called in every turn of a waiting loop to let others run; None to spin, where cores suffice.
+    whole : ControlChannel, optional
+        Of the world that this one's ranks are a part of: its fate is theirs.
+    members : sequence of int, optional
+        By rank of this channel: its rank in `whole`.
 
     Attributes
     ----------
@@ -68,9 +72,17 @@ class ControlChannel:
         messenger: Messenger | None = None,
         pause: Callable[[], object] | None = None,
         chosen: Settings | None = None,
+        whole: ControlChannel | None = None,
+        members: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.size = size
+        self._whole = whole
+        self._parts: list[ControlChannel] = []
+        self._world_ranks = tuple(whole.world_rank(member) for member in members) if whole else tuple(range(size))
+        self.world_size: int = whole.world_size if whole else size
+        if whole is not None:
+            whole._parts.append(self)
         self.board = board
         self.board_ranks = tuple(board_ranks)
         self.hosts = tuple(hosts)
@@ -159,6 +171,8 @@ class ControlChannel:
             self.board.set_state(self.line, states.FAILED, text)
         if tell and self.arbiter is not None:
             self.arbiter.tell_failed(text)
+        for part in self._parts:
+            part.fail(text, tell)
 
     def leave(self) -> None:
         """Tell all ranks that this one takes part in no further call; Local."""
@@ -166,10 +180,14 @@ class ControlChannel:
             self.board.set_state(self.line, states.LEFT)
             if self.arbiter is not None:
                 self.arbiter.tell_left()
+        for part in self._parts:
+            part.leave()
 
     def end(self) -> None:
         """Say that this rank prints nothing more: who waits to print last may go on."""
         self.board.set_quiet(self.line)
+        for part in self._parts:
+            part.end()
 
     def deadline_text(self, what: str, call: int, waited: float) -> str:
         """Return what is said when the deadline of a call has passed: who is missing, and what to do."""
@@ -186,9 +204,19 @@ class ControlChannel:
 
     # -- what this rank knows -----------------------------------------------------------------------------------------
 
+    def world_rank(self, rank: int) -> int:
+        """Return the number in the world of a rank of this channel, which may be of a part of it."""
+        return self._world_ranks[rank]
+
+    @property
+    def own_name(self) -> str:
+        """How messages of this rank begin."""
+        return f"rank {self.world_rank(self.rank)} of {self.world_size}"
+
     def name(self, rank: int) -> str:
-        """Return how messages call a rank: its number, and its host where that is known."""
-        return f"rank {rank} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {rank}"
+        """Return how messages call a rank: its number in the world, and its host where that is known."""
+        number = self.world_rank(rank)
+        return f"rank {number} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {number}"
 
     def missing(self, call: int) -> list[int]:
         """Return the ranks, as far as this one knows, that have not come to `call`."""
@@ -234,6 +262,15 @@ class ControlChannel:
             return self.failed(*min(failed, key=lambda pair: is_consequence(pair[1])), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
 
+    def failure_outside(self, watch: Watch) -> MpidistError | None:
+        """Return the error of a rank that waits in a part of the world, when a rank outside of it has failed.
+
+        None where the job goes on without that rank.
+        """
+        if self._whole is None or self.settings.fault_tolerant:
+            return None
+        return self._whole.failure(Watch(self._whole, watch.what, 0, 0))
+
     def killed(self, watch: Watch) -> MpidistError | None:
         """Return the error that names a rank of the board whose process is gone, if there is one."""
         return next((self.died(rank, watch) for rank in self.dead()), None)
@@ -244,8 +281,8 @@ class ControlChannel:
         return self.error(RankFailedError, f"{self.name(rank)} died in {watch.what}: {text}", rank)
 
     def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
-        """Return an error that begins with this rank's name."""
-        return kind(f"rank {self.rank} of {self.size}: {text}", *rest)
+        """Return an error that begins with this rank's name; what else there is, is the rank that it is about."""
+        return kind(f"{self.own_name}: {text}", *map(self.world_rank, rest))
 
     @property
     def broken(self) -> MpidistError | None:
@@ -253,13 +290,25 @@ class ControlChannel:
         return self._broken
 
     def breaks(self, error: MpidistError) -> MpidistError:
-        """Remember `error` as the end of the channel and return it: every later call raises it again."""
-        self._broken = error
+        """Remember `error` as the end of the channel and return it: every later call raises it again.
+
+        It is the end of the whole world's channel too, and of those of its other parts.
+        """
+        if self._whole is not None:
+            return self._whole.breaks(error)
+        for channel in self._family():
+            channel._broken = error
         return error
+
+    def _family(self) -> Iterator[ControlChannel]:
+        """Yield this channel and those of its parts."""
+        yield self
+        for part in self._parts:
+            yield from part._family()
 
     def warn(self, text: str) -> None:
         """Print a warning of this rank, now."""
-        print(f"mpidist: rank {self.rank} of {self.size}: {text}", file=sys.stderr, flush=True)
+        print(f"mpidist: {self.own_name}: {text}", file=sys.stderr, flush=True)
 
     def break_off(self, error: BaseException) -> None:
         """End the channel because `error` was raised in the middle of a call; the others are told.  Local."""
@@ -366,6 +415,7 @@ class Watch:
         if control.arbiter is not None:
             control.arbiter.poll()
             self._raise(control.arbiter.failure(self))
+        self._raise(control.failure_outside(self))
         if 0 < control.settings.warn_seconds < waited and not self._warned:
             self._warned = True
             self._warn(waited)

@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 
 from mpidist.errors import RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.runtime import board as states
-from mpidist.runtime.control import ControlChannel, last_line
+from mpidist.runtime.control import ControlChannel, is_consequence, last_line
 
 #: How long a failing rank waits for the others to have printed their last, before it prints and aborts.
 _GRACE_SECONDS = 1.0
@@ -166,6 +166,7 @@ class ExitHooks:
         try:
             sys.stderr.write(f"mpidist: {name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
             sys.stderr.flush()
+            control.end()
             time.sleep(_PASS_ON_SECONDS)
         finally:  # also where nothing can be printed
             self._abort(code)
@@ -202,13 +203,18 @@ class ExitHooks:
             time.sleep(0.001)
 
     def _failure_is_known(self) -> bool:
-        """Whether some rank has said that it failed: then the launcher ends the others, and who dies is no news."""
+        """Whether some rank has said that it failed: then the launcher ends the others, and who dies is no news.
+
+        A rank that is about to say that another has died may be ended before it does.
+        """
         control = self._control
         if control.arbiter is not None:
             control.arbiter.poll()
             if control.arbiter.failed_texts or control.arbiter.has_verdict:
                 return True
-        return any(control.board.state(line) in _ENDED for line in range(control.board.lines))
+        board = control.board
+        ended = [line for line in range(board.lines) if board.state(line) in _ENDED]
+        return any(board.quiet(line) or not is_consequence(board.text(line)) for line in ended)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """Name a killed rank before the launcher, which noticed it too, ends this one."""

@@ -47,7 +47,7 @@ class Turnstile:
         control = self._control
         if not self.try_acquire():
             raise RuntimeError(
-                f"rank {control.rank} of {control.size}: a collective was called while another one is under way, from "
+                f"{control.own_name}: a collective was called while another one is under way, from "
                 "another thread or a signal handler. Ranks count their calls: make all of them from one thread"
             )
         if control.broken is not None:

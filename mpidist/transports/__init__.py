@@ -13,7 +13,7 @@ from mpidist.options import settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports.membership import World
 
-__all__ = ["World", "forget", "installed", "world"]
+__all__ = ["World", "alone", "enter", "forget", "installed", "world"]
 
 
 class _ThreadWorld(threading.local):
@@ -46,13 +46,14 @@ def world() -> World:
 
 def _join() -> World:
     if settings().no_mpi or detect_launcher() is None:
-        return _alone()
+        return alone()
     from mpidist.transports.mpi import connect
 
     return connect()
 
 
-def _alone() -> World:
+def alone() -> World:
+    """Return a world of one rank, without MPI.  Local."""
     from mpidist.transports.single import SingleTransport
 
     control = ControlChannel.alone()
@@ -68,6 +69,17 @@ def installed(world: World) -> Iterator[World]:
         yield world
     finally:
         _of_thread.world = before
+
+
+def enter(world: World) -> None:
+    """Make `world` the one of this process, or of this thread if it is a rank of its own, from here on.  Local.
+
+    For jobs that part into groups of ranks, which have nothing to do with each other's collectives any more.
+    """
+    if _of_thread.world is not None:
+        _of_thread.world = world
+    else:
+        _of_process[:] = [world]
 
 
 def forget() -> None:

@@ -17,6 +17,7 @@ import numpy
 from mpidist.arrays import byte_view, check_memory
 from mpidist.errors import TransportError
 from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.runtime.stall import Messenger
 
 #: What `send` and `receive` return: only the transport that made it knows what is inside.
 Pending = Any
@@ -46,6 +47,8 @@ class Transport(abc.ABC):
         Whether `among` works.
     library : str
         The library below, with its version, under which measured times are kept; empty where they tell nothing.
+    in_one_process : bool
+        Whether all ranks are threads of this process, whatever nodes they pretend to be on.
     closed : bool
         Whether `close` has been called: then `send` and `receive` raise TransportError.
     """
@@ -60,6 +63,7 @@ class Transport(abc.ABC):
     has_channels: bool = False
     library: str = ""
     closed: bool = False
+    in_one_process: bool = False
 
     @abc.abstractmethod
     def send(self, array: Any, destination: int) -> Pending:
@@ -142,6 +146,13 @@ class Transport(abc.ABC):
 
         Collective: every rank of the group calls it in the same order.
         """
+
+    def messenger(self) -> Messenger | None:
+        """Return what carries the notices of a control channel between the ranks of this group, if they need it.
+
+        Collective: every rank of the group calls it in the same order.
+        """
+        return None
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -130,6 +130,7 @@ class LoopbackTransport(Transport):
 
     name = "loopback"
     has_channels = True
+    in_one_process = True
 
     def __init__(
         self, world: LoopbackWorld, control: ControlChannel, world_ranks: tuple[int, ...], context: tuple[int, ...]
@@ -137,6 +138,9 @@ class LoopbackTransport(Transport):
         self.control = control
         self.world_ranks = world_ranks
         self.rank, self.size = world_ranks.index(control.rank), len(world_ranks)
+        #: By rank of the group: which thread it is.
+        self._threads = tuple(map(control.world_rank, world_ranks))
+        self._thread = self._threads[self.rank]
         self.memory = world.memory
         self._world = world
         self._context = context
@@ -145,7 +149,7 @@ class LoopbackTransport(Transport):
 
     def send(self, array: Any, destination: int) -> Pending:
         content = self.content(array, destination)
-        world, source, target = self._world, self.control.rank, self.world_ranks[destination]
+        world, source, target = self._world, self._thread, self._threads[destination]
         number = world.sent[source][target]
         if world.faults.fail_at == (source, sum(world.sent[source])):
             raise InjectedFault(f"rank {source} of {world.size}: the test asked for a failure at this message")
@@ -180,8 +184,8 @@ class LoopbackTransport(Transport):
         number, self._splits = self._splits, self._splits + 1
         colors = self._world.colors.setdefault((self._context, number), {})
         colors[self.rank] = color
-        for rank in self.world_ranks:
-            self._world.arrivals[rank].set()
+        for thread in self._threads:
+            self._world.arrivals[thread].set()
         self._until(lambda: len(colors) == self.size, self.control.watch("split of a loopback group"))
         members = tuple(world_rank for rank, world_rank in enumerate(self.world_ranks) if colors[rank] == color)
         return LoopbackTransport(self._world, self.control, members, (*self._context, number, color))
@@ -191,7 +195,7 @@ class LoopbackTransport(Transport):
 
     def _until(self, ready: Callable[[], bool], watch: Watch) -> None:
         """Take in messages until `ready()`; sleeps between looks, until a message comes or a moment has passed."""
-        arrival = self._world.arrivals[self.control.rank]
+        arrival = self._world.arrivals[self._thread]
         while not ready():
             arrival.clear()
             self._deliver()
@@ -201,7 +205,7 @@ class LoopbackTransport(Transport):
     def _deliver(self) -> None:
         """Bring messages that are there and due to the receives that wait for them, in the order of both."""
         for source, posted in self._posted.items():
-            mailbox = self._world.mailbox(self._context, self.world_ranks[source], self.control.rank)
+            mailbox = self._world.mailbox(self._context, self._threads[source], self._thread)
             while posted and mailbox and mailbox[0].due <= time.monotonic():
                 self._hand_over(mailbox.popleft(), posted.popleft())
 
@@ -210,4 +214,4 @@ class LoopbackTransport(Transport):
             raise self.wrong_size(message.bytes.size, message.source, posted.bytes.size)
         posted.bytes[...] = message.bytes
         posted.done = message.done = True
-        self._world.arrivals[self.world_ranks[message.source]].set()
+        self._world.arrivals[self._threads[message.source]].set()

@@ -78,7 +78,7 @@ class MessageLine(Line):
                 raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
         self._wait_for_room()
         content = bytes(header)
-        frame = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
+        frame: Any = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
         view = memoryview(frame)
         _PREFIX.pack_into(view, 0, len(content), _PAYLOAD if area is not None else 0, length)
         inline = content[:_INLINE_BYTES]
@@ -169,7 +169,7 @@ class MessageLine(Line):
 
     def _arrays(self) -> Iterator[Any]:
         """Yield the arrays to be received into, one after the other, and put the messages together."""
-        frame = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
+        frame: Any = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
         while True:
             yield frame
             nbytes, flags, length = _PREFIX.unpack_from(frame)

@@ -23,18 +23,14 @@ from mpidist.runtime.control import ControlChannel, Watch, yield_processor
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
 from mpidist.transports.base import Transport
-from mpidist.transports.membership import World
+from mpidist.transports.membership import World, share_memory
 from mpidist.transports.remote_memory import RemoteMemory
-from mpidist.transports.shared import SharedSegments, map_together
 
 #: No message is longer: older libraries count in 32 bits, and shorter pieces are moved no slower.
 _CHUNK_BYTES = 1 << 30
 
 #: Seconds that a rank which has asked for the end of the job waits to be ended.
 _ABORT_SECONDS = 2.0
-
-#: Shared memory that each rank of a node has: two segments for small collectives, three places for long ones, in bytes.
-_SEGMENT_BYTES, _PLACE_BYTES = 1 << 18, 1 << 20
 
 
 class MpiTransport(Transport):
@@ -122,6 +118,9 @@ class MpiTransport(Transport):
         ranks = [world for world, other in zip(self.world_ranks, colors, strict=True) if other == color]
         return MpiTransport(self._comm.Split(color, self.rank), self.control, ranks, self._chunk_bytes)
 
+    def messenger(self) -> MpiMessenger:
+        return MpiMessenger(self._comm.Dup())
+
     def close(self) -> None:
         self.closed = True
         if self._comm != self._mpi.COMM_NULL:
@@ -198,7 +197,7 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
     node, hosts = _nodes(mpi, world, machine, chosen)
     topology = Topology(hosts)
     node_ranks = topology.ranks_of_node[topology.node_of[world.Get_rank()]]
-    board, segments, problem = _shared(node, chosen)
+    board, segments, problem = share_memory(node.allgather, node.Get_rank(), node.Get_size(), chosen)
     if board is None:
         board, node_ranks = StatusBoard(bytearray(StatusBoard.nbytes(1)), 1), (world.Get_rank(),)
     alone = len(node_ranks) == world.Get_size()
@@ -242,21 +241,6 @@ def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, l
         if first not in leaders.setdefault(host, []):
             leaders[host].append(first)
     return node, [host if len(leaders[host]) == 1 else f"{host}#{leaders[host].index(first)}" for host, first in places]
-
-
-def _shared(node: Any, chosen: Settings) -> tuple[StatusBoard | None, SharedSegments | None, str]:
-    """Return the node's status board and segments, or what is in the way of them."""
-    size, rank = node.Get_size(), node.Get_rank()
-    if not chosen.shared_memory:
-        return None, None, ""
-    board_bytes = -(-StatusBoard.nbytes(size) // 4096) * 4096
-    nbytes = board_bytes + SharedSegments.nbytes(size, _SEGMENT_BYTES, _PLACE_BYTES)
-    try:
-        memory = memoryview(map_together(nbytes, rank, node.allgather))
-    except TransportError as error:
-        return None, None, str(error)
-    board = StatusBoard(memory[: StatusBoard.nbytes(size)], size)
-    return board, SharedSegments(memory[board_bytes:], size, _SEGMENT_BYTES, _PLACE_BYTES), ""
 
 
 def _crowded(machine: Any) -> bool:
