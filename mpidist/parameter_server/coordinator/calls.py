@@ -21,6 +21,7 @@ from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, UNKNOWN_SECONDS, Function
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
+from mpidist.transports.lines import Patience
 
 _log = logging.getLogger("mpidist")
 
@@ -330,16 +331,17 @@ class Calls:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
-        if done():
-            return
-        patience = self.lanes[0].talk.patience(f"{self._name} waits {what}")
+        patience: Patience | None = None
         while not done():
             if self.pump():
-                patience.reset()
-            else:
-                patience.tick()
-                if self._least_ahead() > _NAP_SECONDS * 4:
-                    time.sleep(_NAP_SECONDS)  # the workers need the cores more
+                if patience is not None:
+                    patience.reset()
+                continue
+            if patience is None:
+                patience = self.lanes[0].talk.patience(f"{self._name} waits {what}")
+            patience.tick()
+            if self._least_ahead() > _NAP_SECONDS * 4:
+                time.sleep(_NAP_SECONDS)  # the workers need the cores more
 
     def _least_ahead(self) -> float:
         """Return how long it takes at least, as far as is known, until some worker has an answer, in seconds."""

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpidist.cluster.server_roles import Roles
 from mpidist.input.dataset import Dataset
 from mpidist.parameter_server.coordinator import functions
+from mpidist.parameter_server.coordinator.alone import WorkerHere
 from mpidist.parameter_server.coordinator.calls import Calls
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.executor import Executor
@@ -83,16 +85,16 @@ class ClusterCoordinator:
 
     def _begin(self, strategy: Any) -> None:
         self.strategy = strategy
-        roles, rank = strategy._roles, strategy._rank
-        workers = [ranks[0] for ranks in roles.trainers if ranks[0] != roles.chief]
-        if roles.chief is None:
-            raise ValueError(
-                f"a ClusterCoordinator needs a rank whose role is chief, and there is none ({roles.source}): start one "
-                f"rank more, or set MPIDIST_ROLES=chief:1,worker:{len(workers)},ps:{len(roles.servers)}"
-            )
-        if rank != roles.chief:
+        rank = strategy._rank
+        workers = _workers(strategy._roles)
+        if rank in workers:
             _execute(strategy, workers)
-        talks = {index: Conversation(strategy._lines[worker]) for index, worker in enumerate(workers)}
+        if workers:
+            talks: dict[int, Conversation] = {
+                index: Conversation(strategy._lines[worker]) for index, worker in enumerate(workers)
+            }
+        else:
+            talks = {0: WorkerHere(strategy._client)}
         self._calls = Calls(talks, _CAPACITY, f"rank {rank} (chief)")
         self._next_look = 0.0
         atexit.register(self._end)
@@ -225,6 +227,25 @@ class ClusterCoordinator:
 
     def __repr__(self) -> str:
         return f"<ClusterCoordinator of {len(self._calls.lanes)} workers>"
+
+
+def _workers(roles: Roles) -> list[int]:
+    """Return the first rank of every worker; none where there is one process only, which is its own worker.
+
+    Raises
+    ------
+    ValueError
+        There are workers, and no chief.
+    """
+    if not roles.servers:
+        return []
+    workers = [ranks[0] for ranks in roles.trainers if ranks[0] != roles.chief]
+    if roles.chief is None:
+        raise ValueError(
+            f"a ClusterCoordinator needs a rank whose role is chief, and there is none ({roles.source}): start one "
+            f"rank more, or set MPIDIST_ROLES=chief:1,worker:{len(workers)},ps:{len(roles.servers)}"
+        )
+    return workers
 
 
 def _execute(strategy: Any, workers: Sequence[int]) -> None:

@@ -34,6 +34,9 @@ class ServerClient(Protocol):
     def flush(self) -> None:
         """Wait until the servers have applied what this client has sent."""
 
+    def idle(self) -> None:
+        """Say that this client has no work for now: nobody is to wait for its next step."""
+
 
 class Executor:
     """What a worker rank is from its `ClusterCoordinator` line on.
@@ -61,11 +64,15 @@ class Executor:
 
     def serve(self) -> None:
         """Run functions until the chief has no more.  Local."""
+        while (content := self._next())[0] != Kind.END:
+            self.do(*content)
+
+    def do(self, kind: Kind, *content: Any) -> None:
+        """Do one thing that the chief has said."""
         on_worker.index, on_worker.count = self._place
         on_worker.made = self._made_here
         try:
-            while (content := self._next())[0] != Kind.END:
-                self._do(*content)
+            self._do(kind, *content)
         finally:
             on_worker.index = None
 
@@ -78,6 +85,7 @@ class Executor:
         """Return what the chief says next, waiting for it as long as it takes."""
         content = self._chief.hear()
         if content is None:
+            self._client.idle()
             patience = self._chief.patience(f"{self._name} waits for the chief to schedule a function")
             while (content := self._chief.hear()) is None:
                 patience.tick()

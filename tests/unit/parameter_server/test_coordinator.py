@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
-from mpidist.cluster.server_roles import Roles
+from mpidist.cluster.server_roles import Roles, alone
 from mpidist.cluster.spec import Task
 from mpidist.errors import OutOfRangeError, RemoteFunctionError
 from mpidist.input.dataset import Dataset
@@ -29,7 +29,7 @@ class Client:
     """Of no servers: counts what an executor asks of it."""
 
     def __init__(self) -> None:
-        self.refreshed = self.flushed = 0
+        self.refreshed = self.flushed = self.idled = 0
 
     def refresh(self) -> None:
         self.refreshed += 1
@@ -37,11 +37,15 @@ class Client:
     def flush(self) -> None:
         self.flushed += 1
 
+    def idle(self) -> None:
+        self.idled += 1
+
 
 def strategy_of(workers: int) -> Any:
     """Return what a coordinator needs of a strategy with a chief and workers, and no servers.  Collective."""
     rank = world().transport.rank
-    tasks = (Task("chief", 0), *(Task("worker", index) for index in range(workers)))
+    # the server is no rank of this world: there are no variables
+    tasks = (Task("chief", 0), *(Task("worker", index) for index in range(workers)), Task("ps", 0))
     peers = range(1, workers + 1) if rank == 0 else [0]
     return SimpleNamespace(
         _cluster_coordinator=None,
@@ -390,3 +394,40 @@ def test_too_few_per_worker_values_are_an_error():
 def test_there_is_no_worker_index_outside():
     with pytest.raises(RuntimeError, match="Cannot retrieve the worker index"):
         experimental_get_current_worker_index()
+
+
+# -- one process ------------------------------------------------------------------------------------------------------
+
+
+def coordinator_alone() -> ClusterCoordinator:
+    strategy = SimpleNamespace(
+        _cluster_coordinator=None, _roles=alone(), _rank=0, _lines={}, _client=Client(), scope=nullcontext
+    )
+    return ClusterCoordinator(strategy)
+
+
+def test_a_process_that_is_alone_is_its_own_worker():
+    coordinator = coordinator_alone()
+    iterator = iter(coordinator.create_per_worker_dataset(ten))
+    values = [coordinator.schedule(take, args=(iterator,)) for _ in range(10)]
+    assert coordinator.fetch(values) == list(range(10))
+    assert coordinator.schedule(index).fetch() == 0
+    with pytest.raises(RuntimeError, match="Cannot retrieve"):
+        index()
+    coordinator.schedule(take, args=(iterator,))
+    with pytest.raises(OutOfRangeError, match="take asked"):
+        coordinator.join()
+    assert coordinator.done()
+    coordinator._end()
+
+
+def test_what_is_not_defined_is_a_name_error_in_a_process_that_is_alone():
+    coordinator = coordinator_alone()
+    coordinator.schedule(uses_what_is_not_there)
+    with pytest.raises(NameError, match="uses_what_is_not_there uses no_such_name: not defined"):
+        coordinator.join()
+    coordinator._end()
+
+
+def uses_what_is_not_there() -> Any:
+    return no_such_name  # noqa: F821 - that is the test
