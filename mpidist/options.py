@@ -116,6 +116,7 @@ class Settings:
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
     sharded_updates: bool = True  # MPIDIST_SHARDED_UPDATES=0: every rank updates all parameters, and keeps all slots
     virtual_nodes: int = 1  # MPIDIST_VIRTUAL_NODES=2 treats each host as two nodes, to try the path between nodes
+    roles: str = ""  # MPIDIST_ROLES: which ranks are what under ParameterServerStrategy, as chief:1,worker:*,ps:2
     no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say
     trace: str = ""  # MPIDIST_TRACE: the folder in which every rank notes what it does when; empty: nothing is noted
     fault_tolerant: bool = False  # MPIDIST_FAULT_TOLERANT=1: the job goes on without a rank that others can do without
