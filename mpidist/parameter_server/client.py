@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from operator import itemgetter
 from typing import Any
 
@@ -440,11 +441,18 @@ class Client:
         self._in_step = True
 
     def leave(self) -> None:
-        """Tell the servers that this client pushes no more; they end when all have left."""
-        for end in self.servers:
-            if not end.line.gone:
-                end.forget()
-                end.note("leave")
+        """Wait until all pushes are applied, and tell the servers that no more come; they end when all have left.
+
+        Raises
+        ------
+        ServerError, ValueError, ...
+            A push could not be applied.
+        """
+        with ExitStack() as stack:
+            for end in self.servers:
+                if not end.line.gone:
+                    stack.callback(end.leave)
+            self.flush()
 
 
 _KNOWN_KINDS = {numpy.ndarray, IndexedSlices}

@@ -12,6 +12,7 @@ copy before it looks at the pins: both have a full fence there.
 from __future__ import annotations
 
 import mmap
+import secrets
 from typing import Any
 
 import numpy
@@ -23,6 +24,9 @@ from mpidist.runtime.shared_memory import SharedFile, map_file
 #: Words between those of different writers: a cache line.
 _LINE_WORDS = 8
 _WORD_BYTES = 8
+
+#: Words of `Buffers`: the current copy, and a number by which the memory is known.
+_CURRENT, _TOKEN = 0, 1
 
 #: How many optimizers of a server have their steps in the ledger.
 LEDGER_OPTIMIZERS = 64
@@ -64,7 +68,6 @@ class _Places:
 
     def __init__(self, layout: Layout, clients: int, count: int) -> None:
         variables = len(layout.specs)
-        self.current = 0
         self.pins = [_LINE_WORDS * (1 + client) for client in range(clients)]
         self.versions = _LINE_WORDS * (1 + clients)
         self.words = self.versions + count * variables
@@ -94,6 +97,8 @@ class Buffers:
         How often each variable has been written.
     path : str
         Where clients map it; empty in private memory.
+    token : int
+        What they find there if it is still this.
     """
 
     def __init__(self, layout: Layout, clients: int) -> None:
@@ -109,6 +114,7 @@ class Buffers:
         self._memory = numpy.frombuffer(memory, numpy.uint8)
         self._words = memoryview(memory)[: places.words * _WORD_BYTES].cast("q")
         self._pin_words = slice(_LINE_WORDS, _LINE_WORDS * (1 + clients), _LINE_WORDS)
+        self.token = self._words[_TOKEN] = secrets.randbits(62)
         variables = len(layout.specs)
         table = numpy.frombuffer(memory, numpy.int64, self.count * variables, places.versions * _WORD_BYTES)
         self._versions_of = list(table.reshape(self.count, variables))
@@ -170,7 +176,7 @@ class Buffers:
             self._others[0] = self.current
             self.current = buffer
             fence()
-            self._words[0] = buffer
+            self._words[_CURRENT] = buffer
 
     def commit_first(self) -> None:
         """Say that the first copy is complete, with the versions that were set."""
@@ -204,19 +210,25 @@ class Reader:
     Parameters
     ----------
     layout : Layout
-    path : str
-        As the server gave it.
+    path, token : str, int
+        As the server gave them.
     clients, client : int
         How many may pin, and which of them this is.
+
+    Raises
+    ------
+    FileNotFoundError
+        The server has another layout by now.
     """
 
-    def __init__(self, layout: Layout, path: str, clients: int, client: int) -> None:
+    def __init__(self, layout: Layout, path: str, token: int, clients: int, client: int) -> None:
         self.layout = layout
-        self._map(map_file(path), clients, client)
-
-    def _map(self, memory: mmap.mmap, clients: int, client: int) -> None:
-        count, variables = clients + 2, len(self.layout.specs)
-        self._places = places = _Places(self.layout, clients, count)
+        memory = map_file(path)
+        count, variables = clients + 2, len(layout.specs)
+        self._places = places = _Places(layout, clients, count)
+        # The path may lead to another file by now, which got the number of one that is gone.
+        if len(memory) < places.nbytes or memoryview(memory)[:64].cast("q")[_TOKEN] != token:
+            raise FileNotFoundError(f"{path} is not the memory of this layout any more")
         self._pin = places.pins[client]
         self._words = memoryview(memory)[: places.words * _WORD_BYTES].cast("q")
         table = numpy.frombuffer(memory, numpy.int64, count * variables, places.versions * _WORD_BYTES)
@@ -229,12 +241,12 @@ class Reader:
         """Pin the current copy, instead of the one pinned before, and return it."""
         words, pin = self._words, self._pin
         while True:
-            buffer = words[0]
+            buffer = words[_CURRENT]
             if words[pin] == buffer + 1:  # it could not be written meanwhile
                 return buffer
             words[pin] = buffer + 1
             full_fence()
-            if words[0] == buffer:
+            if words[_CURRENT] == buffer:
                 return buffer
 
     def unpin(self) -> None:

@@ -331,7 +331,7 @@ class Server:
         self.store.lay_out()
         buffers = self.store.buffers
         specs = [spec.described() for spec in buffers.layout.specs]
-        return ({"number": self.store.layout_number, "path": buffers.path, "specs": specs},)
+        return ({"number": self.store.layout_number, "path": buffers.path, "token": buffers.token, "specs": specs},)
 
     def _on_pull(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(client)

@@ -195,12 +195,13 @@ class ServerEnd:
         """Return the steps of an optimizer, this client's pushes included."""
         return self.ask("rate", number=optimizer, value=None)[0]["iterations"]
 
-    def forget(self) -> None:
-        """Give the snapshot back, and areas."""
+    def leave(self) -> None:
+        """Give areas and snapshot back, and tell the server that nothing more comes."""
         for area in self._areas:
-            if area is not None:
+            if area is not None and not area.busy:
                 area.close()
         self._areas = [None, None]
+        self.note("leave")
 
 
 class NearServer(ServerEnd):
@@ -256,10 +257,10 @@ class NearServer(ServerEnd):
         self.flush()
         return self._words[Ledger.steps_word(optimizer)]
 
-    def forget(self) -> None:
-        super().forget()
+    def leave(self) -> None:
         if self._reader is not None:
             self._reader.unpin()
+        super().leave()
 
     def _await(self, word: int) -> None:
         """Wait until a word of the ledger has come to the number of pushes made."""
@@ -270,13 +271,19 @@ class NearServer(ServerEnd):
         fence()
 
     def _map(self) -> None:
-        answer, _ = self.ask("layout")
-        if answer["number"] == self._layout_number:
+        """Map the copies of the server's present layout, unless that is done."""
+        while True:
+            answer, _ = self.ask("layout")
+            if answer["number"] == self._layout_number:
+                return
+            layout = Layout(map(VariableSpec.from_description, answer["specs"]))
+            try:
+                # Nobody writes the copies of an older layout: views of them stay as they are without a pin.
+                self._reader = Reader(layout, answer["path"], answer["token"], self.clients, self.client)
+            except FileNotFoundError:  # there is another layout already
+                continue
+            self._layout_number = answer["number"]
             return
-        layout = Layout(map(VariableSpec.from_description, answer["specs"]))
-        # Nobody writes the copies of an older layout: views of them stay as they are without a pin.
-        self._reader = Reader(layout, answer["path"], self.clients, self.client)
-        self._layout_number = answer["number"]
 
 
 class FarServer(ServerEnd):

@@ -18,7 +18,7 @@ def layout_of(count: int) -> Layout:
 def published(variables: int, clients: int) -> tuple[Buffers, list[Reader]]:
     buffers = Buffers(layout_of(variables), clients)
     buffers.commit_first()
-    return buffers, [Reader(buffers.layout, buffers.path, clients, client) for client in range(clients)]
+    return buffers, [Reader(buffers.layout, buffers.path, buffers.token, clients, client) for client in range(clients)]
 
 
 def write(buffers: Buffers, changed: list[int], value: float) -> None:
@@ -65,6 +65,15 @@ def test_what_clients_see_cannot_be_written():
     view = reader.views(reader.pin())[0, 0]
     with pytest.raises(ValueError, match="read-only"):
         view[0] = 1
+    buffers.close()
+
+
+def test_memory_of_another_layout_is_not_taken_for_this_one():
+    buffers, _ = published(1, 1)
+    with pytest.raises(FileNotFoundError, match="any more"):
+        Reader(buffers.layout, buffers.path, buffers.token + 1, 1, 0)
+    with pytest.raises(FileNotFoundError, match="any more"):
+        Reader(layout_of(10_000), buffers.path, buffers.token, 1, 0)
     buffers.close()
 
 

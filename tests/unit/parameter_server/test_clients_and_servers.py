@@ -1,0 +1,544 @@
+"""Clients and servers together, on threads: near servers, whose memory is read, and far ones, which are asked."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mpidist
+from mpidist.errors import RankFailedError, ServerError
+from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
+from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
+from tests.served import run, spec, value
+
+NEAR_AND_FAR = pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
+
+#: Each client counts in digits of its own of one number.
+DIGIT = 1 << 12
+
+
+def make(client, specs, servers=1):
+    """Create variables in turn on the servers; they begin with zeros."""
+    for number, each in enumerate(specs):
+        client.create(each, number % servers, numpy.zeros(each.shape, each.dtype) if client.is_chief else None)
+
+
+# -- one client against a model of one process -------------------------------------------------------------------------
+
+SPECS = [spec(0, (3,)), spec(1, (2, 2), "float32"), spec(2), spec(3, (4, 1), "float32")]
+TABLES = (1, 3)
+STEPS = st.one_of(
+    st.tuples(st.just("push"), st.sets(st.integers(0, 3), min_size=1), st.integers(-3, 3)),
+    st.tuples(st.just("rows"), st.sampled_from(TABLES), st.lists(st.integers(0, 1), max_size=3)),
+    st.tuples(st.just("assign"), st.integers(0, 3), st.sampled_from(["assign", "assign_add", "assign_sub"])),
+    st.tuples(st.just("scatter"), st.sampled_from(TABLES), st.sampled_from(["scatter_add", "scatter_update"])),
+    st.tuples(st.just("look"), st.integers(0, 3), st.booleans()),
+)
+
+
+def play(client, steps, servers):
+    """Do some steps at the servers and in a model, and compare after each."""
+    make(client, SPECS, servers)
+    optimizer = client.register_optimizer(SGD(1.0))
+    model = [numpy.zeros(each.shape, each.dtype) for each in SPECS]
+    changes = [0] * len(SPECS)
+    for verb, which, what in steps:
+        if verb == "push":
+            gradients = [(number, numpy.full(SPECS[number].shape, what, SPECS[number].dtype)) for number in which]
+            client.push(optimizer, [(SPECS[number].key, each) for number, each in gradients])
+            for number, each in gradients:
+                model[number] = model[number] - each
+                changes[number] += 1
+        elif verb == "rows":
+            rows = numpy.ones((len(what), *SPECS[which].shape[1:]), SPECS[which].dtype)
+            client.push(optimizer, [(SPECS[which].key, mpidist.IndexedSlices(rows, numpy.array(what, int)))])
+            numpy.subtract.at(model[which], numpy.array(what, int), rows)
+            changes[which] += 1
+        elif verb == "assign":
+            client.assign(SPECS[which].key, numpy.full(SPECS[which].shape, 2.0), what)
+            model[which] = {"assign": 2.0, "assign_add": model[which] + 2, "assign_sub": model[which] - 2}[what]
+            model[which] = numpy.broadcast_to(model[which], SPECS[which].shape).astype(SPECS[which].dtype)
+            changes[which] += 1
+        elif verb == "scatter":
+            client.scatter(SPECS[which].key, what, [1, 0, 1], 3.0)
+            assert what in ("scatter_add", "scatter_update")
+            if what == "scatter_add":
+                numpy.add.at(model[which], [1, 0, 1], 3.0)
+            else:
+                model[which][[1, 0]] = 3.0
+            changes[which] += 1
+        elif what:
+            client.refresh()
+            numpy.testing.assert_array_equal(client.value(SPECS[which].key), model[which])
+        else:
+            numpy.testing.assert_array_equal(client.read(SPECS[which].key), model[which])
+    for number, each in enumerate(SPECS):
+        numpy.testing.assert_array_equal(client.value(each.key), model[number])
+        assert client.version(each.key) == changes[number]
+    assert client.versions() == {each.key: count for each, count in zip(SPECS, changes, strict=True)}
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("servers", [1, 2])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=st.lists(STEPS, max_size=12))
+def test_one_client_sees_what_one_process_would_have(far, servers, steps):
+    run(1, lambda client: play(client, steps, servers), servers, far=far)
+
+
+# -- several clients ---------------------------------------------------------------------------------------------------
+
+MOVES = st.lists(st.sampled_from(["push", "read", "hold", "add", "flush", "pause"]), min_size=1, max_size=25)
+
+
+def count(client, moves, servers, pause):
+    """Push and add ones in this client's digit, and check what is seen on the way; return how many."""
+    specs = [spec(0, (2,)), spec(1), spec(2, (3,), "float64"), spec(3)]
+    pushed, added = specs[:3], specs[3]
+    make(client, specs, servers)
+    optimizer = client.register_optimizer(SGD(1.0))
+    one = float(DIGIT**client.number)
+    pushes = adds = 0
+    held, seen = [], {each.key: 0.0 for each in specs}
+    for move in moves:
+        if move == "push":
+            client.push(optimizer, [(each.key, numpy.full(each.shape, -one)) for each in pushed])
+            pushes += 1
+        elif move == "add":
+            client.assign(added.key, one, "assign_add")
+            adds += 1
+        elif move == "flush":
+            client.flush()
+        elif move == "pause":
+            pause()
+        else:
+            client.refresh()
+            held = []
+            for each in specs:
+                view = client.value(each.key)
+                assert len(set(view.reshape(-1).tolist())) == 1
+                number = float(view.reshape(-1)[0])
+                own = pushes if each is not added else adds
+                assert int(number / DIGIT**client.number) % DIGIT == own  # what it wrote itself, no less and no more
+                assert number >= seen[each.key]
+                seen[each.key] = number
+                held.append((view, number))
+            for server in range(servers):  # what one push changed is seen together
+                together = {float(client.value(each.key).reshape(-1)[0]) for each in pushed[server::servers]}
+                assert len(together) == 1
+        if move != "read":
+            for view, number in held:
+                assert (view == number).all()
+    client.flush()
+    return pushes, adds
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("servers", [1, 2])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(plays=st.lists(MOVES, min_size=1, max_size=3), seed=st.integers(0, 100))
+def test_nothing_is_lost_or_applied_twice_and_snapshots_stay(far, servers, plays, seed):
+    chance = random.Random(seed)
+
+    def pause():
+        time.sleep(chance.random() * 0.002)
+
+    results, served = run(
+        len(plays), lambda client: count(client, plays[client.number], servers, pause), servers, far=far
+    )
+    pushes = sum(done * DIGIT**number for number, (done, _) in enumerate(results))
+    adds = sum(done * DIGIT**number for number, (_, done) in enumerate(results))
+    for number in range(3):
+        assert set(value(served, (number, 0)).reshape(-1).tolist()) == {float(pushes)}
+    assert float(value(served, (3, 0))) == adds
+    for server in served:
+        for key, version in server.store.versions().items():
+            assert version == sum(done[key == (3, 0)] for done in results)
+
+
+@NEAR_AND_FAR
+def test_a_snapshot_outlives_variables_that_are_made_later(far):
+    def job(client):
+        client.create(spec(0, (2,)), 0, numpy.ones(2))
+        optimizer = client.register_optimizer(SGD(1.0))
+        before = client.value((0, 0))
+        client.create(spec(1, (5,)), 0, numpy.full(5, 7.0))
+        assert client.value((1, 0)).tolist() == [7.0] * 5
+        assert before.tolist() == [1.0, 1.0]
+        client.push(optimizer, [((0, 0), numpy.ones(2)), ((1, 0), numpy.ones(5))])
+        assert before.tolist() == [1.0, 1.0]
+        assert (client.value((0, 0)).tolist(), client.value((1, 0)).tolist()) == ([0.0, 0.0], [6.0] * 5)
+
+    run(1, job, far=far)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = [
+    lambda: SGD(0.1),
+    lambda: SGD(0.1, momentum=0.9, nesterov=True),
+    lambda: Adam(0.01),
+    lambda: AdamW(0.01),
+    lambda: Adagrad(0.1),
+    lambda: RMSprop(0.01),
+    lambda: LARS(0.1),
+    lambda: LAMB(0.01),
+    lambda: SGD(0.1, weight_decay=0.01, clipvalue=0.5),
+    lambda: SGD(mpidist.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+]
+
+
+def gradients_of(step, specs):
+    rng = numpy.random.default_rng(step)
+    return [rng.standard_normal(each.shape).astype(each.dtype) for each in specs]
+
+
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_pushes_of_one_client_are_steps_of_the_optimizer(make_optimizer, dtype):
+    """Bit for bit those that the same optimizer makes on variables of its own process."""
+    specs = [spec(number, shape, dtype) for number, shape in enumerate([(40_000,), (3, 4), (), (7,)])]
+    own = [mpidist.Variable(value, name=each.name) for value, each in zip(gradients_of(99, specs), specs, strict=True)]
+    local = make_optimizer()
+    local.exclude_from_weight_decay(var_names=["^v1"])
+
+    def job(client):
+        for each, start in zip(specs, gradients_of(99, specs), strict=True):
+            client.create(each, 0, start)
+        remote = make_optimizer()
+        remote.exclude_from_weight_decay(var_names=["^v1"])
+        optimizer = client.register_optimizer(remote)
+        for step in range(5):
+            client.push(optimizer, list(zip([each.key for each in specs], gradients_of(step, specs), strict=True)))
+        return [client.value(each.key).copy() for each in specs], client.optimizer_state(optimizer)
+
+    ((values, state),), _ = run(1, job)
+    for step in range(5):
+        local.apply_gradients(list(zip(gradients_of(step, specs), own, strict=True)))
+    for got, variable in zip(values, own, strict=True):
+        numpy.testing.assert_array_equal(got, variable.value)
+    expected = local.state()
+    assert state["iterations"] == expected["iterations"] == 5
+    for number, each in enumerate(specs):
+        for slot in local.slot_names:
+            numpy.testing.assert_array_equal(state[f"{each.key[0]}/0/{slot}"], expected[f"{number}/{slot}"])
+
+
+def test_rows_are_updated_as_by_the_optimizer_itself():
+    table, plain = spec(0, (6, 2), "float32"), spec(1, (3,), "float32")
+    start = numpy.arange(12, dtype="float32").reshape(6, 2)
+    steps = [([1, 4, 1], numpy.ones((3, 2), "f4")), ([0], numpy.full((1, 2), 3, "f4"))]
+    own, other = mpidist.Variable(start), mpidist.Variable(numpy.zeros(3, "f4"))
+    local = Adagrad(0.5)
+
+    def pairs_of(rows):
+        indices, values = rows
+        return mpidist.IndexedSlices(values, numpy.array(indices), (6, 2)), numpy.ones(3, "f4")
+
+    def job(client):
+        client.create(table, 0, start)
+        client.create(plain, 0, numpy.zeros(3))
+        optimizer = client.register_optimizer(Adagrad(0.5))
+        for rows in steps:
+            client.push(optimizer, list(zip([table.key, plain.key], pairs_of(rows), strict=True)))
+        numpy.testing.assert_array_equal(client.lookup(table.key, [[1], [4]]), client.read(table.key)[[[1], [4]]])
+        return client.value(table.key).copy(), client.value(plain.key).copy()
+
+    ((rows, whole),), _ = run(1, job)
+    for each in steps:
+        local.apply_gradients(list(zip(pairs_of(each), (own, other), strict=True)))
+    numpy.testing.assert_array_equal(rows, own.value)
+    numpy.testing.assert_array_equal(whole, other.value)
+
+
+def test_a_variable_that_becomes_a_table_keeps_its_slots():
+    table = spec(0, (4, 2), "float32")
+    own, local = mpidist.Variable(numpy.zeros((4, 2), "f4")), SGD(1.0, momentum=0.5)
+    dense, rows = numpy.ones((4, 2), "f4"), mpidist.IndexedSlices(numpy.ones((1, 2), "f4"), numpy.array([2]), (4, 2))
+
+    def job(client):
+        client.create(table, 0, numpy.zeros((4, 2)))
+        optimizer = client.register_optimizer(SGD(1.0, momentum=0.5))
+        for each in (dense, rows, dense):
+            client.push(optimizer, [(table.key, each)])
+        return client.value(table.key).copy()
+
+    (got,), _ = run(1, job)
+    for each in (dense, rows, dense):
+        local.apply_gradients([(each, own)])
+    numpy.testing.assert_array_equal(got, own.value)
+
+
+@NEAR_AND_FAR
+def test_state_goes_from_one_job_to_another(far):
+    specs = [spec(number, (number + 1,), "float32") for number in range(3)]
+
+    def trained(client, first, last, values=None, state=None):
+        for number, each in enumerate(specs):
+            client.create(each, number % 2, numpy.zeros(each.shape) if values is None else values[number])
+        optimizer = client.register_optimizer(Adam(0.1))
+        if state is not None:
+            client.restore_optimizer(optimizer, state)
+        for step in range(first, last):
+            client.push(optimizer, list(zip([each.key for each in specs], gradients_of(step, specs), strict=True)))
+        assert client.iterations(optimizer) == last
+        return [client.value(each.key).copy() for each in specs], client.optimizer_state(optimizer)
+
+    ((straight, _),), _ = run(1, lambda client: trained(client, 0, 6), 2, far=far)
+    ((half, state),), _ = run(1, lambda client: trained(client, 0, 3), 2, far=far)
+    ((resumed, _),), _ = run(1, lambda client: trained(client, 3, 6, half, state), 2, far=far)
+    for got, expected in zip(resumed, straight, strict=True):
+        numpy.testing.assert_array_equal(got, expected)
+
+
+def test_a_push_may_have_its_own_learning_rate_and_scale():
+    def job(client):
+        client.create(spec(0, (2,)), 0, numpy.zeros(2))
+        optimizer = client.register_optimizer(SGD(1.0))
+        client.push(optimizer, [((0, 0), numpy.ones(2))], learning_rate=0.25)
+        client.push(optimizer, [((0, 0), numpy.ones(2))], scale=0.5)
+        assert client.value((0, 0)).tolist() == [-0.75, -0.75]
+        client.set_learning_rate(optimizer, 2)
+        assert client.learning_rate(optimizer) == 2
+        client.set_learning_rate(optimizer, mpidist.optimizers.schedules.ExponentialDecay(3.0, 1, 1.0))
+        client.push(optimizer, [((0, 0), numpy.ones(2))])
+        assert client.value((0, 0)).tolist() == [-3.75, -3.75]
+
+    run(1, job)
+
+
+# -- 16 bits on the way ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_what_16_bits_lose_is_added_to_the_next_gradient(far):
+    gradient = numpy.array([1.0, 1.0 + 2**-13, 1 / 3, 1e-9], "float32")
+    steps = 64
+
+    def job(client):
+        client.create(spec(0, (4,), "float32"), 0, numpy.zeros(4))
+        optimizer = client.register_optimizer(SGD(1.0))
+        for _ in range(steps):
+            client.push(optimizer, [((0, 0), gradient)])
+        return client.value((0, 0)).copy()
+
+    (got,), _ = run(1, job, push_dtype="float16", far=far)
+    # what is still owed is less than one rounding of one gradient
+    numpy.testing.assert_array_less(numpy.abs(got + steps * gradient.astype(float)), 2.0**-11)
+    (exact,), _ = run(1, job, far=far)
+    assert not numpy.array_equal(got, exact)
+
+
+def test_a_gradient_beyond_the_range_of_16_bits_arrives_in_several_steps():
+    def job(client):
+        client.create(spec(0, (1,), "float32"), 0, numpy.zeros(1))
+        optimizer = client.register_optimizer(SGD(1.0))
+        for gradient in (100_000.0, 0.0):
+            client.push(optimizer, [((0, 0), numpy.full(1, gradient, "float32"))])
+        return float(client.value((0, 0))[0])
+
+    (got,), _ = run(1, job, push_dtype="float16")
+    assert got == pytest.approx(-100_000, abs=32)
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_no_worker_is_further_ahead_than_the_bound(far, staleness, servers):
+    steps, workers = 12, 3
+    finished = [0] * workers
+    lock = threading.Lock()
+
+    def job(client):
+        chance = random.Random(client.number)
+        make(client, [spec(0, (2,)), spec(1)], servers)
+        optimizer = client.register_optimizer(SGD(1.0))
+        ahead = 0
+        for step in range(steps):
+            client.refresh()
+            client.value((1, 0))
+            with lock:
+                ahead = max(ahead, step - min(finished))
+            time.sleep(chance.random() * 0.002 * client.number)
+            with lock:
+                finished[client.number] = step + 1
+            client.push(optimizer, [((0, 0), numpy.ones(2)), ((1, 0), numpy.ones(()))])
+        return ahead
+
+    results, served = run(workers, job, servers, StaleSynchronous(staleness), far=far)
+    assert max(results) <= staleness
+    assert value(served, (1, 0)) == -steps * workers
+
+
+@NEAR_AND_FAR
+def test_who_has_no_work_holds_nobody_back(far):
+    def job(client):
+        make(client, [spec(0)])
+        optimizer = client.register_optimizer(SGD(1.0))
+        if client.number == 1:
+            client.idle()
+            seen = 0.0
+            while seen > -8:  # until the other one has done all, which it can only if nobody waits for this one
+                seen = float(client.read((0, 0)))
+            client.push(optimizer, [((0, 0), numpy.ones(()))])
+            return
+        for _ in range(8):
+            client.refresh()
+            client.value((0, 0))
+            client.push(optimizer, [((0, 0), numpy.ones(()))])
+
+    _, served = run(2, job, 1, StaleSynchronous(0), far=far)
+    assert value(served, (0, 0)) == -9
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("servers", [1, 2])
+def test_backup_workers_take_the_first_gradients_of_every_step(far, servers):
+    workers, needed, steps = 3, 2, 6
+
+    def job(client):
+        make(client, [spec(0, (2,)), spec(1)], servers)
+        optimizer = client.register_optimizer(SGD(1.0))
+        while True:
+            client.refresh()
+            done = -int(client.value((0, 0))[0])
+            if done >= steps:
+                return done
+            # every gradient of a step is the same, so their mean is too, whichever come first
+            client.push(optimizer, [((0, 0), numpy.ones(2)), ((1, 0), numpy.full((), done + 1.0))])
+
+    results, served = run(workers, job, servers, BackupWorkers(needed), far=far)
+    assert all(steps <= done <= steps + 1 for done in results)
+    for server in served:
+        policy = server.consistency
+        made = server.store.optimizers[0].optimizer.iterations
+        assert made >= steps
+        assert server.pushes - policy.dropped >= made
+    assert value(served, (0, 0)).tolist() == [-float(served[0].store.optimizers[0].optimizer.iterations)] * 2
+
+
+def test_the_mean_of_the_first_gradients_is_applied():
+    def job(client):
+        make(client, [spec(0, (2,)), spec(1, (3, 1))])
+        optimizer = client.register_optimizer(SGD(1.0))
+        client.value((0, 0))
+        rows = mpidist.IndexedSlices(numpy.full((1, 1), 2.0 * client.number), numpy.array([client.number]), (3, 1))
+        client.push(optimizer, [((0, 0), numpy.full(2, 1.0 + client.number)), ((1, 0), rows)])
+        return client.value((0, 0)).tolist(), client.value((1, 0)).tolist()
+
+    results, _ = run(3, job, 1, BackupWorkers(3))
+    assert results == [([-2.0, -2.0], [[0.0], [-2.0 / 3], [-4.0 / 3]])] * 3
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@NEAR_AND_FAR
+def test_an_error_of_a_server_comes_back_and_the_server_goes_on(far):
+    def job(client):
+        make(client, [spec(0, (2, 2))])
+        optimizer = client.register_optimizer(SGD(1.0))
+        with pytest.raises(IndexError, match=r"ps 0 \(rank 2.*, lookup: row numbers from 0 to 5"):
+            client.lookup((0, 0), [0, 5])
+        bad = mpidist.IndexedSlices(numpy.ones((1, 2)), numpy.array([7]))
+        client.push(optimizer, [((0, 0), bad)])
+        with pytest.raises(IndexError, match="push 1: row numbers from 7 to 7"):
+            client.flush()
+        client.push(9, [((0, 0), numpy.ones((2, 2)))])
+        with pytest.raises((ServerError, KeyError), match="push 2"):
+            client.value((0, 0))
+        client.push(optimizer, [((0, 0), numpy.ones((2, 2)))])
+        client.flush()
+
+    _, served = run(2, job, far=far)
+    assert value(served, (0, 0)).tolist() == [[-2.0, -2.0]] * 2
+
+
+def test_what_is_wrong_on_sight_is_refused_before_anything_is_sent():
+    def job(client):
+        make(client, [spec(0, (2,)), spec(1, (3,))], 2)
+        optimizer = client.register_optimizer(SGD(1.0))
+        with pytest.raises(ValueError, match=r"shape \(2,\) was pushed for variable 'v1'"):
+            client.push(optimizer, [((0, 0), numpy.ones(2)), ((1, 0), numpy.ones(2))])
+        with pytest.raises(ValueError, match="two gradients"):
+            client.push(optimizer, [((0, 0), numpy.ones(2)), ((0, 0), numpy.ones(2))])
+        with pytest.raises(ValueError, match=r"shape \(\) was assigned"):
+            client.assign((0, 0), 1.0)
+        with pytest.raises(KeyError, match="no variable"):
+            client.value((5, 0))
+        assert client.iterations(optimizer) == 0
+        assert client.versions() == {(0, 0): 0, (1, 0): 0}
+
+    run(1, job, 2)
+
+
+def test_clients_must_create_the_same_variables():
+    def job(client):
+        each = spec(0, (2,) if client.is_chief else (3,))
+        if client.is_chief:
+            client.create(each, 0, numpy.zeros(2))
+            return
+        with pytest.raises(ValueError, match=r"of shape \(2,\).*client 1 creates.*of shape \(3,\).*same order"):
+            client.create(each, 0)
+
+    run(2, job)
+
+
+def test_a_client_waits_for_the_chief_to_create():
+    order = []
+
+    def job(client):
+        if client.is_chief:
+            time.sleep(0.002)
+            order.append("made")
+            client.create(spec(0), 0, 3.0)
+        else:
+            client.create(spec(0), 0)
+            order.append("known")
+        return float(client.value((0, 0)))
+
+    results, _ = run(2, job)
+    assert (results, order[0]) == ([3.0, 3.0], "made")
+
+
+@pytest.mark.parametrize("consistency", [None, StaleSynchronous(0), BackupWorkers(2)])
+def test_a_client_that_fails_is_not_waited_for_by_the_others(consistency):
+    def job(client):
+        make(client, [spec(0)])
+        if client.number == 1:
+            raise LookupError("on purpose")
+        optimizer = client.register_optimizer(SGD(1.0))
+        while True:
+            client.refresh()
+            client.value((0, 0))
+            client.push(optimizer, [((0, 0), numpy.ones(()))])
+
+    with pytest.raises(LookupError, match="on purpose") as raised:
+        run(2, job, 1, consistency)
+    assert {type(error) for rank, error in raised.value.rank_errors.items() if rank != 1} == {RankFailedError}
+
+
+def test_a_client_that_leaves_without_a_word_is_not_waited_for():
+    def job(client):
+        make(client, [spec(0)])
+        client.flush()
+        if client.number == 1:
+            client.leave = lambda: None
+            return
+        optimizer = client.register_optimizer(SGD(1.0))
+        for _ in range(5):
+            client.refresh()
+            client.value((0, 0))
+            client.push(optimizer, [((0, 0), numpy.ones(()))])
+
+    _, served = run(2, job, 1, StaleSynchronous(0))
+    assert value(served, (0, 0)) == -5
