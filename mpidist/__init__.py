@@ -41,6 +41,7 @@ _NAMES = {
     "ReplicaContext": "mpidist.strategies.replica_context:ReplicaContext",
     "RingAllReduce": "mpidist.cross_device_ops:RingAllReduce",
     "RunOptions": "mpidist.strategies.run_options:RunOptions",
+    "SidecarEvaluator": "mpidist.training.evaluator:SidecarEvaluator",
     "Strategy": "mpidist.strategies.base:Strategy",
     "StrategyExtended": "mpidist.strategies.extended:StrategyExtended",
     "TPUStrategy": "mpidist.strategies.tpu.strategy:TPUStrategy",

@@ -68,8 +68,7 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[Path]:
         """The checkpoints that are in the directory, as this rank sees it, by ascending number.  Local."""
-        found = self.directory.iterdir() if self.directory.is_dir() else ()
-        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
+        return checkpoints_in(self.directory)
 
     @property
     def latest_checkpoint(self) -> Path | None:
@@ -172,6 +171,12 @@ class CheckpointManager:
         self._kept.add(path)
         self._kept_at = written
         return True
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Return the checkpoints that are in a directory, by ascending number; none where there is none.  Local."""
+    found = directory.iterdir() if directory.is_dir() else ()
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
 
 
 def _number(path: Path) -> int:

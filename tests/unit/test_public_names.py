@@ -38,6 +38,7 @@ PUBLIC = {
     "ReplicaContext",
     "RingAllReduce",
     "RunOptions",
+    "SidecarEvaluator",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

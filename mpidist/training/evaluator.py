@@ -1,0 +1,170 @@
+"""`SidecarEvaluator`: evaluates each new checkpoint of a training that goes on elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpidist import context
+from mpidist.errors import CheckpointError
+from mpidist.training.callbacks.base import Callback
+from mpidist.training.checkpoint import Checkpoint
+from mpidist.training.checkpoint_manager import checkpoints_in
+from mpidist.training.trainer import Trainer
+
+_log = logging.getLogger("mpidist")
+
+
+class CheckpointResult(NamedTuple):
+    """What was found for one checkpoint.
+
+    Attributes
+    ----------
+    path : Path
+    logs : dict
+        Loss and metrics, by name.
+    """
+
+    path: Path
+    logs: Mapping[str, Any]
+
+
+class SidecarEvaluator:
+    """Watches the checkpoint folder of a training, and evaluates each new checkpoint once.
+
+    For a rank whose role is evaluator: it has variables of its own, outside of the training cluster, which it sets to
+    what each checkpoint says.  It also works in a process that has nothing to do with the job, as long as it sees the
+    folder.
+
+    Parameters
+    ----------
+    model : Trainer or callable
+        Its variables are restored, and `Trainer.evaluate` is called.  A function gets `data`, and returns a dict of
+        logs; it needs `checkpoint`.
+    data : as for `Trainer.evaluate`
+    checkpoint_dir : str or Path
+        Where a `CheckpointManager`, or `mpidist.callbacks.ModelCheckpoint`, saves.
+    steps : int, optional
+        Evaluate only so many batches.
+    max_evaluations : int, optional
+        End after so many checkpoints.  None goes on until the training has ended.
+    callbacks : sequence of Callback
+        For `Trainer.evaluate`.
+    checkpoint : Checkpoint, optional
+        What to restore, by the names under which the training saves it.  By default the variables of the trainer, as
+        `ModelCheckpoint` names them.
+    ended : callable, optional
+        Returns whether the training has ended: what is there by then is evaluated, and no more is waited for.  By
+        default, whether the first rank that trains has left.
+    poll_seconds : float
+        How often it looks.
+
+    Attributes
+    ----------
+    results : list of CheckpointResult
+
+    Raises
+    ------
+    TypeError
+        The model is a function, and there is no `checkpoint`.
+    ValueError
+        `max_evaluations` is less than 1; or there is neither that nor a training of this job, and no `ended`: it would
+        never end.
+    """
+
+    def __init__(
+        self,
+        model: Trainer | Callable[[Any], Mapping[str, Any]],
+        data: Any,
+        checkpoint_dir: str | Path,
+        steps: int | None = None,
+        max_evaluations: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        *,
+        checkpoint: Checkpoint | None = None,
+        ended: Callable[[], bool] | None = None,
+        poll_seconds: float = 1.0,
+    ) -> None:
+        if max_evaluations is not None and max_evaluations < 1:
+            raise ValueError(f"max_evaluations must be 1 or more, or None for no limit; got {max_evaluations}")
+        if checkpoint is None:
+            checkpoint = _checkpoint_of(model)
+        ended = ended or _end_of_training(getattr(model, "strategy", context.get_strategy()))
+        if ended is None and max_evaluations is None:
+            raise ValueError(
+                "nothing tells when the training has ended: this rank is not the evaluator of a "
+                "ParameterServerStrategy; give max_evaluations, or ended=, a function that knows"
+            )
+        self._model, self._data, self._steps = model, data, steps
+        self._callbacks = tuple(callbacks or ())
+        self._checkpoint = checkpoint
+        self._folder = Path(checkpoint_dir)
+        self._most = max_evaluations
+        self._ended = ended or (lambda: False)
+        self._poll_seconds = poll_seconds
+        self._seen: set[tuple[Path, int]] = set()
+        self.results: list[CheckpointResult] = []
+
+    def start(self) -> list[CheckpointResult]:
+        """Evaluate checkpoints as they come, and return the results.
+
+        Those that are in the folder already come first, in the order of their numbers.  One that is damaged, or was
+        removed before its turn, is passed over with a line in the log.
+        """
+        while not self._is_done:
+            last = self._ended()  # before the look: what was saved before the end is there
+            new = [each for each in _written(checkpoints_in(self._folder)) if each not in self._seen]
+            for path, moment in new:
+                self._seen.add((path, moment))
+                self._evaluate(path)
+                if self._is_done:
+                    break
+            if last:
+                break
+            if not new:
+                time.sleep(self._poll_seconds)
+        return self.results
+
+    @property
+    def _is_done(self) -> bool:
+        return self._most is not None and len(self.results) >= self._most
+
+    def _evaluate(self, path: Path) -> None:
+        try:
+            self._checkpoint.restore(path)
+        except CheckpointError as error:
+            _log.warning("%s; the evaluator passes it over", error)
+            return
+        if isinstance(self._model, Trainer):
+            logs = self._model.evaluate(
+                self._data, steps=self._steps, callbacks=self._callbacks, verbose=0, return_dict=True
+            )
+        else:
+            logs = self._model(self._data)
+        self.results.append(CheckpointResult(path, dict(logs)))
+        _log.info("%s: %s", path.name, ", ".join(f"{name} {value}" for name, value in logs.items()))
+
+
+def _written(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """Yield files and when they were written: a number that is saved again, by a training that was resumed, is new."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path, path.stat().st_mtime_ns
+
+
+def _checkpoint_of(model: Any) -> Checkpoint:
+    if not isinstance(model, Trainer):
+        raise TypeError(
+            "a model that is a function needs checkpoint=Checkpoint(...): the variables that it reads, by the names "
+            "under which the training saves them"
+        )
+    return Checkpoint(variables=model.checkpoint_objects()["variables"])
+
+
+def _end_of_training(strategy: Any) -> Callable[[], bool] | None:
+    """Return what tells whether the training of this job has ended; None where this rank is no evaluator of one."""
+    return getattr(strategy, "_training_has_ended", None)
