@@ -31,6 +31,12 @@ def least_bytes(request, monkeypatch):
     monkeypatch.setattr(update, "LEAST_BYTES", request.param)
 
 
+@pytest.fixture(params=["MultiWorkerMirroredStrategy", "CentralStorageStrategy"])
+def strategy(request):
+    """A copy of the variables on each rank, or one for all."""
+    return getattr(mpidist, request.param)()
+
+
 def alone():
     return mpidist.OneDeviceStrategy("/cpu:0")
 
@@ -38,10 +44,10 @@ def alone():
 @pytest.mark.filterwarnings("ignore:OneDeviceStrategy reduces nothing")
 @pytest.mark.parametrize("batch_size", [12, 5, 2])
 @pytest.mark.parametrize("make", [lambda: mpidist.optimizers.Adam(0.02), lambda: mpidist.optimizers.SGD(0.5, 0.9)])
-def test_fit_evaluate_and_predict_equal_those_of_one_rank(batch_size, make, least_bytes):
+def test_fit_evaluate_and_predict_equal_those_of_one_rank(strategy, batch_size, make, least_bytes):
     found = {}
-    for name, strategy in (("together", mpidist.MultiWorkerMirroredStrategy()), ("alone", alone())):
-        trainer = net.trainer(strategy, make())
+    for name, used in (("together", strategy), ("alone", alone())):
+        trainer = net.trainer(used, make())
         history = trainer.fit(X, Y, batch_size=batch_size, epochs=3, validation_data=(X[:7], Y[:7])).history
         evaluated, predicted = trainer.evaluate(X, Y, batch_size=4), trainer.predict(X, batch_size=batch_size)
         found[name] = [net.values(trainer), *history.values(), evaluated, predicted]
@@ -86,9 +92,7 @@ class Interrupt(Callback):
             raise Interrupted
 
 
-def test_a_training_goes_on_where_it_was_interrupted(directory, least_bytes):
-    strategy = mpidist.MultiWorkerMirroredStrategy()
-
+def test_a_training_goes_on_where_it_was_interrupted(strategy, directory, least_bytes):
     def train(path, *more):
         trainer = net.trainer(strategy)
         backup = callbacks.BackupAndRestore(path, save_freq=3, delete_checkpoint=False)
