@@ -16,7 +16,7 @@ UNLIMITED = 1 << 62
 class Consistency:
     """Base of the policies, and the rule that nothing is held back.
 
-    A server asks its policy about every push.  Clients are known by their numbers.
+    A server asks its policy about every push.  Clients are known by their numbers.  All methods are Local.
     """
 
     #: Whether clients have to look for word that they may start a step.

@@ -40,6 +40,8 @@ class GroupClient:
         Whether this worker gives the initial values.
     """
 
+    is_alone = False
+
     def __init__(self, communicator: Communicator, client: Any, is_chief: bool) -> None:
         self.is_chief = is_chief
         self._communicator = communicator

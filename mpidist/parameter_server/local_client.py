@@ -22,6 +22,8 @@ class LocalClient:
     """
 
     is_chief = True
+    #: There is no other process that reads or writes the variables.
+    is_alone = True
 
     def __init__(self) -> None:
         self._store = Store(0)

@@ -65,6 +65,12 @@ def install(registry: Registry) -> None:
     _of_process[:] = [registry]
 
 
+def has_servers() -> bool:
+    """Return whether this process, or this thread where ranks are threads, is part of a job with servers.  Local."""
+    found = _of_thread.registry
+    return found is not None and not getattr(found.client, "is_alone", False)
+
+
 def installed() -> Registry:
     """Return the registry of this process.  Local.
 

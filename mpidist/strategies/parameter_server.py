@@ -1,0 +1,186 @@
+"""`ParameterServerStrategy`: variables lie on servers, and workers train each at its own pace."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from mpidist import transports
+from mpidist.cluster.resolvers.base import ClusterResolver
+from mpidist.cluster.resolvers.simple import SimpleClusterResolver
+from mpidist.cluster.server_roles import RanksPerWorker, Roles
+from mpidist.cluster.spec import ClusterSpec
+from mpidist.collectives.communicator import Communicator
+from mpidist.parameter_server import registry
+from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.consistency import Consistency
+from mpidist.parameter_server.group_client import GroupClient
+from mpidist.parameter_server.local_client import LocalClient
+from mpidist.parameter_server.placement import Placement
+from mpidist.parameter_server.server import Server
+from mpidist.strategies import server_cluster
+from mpidist.strategies.base import Strategy
+from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
+from mpidist.transports.lines import Line, open_lines
+
+_log = logging.getLogger("mpidist")
+
+#: What becomes of the job when a server dies, where it is started so that it can go on.
+_ON_SERVER_FAILURE = ("end", "restore")
+
+
+class ParameterServerStrategy(Strategy):
+    """Asynchronous training: servers hold the variables, workers read them, and push gradients, each at its own pace.
+
+    Collective: every rank makes it, as the first thing that it does.  On the ranks that are servers this line is the
+    last of the program: they serve until all others have ended, and then end too.  On the chief, on workers and on an
+    evaluator it returns.
+
+    A script that goes on with `mpidist.coordinator.ClusterCoordinator` has its program on the chief, and the workers
+    run what that schedules.  In a script without, each worker, the chief among them, runs the whole program by itself
+    (*between-graph*).  Variables that are made before are matched by the order of creation, and begin with the
+    chief's values.
+
+    One rank alone keeps the variables itself.  There is one such strategy in a job.
+
+    Parameters
+    ----------
+    cluster_resolver : ClusterResolver, optional
+        By default what MPIDIST_ROLES says, else TF_CONFIG if it names servers, else the components of a heterogeneous
+        Slurm job (the last has the servers), else a chief, `num_ps` servers, and workers.
+    variable_partitioner : callable, optional
+        From shape and dtype of a variable to the numbers of parts to cut its axes into, such as those of
+        `mpidist.experimental.partitioners`: rows are spread over servers then.
+    num_ps : int, optional
+        How many servers; one for each node by default.
+    ranks_per_worker : int or "node"
+        How many ranks make a worker, which is synchronous inside; ``"node"``: the ranks of a node that are workers.
+    consistency : Consistency, optional
+        When workers may go on; by default `Asynchronous`.
+    placement : {"round_robin", "bytes"}
+        The server of a new variable, or shard: the next in turn, or the one that holds the fewest bytes.
+    push_dtype : dtype, optional
+        What gradients are sent as, such as ``"float16"``; what is lost is added to the next gradient.
+    on_server_failure : {"end", "restore"}
+        What becomes of a fault-tolerant job whose server dies.
+
+    Raises
+    ------
+    ValueError
+        The ranks cannot be dealt to these roles; the message has a split that is possible.
+    RuntimeError
+        There is one already.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Callable[..., Any] | None = None,
+        *,
+        num_ps: int | None = None,
+        ranks_per_worker: RanksPerWorker = 1,
+        consistency: Consistency | None = None,
+        placement: str = "round_robin",
+        push_dtype: Any = None,
+        on_server_failure: str = "end",
+    ) -> None:
+        _check_arguments(cluster_resolver, variable_partitioner, consistency, placement, on_server_failure)
+        whole = transports.world()
+        communicator = Communicator.world()
+        self._roles = server_cluster.settle(cluster_resolver, communicator, num_ps, ranks_per_worker)
+        self._rank = communicator.rank
+        self._whole = whole  # whose control channel and exit hooks stay in force
+        self._cluster_coordinator: Any = None
+        self._on_server_failure = on_server_failure
+        hosts = communicator.topology.hosts
+        task = self._roles.tasks[self._rank]
+        spec = self._roles.cluster_spec(hosts) if cluster_resolver is None else cluster_resolver.cluster_spec()
+        self._cluster_resolver = cluster_resolver or SimpleClusterResolver(
+            spec, task_type=task.type, task_id=task.index, rpc_layer=""
+        )
+        if communicator.size > 1 and communicator.rank == 0:
+            print(self._roles.table(hosts), file=sys.stderr, flush=True)
+        number = self._roles.number_of(self._rank)
+        self._lines = open_lines(whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
+        own_world = _own_world(self._roles, whole, number)
+        if task.type == "ps":
+            clients = [self._lines[ranks[0]] for ranks in self._roles.trainers]
+            Server(clients, task.index, consistency).serve()
+            sys.exit(0)
+        transports.enter(own_world)
+        self._client, self.extended = self._joined(number, push_dtype, variable_partitioner, placement)
+        self.extended.serves(self._client)
+        if number is not None and self._lines:
+            atexit.register(self._client.leave)
+        if number == 0 and self.extended.replica_id == 0:
+            self._log_start(spec)
+
+    def _joined(
+        self, number: int | None, push_dtype: Any, partitioner: Callable[..., Any] | None, placement: str
+    ) -> tuple[Any, ServedExtended]:
+        """Return the client of this rank, and what library code uses of this strategy."""
+        group = Communicator.world()
+        has_servers = bool(self._lines) or (number is not None and self._roles.trainers[number][0] != self._rank)
+        servers = max(1, len(self._roles.servers))
+        rules = (partitioner, Placement(servers, placement))
+        client: Any = LocalClient()
+        if self._lines:
+            assert number is not None
+            lines: list[Line] = [self._lines[rank] for rank in self._roles.servers]
+            client = Client(lines, number, len(self._roles.trainers), number == 0, push_dtype)
+        if group.size == 1:
+            return client, SingleExtended(self, rules, number or 0)
+        assert has_servers and number is not None
+        client = GroupClient(group, client if self._lines else None, number == 0)
+        return client, GroupExtended(self, rules, number, group)
+
+    def _log_start(self, spec: ClusterSpec) -> None:
+        _log.info(
+            "`tf.distribute.experimental.ParameterServerStrategy` is initialized with cluster_spec: %r", spec.as_dict()
+        )
+        _log.info(
+            "ParameterServerStrategy (CentralStorageStrategy if you are using a single machine) with "
+            "compute_devices = %r, variable_device = %r",
+            list(self.extended.worker_devices),
+            list(self.extended.parameter_devices),
+        )
+
+
+def _check_arguments(resolver: Any, partitioner: Any, consistency: Any, placement: str, on_server_failure: str) -> None:
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise ValueError(f"cluster_resolver must be a ClusterResolver, got {resolver!r}")
+    if partitioner is not None and not callable(partitioner):
+        raise ValueError(f"variable_partitioner must be a function of shape and dtype, got {partitioner!r}")
+    if consistency is not None and not isinstance(consistency, Consistency):
+        raise ValueError(f"consistency must be one of mpidist.parameter_server.consistency, got {consistency!r}")
+    Placement(1, placement)
+    if on_server_failure not in _ON_SERVER_FAILURE:
+        raise ValueError(f"on_server_failure must be 'end' or 'restore', got {on_server_failure!r}")
+    if registry.has_servers():
+        raise RuntimeError(
+            "the ranks of this job have their roles already: there is one ParameterServerStrategy in a job; pass it on"
+        )
+
+
+def _peers(roles: Roles, rank: int) -> list[int]:
+    """Return the ranks that this one has a line to: first ranks of trainers to servers, and the chief to all others."""
+    firsts = [ranks[0] for ranks in roles.trainers]
+    if rank in roles.servers:
+        return firsts
+    if rank not in firsts:
+        return []
+    if roles.chief is None:
+        return list(roles.servers)
+    others = [first for first in firsts if first != rank] if rank == roles.chief else [roles.chief]
+    return [*roles.servers, *others]
+
+
+def _own_world(roles: Roles, whole: transports.World, number: int | None) -> transports.World:
+    """Return the world of this rank's own worker.  Collective where workers are several ranks."""
+    if all(len(ranks) == 1 for ranks in roles.trainers):
+        return transports.alone() if len(roles.tasks) > 1 else whole
+    others = len(roles.trainers) + whole.transport.rank
+    return whole.part(others if number is None else number)

@@ -1,0 +1,252 @@
+"""What library code uses of `ParameterServerStrategy`: how its variables are made, and what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from mpidist import context
+from mpidist.arrays import as_host, is_device
+from mpidist.cluster.devices import Device, device_of_rank
+from mpidist.collectives.communicator import Communicator
+from mpidist.cross_device_ops import AllReduceCrossDeviceOps
+from mpidist.input.dataset import Dataset
+from mpidist.input.from_function import InputContext
+from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server import registry
+from mpidist.parameter_server.layout import VariableSpec
+from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
+from mpidist.parameter_server.served_updates import ServedUpdates
+from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
+from mpidist.strategies.extended import MirroredExtended, StrategyExtended
+from mpidist.strategies.visibility import gpu_count
+from mpidist.variables import DistributedVariable
+
+if TYPE_CHECKING:
+    from mpidist.input.distributed import DistributedDataset
+    from mpidist.input.options import InputOptions
+    from mpidist.strategies.parameter_server import ParameterServerStrategy
+
+#: A variable_partitioner, if any, and where variables go.
+Rules = tuple[Callable[..., Any] | None, Placement]
+
+
+class ServedExtended(StrategyExtended):
+    """The part that does not depend on how many ranks a worker is.  See `SingleExtended` and `GroupExtended`.
+
+    Attributes
+    ----------
+    number : int
+        Of this worker among those that train, the chief first.
+    """
+
+    _strategy: ParameterServerStrategy
+    number: int
+    _rules: Rules
+    _colocated: ServedVariable | None = None
+
+    def serves(self, client: Any) -> None:
+        """Begin to use a client."""
+        self._client = client
+        self._registry = registry.Registry(client, self)
+        registry.install(self._registry)
+
+    # -- who this is --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this rank writes files and shows progress: the first of the first worker."""
+        return self.number == 0 and self.replica_id == 0
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether this worker writes checkpoints: the first does."""
+        return self.number == 0
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices of the servers."""
+        count = len(self._strategy._roles.servers)
+        if not count:
+            return self.worker_devices
+        return tuple(Device("CPU", 0).name_in("ps", index) for index in range(count))
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `fn` in this rank's replica context, with what the servers have now, and return what it returns.
+
+        Local; collective among the ranks of a worker.
+        """
+        context.require_cross_replica(self._strategy)
+        self._client.refresh()
+        return super().call_for_each_replica(fn, args, kwargs)
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    def new_variable(self, storage: Any, **attributes: Any) -> DistributedVariable:
+        """Return a variable that lies on a server, or in shards on several, and begins with the chief's `storage`.
+
+        Workers other than the chief wait until the chief has made it.
+        """
+        value = as_host(storage) if is_device(storage) else storage
+        number = max(self._registry.variables, default=-1) + 1
+        shards = self._shards(value, attributes["name"])
+        offsets = shard_offsets(value.shape[0], shards) if shards > 1 else [0, 0]
+        specs, servers = [], []
+        for shard in range(shards):
+            part = value[offsets[shard] : offsets[shard + 1]] if shards > 1 else value
+            name = f"{attributes['name']}/part_{shard}" if shards > 1 else attributes["name"]
+            spec = VariableSpec((number, shard), name, part.shape, part.dtype)
+            server = self._place(spec.nbytes)
+            self._client.create(spec, server, part if self._client.is_chief else None)
+            specs.append(spec)
+            servers.append(server)
+        variable = self._variable(specs, servers, attributes)
+        self._registry.variables[number] = variable
+        return variable
+
+    def described_variable(self, number: int, description: Mapping[str, Any]) -> ServedVariable:
+        """Return a variable that another process of the job has made."""
+        attributes = dict(description)
+        specs = [VariableSpec.from_description(each) for each in attributes.pop("specs")]
+        servers = attributes.pop("servers")
+        for spec, server in zip(specs, servers, strict=True):
+            self._client.create(spec, server, None)
+        return self._variable(specs, servers, attributes)
+
+    def _variable(
+        self, specs: Sequence[VariableSpec], servers: Sequence[int], attributes: Mapping[str, Any]
+    ) -> ServedVariable:
+        kind = ShardedVariable if len(specs) > 1 else ServedVariable
+        return kind(self._client, specs, servers, strategy=self._strategy, **attributes)
+
+    def _shards(self, value: numpy.ndarray, name: str) -> int:
+        partitioner, _ = self._rules
+        if partitioner is None or self._colocated is not None or not value.shape:
+            return 1
+        return shard_count(partitioner(shape=value.shape, dtype=value.dtype), value.shape, name)
+
+    def _place(self, nbytes: int) -> int:
+        _, placement = self._rules
+        if self._colocated is None:
+            return placement.place(nbytes)
+        server = self._colocated.servers[0]
+        placement.place_on(server, nbytes, counts=False)
+        return server
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: DistributedVariable) -> Iterator[None]:
+        """Create variables on the server of another one, and never in shards.  Local.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of this strategy's scope.
+        ValueError
+            The variable belongs to another strategy.
+        """
+        with super().colocate_vars_with(colocate_with_variable):
+            assert isinstance(colocate_with_variable, ServedVariable)
+            before, self._colocated = self._colocated, colocate_with_variable
+            try:
+                yield
+            finally:
+                self._colocated = before
+
+    # -- optimizers ---------------------------------------------------------------------------------------------------
+
+    def adopt_optimizer(self, optimizer: Optimizer, number: int | None = None) -> None:
+        """Number an optimizer, and let it have its variables updated by the servers.  Local."""
+        number = self._registry.add_optimizer(optimizer, number)
+        optimizer.remote = ServedUpdates(self._registry, optimizer, number)
+
+    def remote_updates(self, optimizer: Optimizer) -> ServedUpdates | None:
+        """Return what has the servers update an optimizer's variables.  Local."""
+        self.adopt_optimizer(optimizer)
+        assert isinstance(optimizer.remote, ServedUpdates)
+        return optimizer.remote
+
+    # -- input --------------------------------------------------------------------------------------------------------
+
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
+        """Return this replica's parts of the batches of a data set that each worker has for itself, all of it.
+
+        On a chief that has a coordinator, what only `create_per_worker_dataset` takes.
+        """
+        if self._strategy._cluster_coordinator is not None:
+            return _ForWorkers(dataset)
+        return super().distribute_dataset(dataset, options)
+
+    def distribute_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Return the batches of the data set that a function makes; each rank that trains is an input pipeline."""
+        trainers = self._strategy._roles.trainers
+        before = sum(map(len, trainers[: self.number]))
+        pipelines = sum(map(len, trainers))
+
+        def make(own: InputContext) -> Any:
+            return dataset_fn(InputContext(pipelines, before + self.replica_id, own.num_replicas_in_sync))
+
+        return super().distribute_from_function(make, options)
+
+
+class SingleExtended(ServedExtended):
+    """For workers of one rank."""
+
+    def __init__(self, strategy: ParameterServerStrategy, rules: Rules, number: int) -> None:
+        super().__init__(strategy, _device_name(strategy, number))
+        self._rules = rules
+        self.number = number
+
+
+class GroupExtended(ServedExtended, MirroredExtended):
+    """For workers of several ranks, which train in step with each other.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of the ranks of this worker.
+    """
+
+    def __init__(
+        self, strategy: ParameterServerStrategy, rules: Rules, number: int, communicator: Communicator
+    ) -> None:
+        self._rules = rules
+        self.number = number
+        device = _device_name(strategy, number)
+        MirroredExtended.__init__(self, strategy, communicator, device, (device,), AllReduceCrossDeviceOps())
+
+
+class _ForWorkers:
+    """A data set on a chief that has a coordinator: not to be iterated there."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ValueError(
+            "To use this dataset, you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self.dataset,)
+
+
+def _same(dataset: Dataset) -> Dataset:
+    return dataset
+
+
+def _device_name(strategy: ParameterServerStrategy, number: int) -> str:
+    """Return this rank's device as a device of its task."""
+    topology, rank = strategy._whole.topology, strategy._rank
+    device = device_of_rank(topology.local_rank_of[rank], topology.local_size_of[rank], gpu_count=gpu_count())
+    device = Device("CPU", 0) if device.kind == "CPU" else device
+    task = strategy._roles.tasks[rank]
+    return device.name_in(task.type, task.index)
