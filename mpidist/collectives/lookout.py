@@ -98,9 +98,12 @@ class Lookout:
         self._begin(next_one if self._waits[next_one] <= 0 else self._chosen)
 
     def _look_around(self) -> None:
-        """Let ways be tried before it is their time: the machine has changed."""
+        """Let ways be tried before it is their time: the machine has changed.
+
+        Neighbours are of one kind, so the way that is furthest from the chosen one comes first.
+        """
         if self._calm <= 0:
             near = self._seconds < _HOPELESS * self._seconds[self._chosen]
             near[self._chosen] = False
-            self._waits[near] = 0
+            self._waits[near] = -abs(numpy.arange(len(near)) - self._chosen)[near]
             self._calm = _CALM

@@ -40,7 +40,18 @@ def test_when_the_chosen_way_becomes_slow_the_others_are_tried_at_once():
     lookout = Lookout([11.0, 12.0, 13.0, 60.0, 24.0], WINDOW)
     _run(lookout, [11.0, 12.0, 13.0, 60.0, 24.0], 200)
     two_caches = [18.0, 16.0, 14.2, 60.0, 15.5]
-    assert _calls_until(lookout, two_caches, 2, 200) <= 2 * WINDOW + 4
+    assert _calls_until(lookout, two_caches, 4, 200) <= 2 * WINDOW + 1
+
+
+def test_the_quickest_of_several_that_have_become_quicker_is_found():
+    lookout = Lookout([11.0, 12.0, 13.0, 14.0], WINDOW)
+    assert _calls_until(lookout, [18.0, 15.0, 12.0, 16.0], 2, 200) <= 6 * WINDOW
+
+
+def test_what_is_least_like_the_way_that_has_become_slow_is_tried_first():
+    lookout = Lookout([11.0, 12.0, 13.0, 14.0], WINDOW)
+    taken = _run(lookout, [30.0, 30.0, 30.0, 30.0], WINDOW + 3)
+    assert taken[WINDOW:] == [3, 2, 1]
 
 
 def test_a_way_that_becomes_quicker_is_found_though_the_chosen_one_is_as_quick_as_ever():
