@@ -123,6 +123,9 @@ class _Namespace(ModuleType):
         setattr(self, name, value)
         return value
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         return sorted([*self._places, *(getattr(_load(self._behind), "__all__", ()) if self._behind else ())])
 
