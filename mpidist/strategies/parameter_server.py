@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +114,7 @@ class ParameterServerStrategy(Strategy):
         transports.enter(own_world)
         self._client, self.extended = self._joined(number, push_dtype, variable_partitioner, placement)
         self.extended.serves(self._client)
-        if number is not None and self._lines:
+        if self._lines and threading.current_thread() is threading.main_thread():
             atexit.register(self._client.leave)
         if number == 0 and self.extended.replica_id == 0:
             self._log_start(spec)
