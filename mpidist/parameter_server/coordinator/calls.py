@@ -92,6 +92,8 @@ class Calls:
         How many calls may wait.
     name : str
         How messages call this rank.
+    refresh : callable
+        Called when functions have run: lets the program see what they have made of the variables.
 
     Attributes
     ----------
@@ -100,8 +102,11 @@ class Calls:
         Of the first function that failed, until it is raised.
     """
 
-    def __init__(self, workers: Mapping[int, Conversation], capacity: int, name: str) -> None:
+    def __init__(
+        self, workers: Mapping[int, Conversation], capacity: int, name: str, refresh: Callable[[], object]
+    ) -> None:
         self._name = name
+        self._refresh = refresh
         self.lanes = [Lane(index, talk) for index, talk in workers.items()]
         self.waiting: deque[RemoteValue] = deque()
         self.error: BaseException | None = None
@@ -156,6 +161,8 @@ class Calls:
                 heard = True
                 self._take(lane, *content)
                 content = lane.talk.hear()
+        if heard:
+            self._refresh()
         if self.waiting:
             self.feed()
         return heard

@@ -95,7 +95,7 @@ class ClusterCoordinator:
             }
         else:
             talks = {0: WorkerHere(strategy._client)}
-        self._calls = Calls(talks, _CAPACITY, f"rank {rank} (chief)")
+        self._calls = Calls(talks, _CAPACITY, f"rank {rank} (chief)", strategy._client.refresh)
         self._next_look = 0.0
         atexit.register(self._end)
 
