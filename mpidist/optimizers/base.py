@@ -156,6 +156,22 @@ class Optimizer(abc.ABC):
             What `coefficients` returned for this step.
         """
 
+    def renew_slice(
+        self,
+        new: Any,
+        parameter: Any,
+        gradient: Any,
+        slots: list[Any],
+        scratch: list[Any],
+        coefficients: tuple[float, ...],
+    ) -> None:
+        """Write to `new`, which is other memory, what `update_slice` would make of `parameter`, which stays.
+
+        Local; everything else as for `update_slice`, and the same bits.  A family may do it with fewer passes.
+        """
+        new[...] = parameter
+        self.update_slice(new, gradient, slots, scratch, coefficients)
+
     def initial_slots(self) -> Mapping[str, float]:
         """Return what slots are filled with at first, by name; 0 for those that are not named.  Local."""
         return {}

@@ -57,3 +57,18 @@ class SGD(Optimizer):
         numpy.subtract(parameter, step, out=parameter)
         numpy.multiply(velocity, self.momentum, out=step)
         numpy.add(parameter, step, out=parameter)
+
+    def renew_slice(
+        self,
+        new: Any,
+        parameter: Any,
+        gradient: Any,
+        slots: list[Any],
+        scratch: list[Any],
+        coefficients: tuple[float, ...],
+    ) -> None:
+        if slots:
+            super().renew_slice(new, parameter, gradient, slots, scratch, coefficients)
+            return
+        numpy.multiply(gradient, coefficients[0], out=new)
+        numpy.subtract(parameter, new, out=new)

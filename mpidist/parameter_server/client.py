@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy
@@ -28,6 +28,7 @@ from mpidist.transports.lines import Line
 from mpidist.variables import IndexedSlices
 
 _NOTHING: dict[Key, Any] = {}
+_SHAPE, _KEY, _GRADIENT = attrgetter("shape"), itemgetter(0), itemgetter(1)
 
 
 #: The largest number of a dtype that gradients may be rounded to, where that is less than float32's.
@@ -52,7 +53,7 @@ class _Part:
         self.number = number
         self.plan = plan
         self.sparse = sparse
-        self.shapes = [spec.shape for spec in plan.dense]
+        self.shapes = tuple(spec.shape for spec in plan.dense)
         self.nbytes = plan.dense_nbytes
         self._dense = dense
         self._take = itemgetter(*dense) if len(dense) > 1 else None
@@ -142,9 +143,11 @@ class Client:
         self._push_dtype = None if push_dtype is None else numpy.dtype(push_dtype)
         self._specs: dict[Key, VariableSpec] = {}
         self._server_of: dict[Key, int] = {}
-        self._views: list[dict[Key, Any]] = [_NOTHING] * len(self.servers)
+        # The present snapshots of all servers; of a single one, its own dict.
+        self._snapshot: dict[Key, Any] = _NOTHING
+        self._has_pulled = [False] * len(self.servers)
         self._tables: dict[Key, tuple[Any, int]] = {}
-        self._plans: dict[Any, list[_Part]] = {}
+        self._plans: dict[Any, list[tuple[tuple[Key, ...], list[_Part]]]] = {}
         self._plan_count = 0
         self._optimizers = 0
         self._clocks = [end for end in self.servers if end.gathers or (end.has_clock and end.number == 0)]
@@ -173,17 +176,15 @@ class Client:
         It stays as it is until this client takes its next snapshot of that server.
         """
         try:
-            return self._views[self._server_of[key]][key]
+            return self._snapshot[key]
         except KeyError:
             return self._value(key)
 
     def _value(self, key: Key) -> Any:
         number = self._number_of(key)
-        end, views = self.servers[number], self._views[number]
-        if views is _NOTHING:
-            views = self._pull(number)
-            if key in views:
-                return views[key]
+        end = self.servers[number]
+        if not self._has_pulled[number] and key in self._pull(number):
+            return self._snapshot[key]
         if key not in self._tables:
             if end.look_for(key):
                 return self._pull(number)[key]
@@ -195,7 +196,9 @@ class Client:
     def _pull(self, number: int) -> dict[Key, Any]:
         if not self._in_step:
             self._begin_step()
-        views = self._views[number] = self.servers[number].pull()
+        views = self.servers[number].pull()
+        self._snapshot = views if len(self.servers) == 1 else {**self._snapshot, **views}
+        self._has_pulled[number] = True
         return views
 
     def _number_of(self, key: Key) -> int:
@@ -206,8 +209,8 @@ class Client:
 
     def refresh(self) -> None:
         """End the present snapshot: the next reading is of the variables as they are then."""
-        for number in range(len(self._views)):
-            self._views[number] = _NOTHING
+        self._snapshot = _NOTHING
+        self._has_pulled = [False] * len(self.servers)
         if self._tables:
             self._tables = {}
 
@@ -244,7 +247,7 @@ class Client:
         """Return how often the variable had been changed when the value was made that `value` returns."""
         self.value(key)
         number = self._number_of(key)
-        if key in self._views[number]:
+        if key in self._snapshot:
             return self.servers[number].version(key)
         return self._tables[key][1]
 
@@ -283,18 +286,14 @@ class Client:
         ValueError
             A gradient's shape is not its variable's.
         """
-        keys = tuple([key for key, _ in pairs])
-        gradients = [gradient for _, gradient in pairs]
+        keys, gradients = tuple(map(_KEY, pairs)), list(map(_GRADIENT, pairs))
         kinds = set(map(type, gradients))
         if kinds - _KNOWN_KINDS:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
-        mark = keys if IndexedSlices not in kinds else (keys, tuple(isinstance(g, IndexedSlices) for g in gradients))
-        parts = self._plans.get(mark)
-        if parts is None:
-            parts = self._plans[mark] = self._make_parts(keys, gradients)
+        parts = self._parts_for(keys, gradients, IndexedSlices in kinds)
         chosen = [part.chosen(gradients) for part in parts]
         for part, some in zip(parts, chosen, strict=True):  # before anything is sent: all or nothing
-            if [each.shape for each in some] != part.shapes:
+            if tuple(map(_SHAPE, some)) != part.shapes:
                 part.check(some)
         if not self._in_step:
             self._begin_step()
@@ -323,6 +322,19 @@ class Client:
             area.array[numbers].view(numpy.int64)[...] = each.indices
             area.array[where].view(part.plan.wire_dtype(spec))[...] = each.values.reshape(-1)
         part.server.push(header._replace(number=part.server.pushed + 1, counts=counts).pack(), area, nbytes)
+
+    def _parts_for(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool) -> list[_Part]:
+        """Return what goes to each server, made once for each list of variables.
+
+        Lists are compared, not hashed: the keys of a list that comes again are the same objects.
+        """
+        are_rows = tuple([isinstance(each, IndexedSlices) for each in gradients]) if has_rows else ()
+        known = self._plans.setdefault((len(keys), keys[:1], are_rows), [])
+        for same, parts in known:
+            if same == keys:
+                return parts
+        known.append((keys, self._make_parts(keys, gradients)))
+        return known[-1][1]
 
     def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[_Part]:
         """Make the plans for one list of variables, and tell the servers."""

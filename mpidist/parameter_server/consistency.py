@@ -28,13 +28,19 @@ class Consistency:
         """Return the policy for one server with these clients, all of them active: one without memory of others."""
         return self
 
+    def pushed(self, client: int) -> None:
+        """Take note of a push that is applied at once."""
+
     def arrived(self, push: Any) -> list[Any]:
         """Return the pushes to be applied now as one: their mean.  Nothing, if none is to be applied yet.
 
+        Only asked of a policy that `gathers`.
+
         Parameters
         ----------
-        push : object with attributes `client`, `optimizer`, `plan`, `iteration` and `iterations`
+        push : object with attributes `client`, `optimizer`, `plan`, `iteration`, `iterations` and `dropped`
             `iteration` is what the client had seen of the optimizer's steps, `iterations` how many there are.
+            `dropped` is set if it comes too late.
         """
         return [push]
 
@@ -89,11 +95,10 @@ class StaleSynchronous(Consistency):
         policy._pushes = dict.fromkeys(clients, 0)
         return policy
 
-    def arrived(self, push: Any) -> list[Any]:
-        self.set_active(push.client, True)
-        self._clocks[push.client] += 1
-        self._pushes[push.client] += 1
-        return [push]
+    def pushed(self, client: int) -> None:
+        self.set_active(client, True)
+        self._clocks[client] += 1
+        self._pushes[client] += 1
 
     def permitted(self, client: int) -> int:
         clock = self._clocks.get(client)

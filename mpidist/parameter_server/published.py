@@ -94,7 +94,7 @@ class Buffers:
     current : int
         The copy that is complete and newest.
     versions : array of int64, shape (variables,)
-        How often each variable has been written.
+        How often each variable has been written, as it stands in the current copy.
     path : str
         Where clients map it; empty in private memory.
     token : int
@@ -119,7 +119,7 @@ class Buffers:
         table = numpy.frombuffer(memory, numpy.int64, self.count * variables, places.versions * _WORD_BYTES)
         self._versions_of = list(table.reshape(self.count, variables))
         table.reshape(-1)[variables:] = -1  # nothing is in the other copies yet
-        self.versions = numpy.zeros(variables, numpy.int64)
+        self.versions = self._versions_of[0]
         self._reserved: set[int] = set()
         self.bytes: list[Any] = [self._memory[places.bytes_of(buffer)] for buffer in range(self.count)]
         self.sections = [[section.of(memory) for section in layout.sections] for memory in self.bytes]
@@ -166,21 +166,18 @@ class Buffers:
 
     def commit(self, buffer: int, changed: Any = None) -> None:
         """Make the copy that `begin` returned the current one; its `changed` variables have a new version each."""
-        versions = self.versions
+        versions = self._versions_of[buffer]
         if changed is None:
-            versions += 1
+            numpy.add(self.versions, 1, out=versions)
         else:
+            versions[...] = self.versions
             versions[changed] += 1
-        self._versions_of[buffer][...] = versions
+        self.versions = versions
         if self.count > 1:
             self._others[0] = self.current
             self.current = buffer
             fence()
             self._words[_CURRENT] = buffer
-
-    def commit_first(self) -> None:
-        """Say that the first copy is complete, with the versions that were set."""
-        self._versions_of[0][...] = self.versions
 
     def _catch_up(self, buffer: int, changed: Any) -> None:
         """Copy what is newer in the current copy, and will not be written anyway."""

@@ -11,7 +11,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -20,6 +20,7 @@ from mpidist.errors import MissingDependencyError
 from mpidist.optimizers.base import Optimizer, Step
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
+from mpidist.parameter_server.published import Buffers
 from mpidist.variables import IndexedSlices
 
 
@@ -116,6 +117,8 @@ class Run:
         Of the layout.
     start, stop : int
         Elements of that section.
+    copies : list of array
+        These elements in every copy of the variables.
     wire : slice
         Bytes of the payload.
     wire_dtype : numpy.dtype
@@ -124,6 +127,8 @@ class Run:
     slots : list of array
     variable : StoredVariable or None
         Whose run it is, where the rule needs to know.
+    is_plain : bool
+        Whether nothing but the rule is applied, to gradients that are as they must be.
     """
 
     section: int
@@ -134,6 +139,8 @@ class Run:
     decay: float
     slots: list[Any]
     variable: StoredVariable | None
+    copies: list[Any] = field(default_factory=list)
+    is_plain: bool = False
 
 
 class ServedOptimizer:
@@ -193,8 +200,9 @@ class ServedOptimizer:
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
-    def runs(self, layout: Layout, plan: Plan, variables: Iterable[StoredVariable]) -> list[Run]:
-        """Return what to update for a push, of those variables that lie in the layout."""
+    def runs(self, buffers: Buffers, plan: Plan, variables: Iterable[StoredVariable]) -> list[Run]:
+        """Return what to update for a push, of those variables that lie side by side."""
+        layout = buffers.layout
         found: list[Run] = []
         for variable, (number, at) in zip(variables, plan.places, strict=True):
             if variable.spec.key not in layout.index:
@@ -217,22 +225,24 @@ class ServedOptimizer:
                 found.append(Run(section, first, last, slice(begin, end), wire.dtype, decay, slots, own))
         for run in found:
             run.slots = [slot[run.start : run.stop] for slot in run.slots]
+            run.copies = [sections[run.section][run.start : run.stop] for sections in buffers.sections]
+            dtype = layout.sections[run.section].dtype
+            run.is_plain = run.variable is None and not run.decay and self.optimizer.clipping.clipvalue is None
+            run.is_plain = run.is_plain and run.wire_dtype == dtype == compute_dtype(dtype)
         return found
 
     def rate(self, learning_rate: float) -> float:
         """Return the learning rate of a push: its own, or the optimizer's where that is NaN."""
         return self.optimizer.learning_rate if math.isnan(learning_rate) else learning_rate
 
-    def update(
-        self, runs: Sequence[Run], old: Sequence[Any], new: Sequence[Any], payload: Any, rate: float, scale: float
-    ) -> None:
+    def update(self, runs: Sequence[Run], old: int, new: int, payload: Any, rate: float, scale: float) -> None:
         """Apply gradients: read variables in one copy, write them to another, which may be the same.
 
         Parameters
         ----------
         runs : sequence of Run
-        old, new : sequence of array
-            The sections of both copies.
+        old, new : int
+            The copies.
         payload : array of uint8
         rate : float
             Learning rate.
@@ -242,34 +252,46 @@ class ServedOptimizer:
         optimizer = self.optimizer
         coefficients = optimizer.coefficients(rate, optimizer.iterations)
         for run in runs:
-            parameter, before = new[run.section][run.start : run.stop], old[run.section][run.start : run.stop]
             gradient = payload[run.wire].view(run.wire_dtype)
-            if run.variable is not None:
-                if new is not old:
-                    parameter[...] = before
-                step = optimizer.step_of(run.variable, rate, coefficients, scale)
-                optimizer.update(parameter, gradient, run.slots, step)
-            else:
+            if run.is_plain and scale == 1:
+                self._apply_rule(run, run.copies[old], run.copies[new], gradient, coefficients)
+            elif run.variable is None:
                 step = Step(coefficients, scale, rate * run.decay)
-                self._update(parameter, before if new is not old else parameter, gradient, run.slots, step)
-
-    def _update(self, parameter: Any, before: Any, gradient: Any, slots: list[Any], step: Step) -> None:
-        """Copy and update slice by slice, so that the copy is still in cache when it is updated."""
-        optimizer, size = self.optimizer, parameter.size
-        is_plain = step.factor == 1 and not step.decay and optimizer.clipping.clipvalue is None
-        is_plain = is_plain and gradient.dtype == parameter.dtype and parameter.dtype.itemsize >= 4
-        scratch = self._scratch_of(parameter.dtype) if is_plain else []
-        for start in range(0, size, SLICE_ELEMENTS):
-            where = slice(start, min(start + SLICE_ELEMENTS, size))
-            p = parameter[where]
-            if before is not parameter:
-                p[...] = before[where]
-            s = [slot[where] for slot in slots]
-            if is_plain:
-                short = scratch if p.size == SLICE_ELEMENTS else [each[: p.size] for each in scratch]
-                optimizer.update_slice(p, gradient[where], s, short, step.coefficients)
+                self._apply_step(run, run.copies[old], run.copies[new], gradient, step)
             else:
-                optimizer.update(p, gradient[where], s, step)
+                if old != new:
+                    run.copies[new][...] = run.copies[old]
+                step = optimizer.step_of(run.variable, rate, coefficients, scale)
+                optimizer.update(run.copies[new], gradient, run.slots, step)
+
+    def _apply_rule(self, run: Run, old: Any, new: Any, gradient: Any, coefficients: tuple[float, ...]) -> None:
+        optimizer, size, slots = self.optimizer, new.size, run.slots
+        scratch = self._scratch_of(new.dtype)
+        for start in range(0, size, SLICE_ELEMENTS):
+            stop = start + SLICE_ELEMENTS
+            if size <= SLICE_ELEMENTS:
+                o, n, g, s = old, new, gradient, slots
+                short = [each[:size] for each in scratch]
+            else:
+                o, n, g, s = (
+                    old[start:stop],
+                    new[start:stop],
+                    gradient[start:stop],
+                    [slot[start:stop] for slot in slots],
+                )
+                short = scratch if stop <= size else [each[: size - start] for each in scratch]
+            if old is new:
+                optimizer.update_slice(n, g, s, short, coefficients)
+            else:
+                optimizer.renew_slice(n, o, g, s, short, coefficients)
+
+    def _apply_step(self, run: Run, old: Any, new: Any, gradient: Any, step: Step) -> None:
+        """Copy and update slice by slice, so that the copy is still in cache when it is updated."""
+        for start in range(0, new.size, SLICE_ELEMENTS):
+            where = slice(start, start + SLICE_ELEMENTS)
+            if old is not new:
+                new[where] = old[where]
+            self.optimizer.update(new[where], gradient[where], [slot[where] for slot in run.slots], step)
 
     def _scratch_of(self, dtype: numpy.dtype) -> list[Any]:
         found = self._scratch.get(dtype)

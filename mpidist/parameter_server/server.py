@@ -190,14 +190,28 @@ class Server:
         client.arrived += 1
         try:
             plan = self._plans[client.number][header.plan]
-            optimizer = self.store.optimizers[header.optimizer].optimizer
-            push = _Push(client.number, header, message, plan, optimizer.iterations)
-            ready = self.consistency.arrived(push)
+            if self.consistency.gathers:
+                self._gather(client, header, message, plan)
+                return
+            self.store.push(
+                header.optimizer, plan, ((header.counts, message.payload),), header.learning_rate, header.scale
+            )
+            self.consistency.pushed(client.number)
+        except TransportError:
+            raise
         except Exception as error:  # the server outlives a client's mistake, and tells it
             self._fail_push(client, header, message, error)
             return
+        message.release()
+        self._done(client, header.optimizer)
+
+    def _gather(self, client: _Client, header: PushHeader, message: Message, plan: int) -> None:
+        iterations = self.store.optimizers[header.optimizer].optimizer.iterations
+        push = _Push(client.number, header, message, plan, iterations)
+        ready = self.consistency.arrived(push)
         if push.dropped:
-            self._done(push)
+            message.release()
+            self._done(client, header.optimizer)
         self._apply(ready)
 
     def _apply(self, ready: list[Any]) -> None:
@@ -212,28 +226,23 @@ class Server:
                     self._fail_push(self.clients[push.client], push.header, push.message, error)
             else:
                 for push in ready:
-                    self._done(push)
+                    push.message.release()
+                    self._done(self.clients[push.client], first.optimizer)
             ready = self.consistency.complete()
 
-    def _done(self, push: _Push) -> None:
-        push.message.release()
-        self.pushes += 1
-        self._publish(self.clients[push.client], push.header)
-
     def _fail_push(self, client: _Client, header: PushHeader, message: Message, error: Exception) -> None:
-        if isinstance(error, TransportError):
-            raise error
         message.release()
         self._send(client, Kind.PUSH_FAILURE, self._failure(error, f"push {header.number}"))
-        self._publish(client, header)
+        self._done(client, header.optimizer)
 
-    def _publish(self, client: _Client, header: PushHeader) -> None:
+    def _done(self, client: _Client, number: int) -> None:
         """Show in the ledger how far things are: steps before pushes, since who sees its push sees its step."""
+        self.pushes += 1
         words = self.ledger.words
         words[Ledger.LAYOUT] = self.store.layout_number
-        optimizer = self.store.optimizers.get(header.optimizer)
+        optimizer = self.store.optimizers.get(number)
         if optimizer is not None:
-            words[Ledger.steps_word(header.optimizer)] = optimizer.optimizer.iterations
+            words[Ledger.steps_word(number)] = optimizer.optimizer.iterations
         fence()
         words[client.applied_word] += 1
         if self.consistency.has_clock:

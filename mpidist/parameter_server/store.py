@@ -105,7 +105,6 @@ class Store:
             self.variables[key].storage = views[key]
         for index, spec in enumerate(buffers.layout.specs):
             buffers.versions[index] = versions[spec.key]
-        buffers.commit_first()
         for optimizer in self.optimizers.values():
             optimizer.laid_out()
         self.buffers, self._fresh, self._targets = buffers, set(), {}
@@ -118,6 +117,10 @@ class Store:
         if key in self._tables:
             return variable
         self._table_versions[key] = self.version(key)
+        if key in self._fresh:  # nobody has seen it among the others
+            self._fresh.remove(key)
+            self._tables.add(key)
+            return variable
         storage = self.read(key).copy()
         self._tables.add(key)
         try:
@@ -234,8 +237,7 @@ class Store:
         if target.runs:
             buffers = self.buffers
             buffer = buffers.begin(target.changed)
-            old, new = buffers.sections[buffers.current], buffers.sections[buffer]
-            optimizer.update(target.runs, old, new, payload, rate, scale)
+            optimizer.update(target.runs, buffers.current, buffer, payload, rate, scale)
             buffers.commit(buffer, target.changed)
         for variable, where, dtype in target.alone:
             optimizer.update_rows(variable, None, payload[where].view(dtype), rate, scale)
@@ -258,7 +260,7 @@ class Store:
     def _find_target(self, optimizer: ServedOptimizer, plan: Plan) -> _Target:
         layout = self.buffers.layout
         variables = [self.variables[spec.key] for spec in plan.dense]
-        runs = optimizer.runs(layout, plan, variables)
+        runs = optimizer.runs(self.buffers, plan, variables)
         indices = [layout.index[spec.key] for spec in plan.dense if spec.key in layout.index]
         changed = None if len(indices) == len(layout.specs) else numpy.array(sorted(indices), numpy.int64)
         alone = []

@@ -23,8 +23,8 @@ class Push:
 
 def test_asynchronous_holds_nobody_back():
     policy = Asynchronous().start(range(3))
-    push = Push(1)
-    assert policy.arrived(push) == [push]
+    policy.pushed(1)
+    assert not policy.gathers
     assert policy.permitted(1) == UNLIMITED
 
 
@@ -35,7 +35,7 @@ def test_nobody_is_permitted_to_be_further_ahead_than_the_bound(staleness, clien
     for client in (wish % clients for wish in wishes):
         if policy.permitted(client) >= done[client]:
             assert done[client] - min(done) <= staleness
-            policy.arrived(Push(client))
+            policy.pushed(client)
             done[client] += 1
         else:
             assert done[client] - min(done) > staleness
@@ -45,7 +45,7 @@ def test_nobody_is_permitted_to_be_further_ahead_than_the_bound(staleness, clien
 
 def test_who_has_left_or_has_no_work_is_not_waited_for():
     policy = StaleSynchronous(0).start(range(3))
-    policy.arrived(Push(0))
+    policy.pushed(0)
     assert policy.permitted(0) < 1
     policy.set_active(1, False)
     assert policy.permitted(0) < 1
@@ -57,13 +57,13 @@ def test_who_comes_back_counts_from_where_the_slowest_is():
     policy = StaleSynchronous(1).start(range(2))
     policy.set_active(1, False)
     for _ in range(5):
-        policy.arrived(Push(0))
+        policy.pushed(0)
     policy.set_active(1, True)
     assert policy.permitted(0) >= 5
     assert policy.permitted(1) >= 0
-    policy.arrived(Push(0))
+    policy.pushed(0)
     assert policy.permitted(0) >= 6
-    policy.arrived(Push(0))
+    policy.pushed(0)
     assert policy.permitted(0) < 7
 
 

@@ -17,7 +17,6 @@ def layout_of(count: int) -> Layout:
 
 def published(variables: int, clients: int) -> tuple[Buffers, list[Reader]]:
     buffers = Buffers(layout_of(variables), clients)
-    buffers.commit_first()
     return buffers, [Reader(buffers.layout, buffers.path, buffers.token, clients, client) for client in range(clients)]
 
 
