@@ -20,7 +20,7 @@ from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_sum import SharedSum
 from mpidist.collectives.tracing import traced_reduction
 from mpidist.collectives.ways import SEGMENT_BYTES
-from mpidist.errors import UnsupportedDtypeError
+from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, Signature, build
 from mpidist.fusion.results import ResultSet
 from mpidist.runtime.control import Watch
@@ -83,6 +83,11 @@ class GradientBuffers:
         """Return the buffers reduced over all ranks, as arrays to be read.
 
         Collective: every rank calls it in the same order.
+
+        Raises
+        ------
+        TransportError, MemoryError
+            On all ranks, which can go on: so many results are held that there is no memory for one more.
         """
         communicator = self._communicator
         call = self._calls.get(op)
@@ -96,19 +101,30 @@ class GradientBuffers:
             watch = communicator.begin(call, timeout_seconds)
             for word in words:
                 free &= int(word[0])
-            number = self._more(watch) if free == 0 else (free & -free).bit_length() - 1
-            for way in self._reductions(number, op):
+            refused = self._more(watch) if free == 0 else None
+            number = (free & -free).bit_length() - 1 if free else len(self._results) - 1
+            for way in self._reductions(number, op) if refused is None else ():
                 way.run(watch, (), ())
+        if refused is not None:
+            raise refused  # not inside the call, which all ranks have left in step
         return list(self._results[number].views)
 
-    def _more(self, watch: Watch) -> int:
-        """Make memory for one more result, and return its number.  Collective, within a call."""
+    def _more(self, watch: Watch) -> Exception | None:
+        """Make memory for one more result; return why there is none, on all ranks.  Collective, within a call."""
         if len(self._results) == _MOST_RESULTS:
-            raise MemoryError(f"{_MOST_RESULTS} results of gradient buffers are held; copy those that are kept")
-        memory = self._map(1, lambda raw: self._communicator.transport.exchange(raw, watch))
+            return MemoryError(f"{_MOST_RESULTS} results of gradient buffers are held; copy those that are kept")
+        try:
+            memory = self._map(1, lambda raw: self._communicator.transport.exchange(raw, watch))
+        except (TransportTimeoutError, RankFailedError):
+            raise
+        except TransportError as error:
+            return TransportError(
+                f"no memory for result {len(self._results) + 1} of gradient buffers that is held at a time: {error}; "
+                "drop or copy earlier results before the next step"
+            )
         self._results.append(ResultSet(self._plan, numpy.empty(0), {}, _flat(memory, self._plan)))
         self._results[-1].protect()
-        return len(self._results) - 1
+        return None
 
     def _reductions(self, number: int, op: str) -> list[BucketReduction]:
         found = self._ways.get((number, op))

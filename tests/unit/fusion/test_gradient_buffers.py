@@ -1,15 +1,18 @@
 """Gradients written into shared memory: sums, ownership of results over ranks, updates, and what else is passed."""
 
+import errno
+
 import numpy
 import pytest
 
 import mpidist
 from mpidist.collectives.communicator import Communicator
-from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
+from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.fusion import update
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.optimizers import SGD, Adam
 from mpidist.testing import run_ranks
+from mpidist.transports import shared
 
 SHAPES = [(30, 40), (), (5,), (777,), (0, 3)]
 
@@ -67,6 +70,27 @@ def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again(
     for held, count in run_ranks(2, run):
         assert held == [(step, {5.0 + 100 * step}) for step, _ in held]
         assert count == 4  # three are held, by one rank or the other
+
+
+def test_ranks_go_on_when_there_is_no_memory_for_one_more_result(monkeypatch):
+    def full(nbytes):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    def run():
+        communicator = Communicator.world()
+        buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (700,))])
+        buffers.arrays[0][...] = communicator.rank + 1
+        held = buffers.all_reduce("sum", None)
+        communicator.barrier()
+        monkeypatch.setattr(shared, "SharedFile", full)
+        with pytest.raises(TransportError, match="no memory for result 2 .*no space left; drop or copy"):
+            buffers.all_reduce("sum", None)
+        kept = held.pop().tolist()
+        buffers.arrays[0][...] = 5
+        (again,) = buffers.all_reduce("mean", None)
+        return kept == [3.0] * 700, again.tolist() == [5.0] * 700
+
+    assert run_ranks(2, run) == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("make", [lambda: SGD(0.5, momentum=0.5), lambda: Adam(0.1), lambda: SGD(1.0, clipnorm=1e9)])
