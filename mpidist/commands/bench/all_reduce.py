@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
         count = max(1, nbytes // options.dtype.itemsize)
         tensors = TensorList([(count,)], options.dtype, ranks.rank, ranks.size)
         calls = max(1, min(_MOST_CALLS, _TURN_BYTES // tensors.nbytes))
-        budget = Budget((options.seconds or 40.0) / len(all_sizes), options.rounds or 21, calls)
+        budget = Budget((options.seconds or 30.0) / len(all_sizes), options.rounds or 21, calls)
         factor = all_reduce_factor(ranks.size)
         chosen = makers(options, nbytes)
         rows = measured.add("all_reduce", chosen, tensors, ranks, budget, Allreduce.name, factor)

@@ -111,8 +111,10 @@ class Turns:
     def run(self) -> list[Timing]:
         """Measure; the timings are in the order of the contenders.  Collective."""
         costs = [self._warm_up(index) for index in range(len(self._contenders))]
-        counts = shares(costs, self._budget)
+        start = time.perf_counter()
         before = self._ranks.probe.look()
+        look = self._ranks.slowest(time.perf_counter() - start)
+        counts = shares([cost + look for cost in costs], self._budget)
         for round_ in range(max(counts)):
             for index in order(counts, round_):
                 timing = self._timings[index]
