@@ -1,0 +1,182 @@
+"""A chief that schedules functions, in real processes: what is counted, what is carried, how jobs end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.jobs import run_job
+
+BEGIN = """
+import logging, os, signal, sys, threading, time
+import numpy
+import mpidist
+
+strategy = mpidist.ParameterServerStrategy(num_ps={num_ps})
+with strategy.scope():
+    total = mpidist.Variable(numpy.zeros(4, "int64"))
+    w = mpidist.Variable(numpy.zeros(3, "float32"))
+    optimizer = mpidist.optimizers.SGD(0.5)
+
+def count(x):
+    total.assign_add(numpy.full(4, x))
+    return x
+
+def train(x):
+    optimizer.apply_gradients([(numpy.full(3, x, "float32"), w)])
+
+def train_in_run(iterator):
+    return strategy.run(lambda x: train(x), args=(next(iterator),))
+
+def fail(text):
+    raise ValueError(text)
+
+def worker():
+    time.sleep(0.001)
+    return mpidist.coordinator.experimental_get_current_worker_index()
+
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+assert strategy.cluster_resolver.task_type == "chief"
+"""
+
+END = """
+coordinator.join()
+print("the chief is done", flush=True)
+"""
+
+ALL_SORTS = """
+values = [coordinator.schedule(count, args=(n,)) for n in range(500)]
+coordinator.join()
+assert coordinator.done()
+assert coordinator.fetch(values) == list(range(500))
+assert total.value.tolist() == [sum(range(500))] * 4, total.value  # nothing lost, nothing twice
+
+for n in range(200):
+    coordinator.schedule(train, args=(n,))
+coordinator.join()
+assert w.value.tolist() == [-0.5 * sum(range(200))] * 3, w.value
+assert optimizer.iterations == 200
+
+# functions that workers have not come to: carried, and bound to the same variables and optimizers
+step_size = 4
+def later(x):
+    train(step_size * x)
+    return int(total.value[0])
+
+assert coordinator.schedule(later, args=(1,)).fetch() == sum(range(500))
+assert coordinator.schedule(lambda: (count(1), count(step_size))).fetch() == (1, 4)
+assert total.value[0] == sum(range(500)) + 5
+assert w.value[0] == -0.5 * (sum(range(200)) + 4) and optimizer.iterations == 201
+
+# data sets: every worker has all of it
+def numbers():
+    return mpidist.data.Dataset.range(1, 4).repeat()
+
+iterator = iter(coordinator.create_per_worker_dataset(numbers))
+before = float(w.value[0])
+for _ in range(30):
+    coordinator.schedule(train_in_run, args=(iterator,))
+coordinator.join()
+assert optimizer.iterations == 231
+assert 15 <= 2 * (before - float(w.value[0])) / 2 <= 45, w.value
+
+iterator = iter(coordinator.create_per_worker_dataset(mpidist.data.Dataset.range(3)))
+for _ in range(3 * WORKERS + 1):
+    coordinator.schedule(train_in_run, args=(iterator,))
+try:
+    coordinator.join()
+except mpidist.errors.OutOfRangeError as error:
+    assert "train_in_run asked for the next element" in str(error), error
+else:
+    raise AssertionError("no error at the end of the data set")
+
+assert {*coordinator.fetch([coordinator.schedule(worker) for _ in range(200)])} == {*range(WORKERS)}
+
+# arrays of some megabytes, there and back
+x = numpy.arange(1 << 20, dtype="float32")
+for value in [coordinator.schedule(numpy.negative, args=(x + n,)) for n in range(4)]:
+    found = value.fetch()
+    assert found.dtype == x.dtype and abs(found[7] + 7) < 4
+    found[:] = 0  # the chief's own
+"""
+
+
+@pytest.mark.parametrize(("ranks", "num_ps"), [(3, 1), (4, 1), (6, 2), (8, 3)])
+def test_all_sorts_of_functions(ranks, num_ps):
+    script = BEGIN.format(num_ps=num_ps) + ALL_SORTS.replace("WORKERS", str(ranks - 1 - num_ps)) + END
+    result = run_job(ranks, script)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("the chief is done") == 1, result.stdout
+
+
+def test_messages_in_place_of_shared_memory():
+    script = BEGIN.format(num_ps=1) + ALL_SORTS.replace("WORKERS", "2") + END
+    result = run_job(4, script, env={"MPIDIST_SHARED_MEMORY": "0"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout
+
+
+def test_an_error_shows_worker_function_and_the_traceback_there():
+    result = run_job(3, BEGIN.format(num_ps=1) + "coordinator.schedule(fail, args=('no such row',))" + END)
+    assert result.returncode != 0
+    assert "the chief is done" not in result.stdout
+    text = result.stderr
+    assert "worker 0 (rank 1) ran fail, which raised" in text
+    assert re.search(r'File ".*script.py", line \d+, in fail\n *raise ValueError\(text\)', text), text
+    assert text.count("ValueError: no such row") == 2  # there, and as the error of the chief
+    assert "mpidist: rank 0 of 3 failed" in text
+
+
+def test_an_error_that_is_caught_leaves_the_job_working():
+    body = """
+values = [coordinator.schedule(fail, args=("first",))]
+try:
+    values += [coordinator.schedule(count, args=(1,)) for _ in range(2000)]
+    coordinator.join()
+except ValueError as error:
+    assert str(error) == "first"
+else:
+    raise AssertionError("no error")
+ran = 0
+for value in values[1:]:
+    try:
+        ran += value.fetch()
+    except mpidist.errors.CancelledError as error:
+        assert "fail, scheduled earlier, failed" in str(error) or "a function that was scheduled earlier" in str(error)
+assert total.value[0] == ran
+coordinator.schedule(count, args=(3,))
+coordinator.join()
+assert total.value[0] == ran + 3
+"""
+    result = run_job(4, BEGIN.format(num_ps=1) + body + END)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_what_was_not_joined_ends_with_the_program():
+    body = """
+logging.basicConfig()
+for _ in range(20):
+    coordinator.schedule(time.sleep, args=(0.05,))
+print("the chief is done", flush=True)
+"""
+    result = run_job(4, BEGIN.format(num_ps=1) + body)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout
+    assert re.search(r"\d+ functions were never run: call join\(\)", result.stderr)
+
+
+def test_a_script_without_cloudpickle_says_what_it_needs():
+    body = "sys.modules['cloudpickle'] = None\ncoordinator.schedule(lambda: 1)"
+    result = run_job(3, BEGIN.format(num_ps=1) + body + END)
+    assert result.returncode != 0
+    assert re.search(
+        r"MissingDependencyError: function <lambda> is not known .*cloudpickle.*pip install", result.stderr
+    )
+
+
+def test_workers_without_a_chief_cannot_be_coordinated():
+    result = run_job(3, BEGIN.format(num_ps=1), env={"MPIDIST_ROLES": "worker:2,ps:1"})
+    assert result.returncode != 0
+    assert "ValueError: a ClusterCoordinator needs a rank whose role is chief" in result.stderr
+    assert "MPIDIST_ROLES=chief:1,worker:2,ps:1" in result.stderr
