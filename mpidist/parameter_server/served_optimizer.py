@@ -315,7 +315,7 @@ class ServedOptimizer:
     def state(self) -> dict[str, Any]:
         """Return steps and settings, and slots as ``"variable/shard/slot"``."""
         state = self.optimizer.state()
-        found = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/.*|slot_variables", name)}
+        found = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/.*", name)}
         for number, key in enumerate(self._met):
             for slot in self.optimizer.slot_names:
                 found[f"{key[0]}/{key[1]}/{slot}"] = state[f"{number}/{slot}"]

@@ -101,6 +101,8 @@ class Server:
         self._ledger_file = self._shared_ledger(len(lines)) if shares else None
         private = bytearray(Ledger.nbytes(len(lines)))
         self.ledger = Ledger(private if self._ledger_file is None else self._ledger_file.map(), len(lines))
+        for optimizer in range(LEDGER_OPTIMIZERS):
+            self.ledger.words[Ledger.steps_word(optimizer)] = -1
         self.store = Store(len(lines) if self._ledger_file is not None else 0)
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
@@ -402,7 +404,7 @@ class Server:
 
     def _on_state(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(client)
-        state = self.store.optimizers[request["number"]].state()
+        state = self._optimizer(request).state()
         arrays = {name: value for name, value in state.items() if isinstance(value, numpy.ndarray)}
         plain = {name: value for name, value in state.items() if name not in arrays}
         places = [[name, *protocol.described(value)] for name, value in arrays.items()]
@@ -411,19 +413,25 @@ class Server:
     def _on_restore(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         names = [name for name, *_ in request["arrays"]]
         values = protocol.parted(array, [description for _, *description in request["arrays"]])
-        optimizer = self.store.optimizers[request["number"]]
+        optimizer = self._optimizer(request)
         optimizer.restore({**request["plain"], **dict(zip(names, values, strict=True))}, self.store.variables)
         self.ledger.words[Ledger.steps_word(request["number"])] = optimizer.optimizer.iterations
         return ({},)
 
     def _on_rate(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(client)
-        optimizer = self.store.optimizers[request["number"]].optimizer
+        optimizer = self._optimizer(request).optimizer
         if array is not None:
             optimizer.learning_rate = pickle.loads(bytes(array))
         elif request["value"] is not None:
             optimizer.learning_rate = request["value"]
         return ({"value": optimizer.learning_rate, "iterations": optimizer.iterations},)
+
+    def _optimizer(self, request: dict[str, Any]) -> ServedOptimizer:
+        try:
+            return self.store.optimizers[request["number"]]
+        except KeyError:
+            raise KeyError(f"there is no optimizer {request['number']} here") from None
 
     def _require_done(self, client: _Client) -> None:
         """Raise _Waiting while a push of this client is not done with: a client reads what it wrote."""

@@ -192,7 +192,7 @@ class ServerEnd:
         self.ask("flush")
 
     def iterations(self, optimizer: int) -> int:
-        """Return the steps of an optimizer, this client's pushes included."""
+        """Return the steps of an optimizer, this client's pushes included; KeyError if the server has none such."""
         return self.ask("rate", number=optimizer, value=None)[0]["iterations"]
 
     def leave(self) -> None:
@@ -255,7 +255,10 @@ class NearServer(ServerEnd):
 
     def iterations(self, optimizer: int) -> int:
         self.flush()
-        return self._words[Ledger.steps_word(optimizer)]
+        steps = self._words[Ledger.steps_word(optimizer)]
+        if steps < 0:
+            raise KeyError(f"{self.name} has no optimizer {optimizer}")
+        return steps
 
     def leave(self) -> None:
         if self._reader is not None:

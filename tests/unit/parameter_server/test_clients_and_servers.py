@@ -313,6 +313,18 @@ def test_a_push_may_have_its_own_learning_rate_and_scale():
     run(1, job)
 
 
+@NEAR_AND_FAR
+def test_an_optimizer_that_servers_have_not_met_is_a_key_error(far):
+    def job(client):
+        with pytest.raises(KeyError, match="no optimizer 0"):
+            client.iterations(0)
+        with pytest.raises(KeyError, match="no optimizer 0"):
+            client.optimizer_state(0)
+        assert client.iterations(client.register_optimizer(SGD(1.0))) == 0
+
+    run(1, job, far=far)
+
+
 # -- 16 bits on the way ------------------------------------------------------------------------------------------------
 
 
