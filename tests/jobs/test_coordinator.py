@@ -132,7 +132,8 @@ def test_an_error_that_is_caught_leaves_the_job_working():
     body = """
 values = [coordinator.schedule(fail, args=("first",))]
 try:
-    values += [coordinator.schedule(count, args=(1,)) for _ in range(2000)]
+    for _ in range(2000):
+        values.append(coordinator.schedule(count, args=(1,)))
     coordinator.join()
 except ValueError as error:
     assert str(error) == "first"
