@@ -126,6 +126,9 @@ class Settings:
 #: The variable of `Settings.run_folder`.
 RUN_FOLDER = "MPIDIST_RUN_FOLDER"
 
+#: The variable of `Settings.fault_tolerant`.
+FAULT_TOLERANT = "MPIDIST_FAULT_TOLERANT"
+
 #: The variable by which `mpidist run` knows its ranks; where it is set, `mpidist run` has warned already.
 RUN_TOKEN = "MPIDIST_RUN_TOKEN"
 

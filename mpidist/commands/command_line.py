@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpidist.commands.cores import Cores
+from mpidist.options import FAULT_TOLERANT
 
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 
@@ -98,6 +99,11 @@ def command_line(
     if "UCX_DEBUG_SIGNO" not in environ:
         line.add("UCX, below MPI, would keep SIGHUP from ending the ranks", UCX_DEBUG_SIGNO="0")
     return line
+
+
+def tolerate_faults(line: CommandLine) -> None:
+    """Have Open MPI's launcher leave the other ranks alone when one dies, and the ranks go on if they can."""
+    line.add("the job is to go on when a rank dies", "--with-ft", "ulfm", **{FAULT_TOLERANT: "1"})
 
 
 def _open_mpi(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:

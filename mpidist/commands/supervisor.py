@@ -52,6 +52,8 @@ class Ended:
         True when a signal that ends programs was passed on.
     unread : bool
         True when nobody read the output any more: as of any program in a pipe, that is the end of it.
+    tolerant : bool
+        True for a job that goes on without a rank that others can do without; the ends of ranks have been told.
     lost : int
         The signal that ended the launcher itself; 0 if none did.
     stuck : str
@@ -66,6 +68,7 @@ class Ended:
     timed_out: bool = False
     interrupted: bool = False
     unread: bool = False
+    tolerant: bool = False
     lost: int = 0
     stuck: str = ""
     removed: list[str] = field(default_factory=list)
@@ -80,6 +83,9 @@ def supervise(
     terminal: bool = False,
 ) -> Ended:
     """Run ``launcher program`` to its end and return how it ended; Local, from the main thread.
+
+    Where the environment asks for fault tolerance, a rank that ends too early is told of, and the job's status is that
+    of the launcher: 0 when the ranks that are left end well.
 
     Parameters
     ----------
@@ -125,6 +131,7 @@ class _Job:
         self.passed_on: list[int] = []
         self.timed_out, self.unread, self.stuck = False, False, ""
         chosen = settings(environ)
+        self.tolerant = chosen.fault_tolerant
         self.streams = OutputStreams(ranks, descriptors, self._show, self._take_line)
         self.deaths = RankDeaths(ranks, self.streams.rank_of_process, self.streams)
         self.start_up = StartUp(self.streams.folder, ranks, chosen)
@@ -167,12 +174,19 @@ class _Job:
         while self.process.poll() is None and not self.stuck and not self.unread:
             self.deaths.look()
             self.streams.pump(_TURN_SECONDS)
+            self._tell_deaths()
             now = time.monotonic()
             self.leftovers.look_at(now)
             self._judge_start_up(now)
             if deadline is not None and now > deadline:
                 self.timed_out = True
                 break
+
+    def _tell_deaths(self) -> None:
+        """Say which ranks have ended too early, where the others go on."""
+        for death in self.deaths.news() if self.tolerant else ():
+            if death.by_signal or not self.failures.framed():  # else it has told of its end itself
+                print(f"mpidist run: {death.describe()}; the job goes on if it can do without", file=sys.stderr)
 
     def _judge_start_up(self, now: float) -> None:
         verdict = self.start_up.look(now)
@@ -197,6 +211,7 @@ class _Job:
         deadline = time.monotonic() + _GRACE_SECONDS
         if self.process.poll() is not None:
             self.streams.pump(0)  # the last ranks may have ended since
+            self._tell_deaths()
         self.deaths.close()
         self.leftovers.look()  # while there are processes that show what they use
         if self.process.poll() is None:
@@ -223,7 +238,8 @@ class _Job:
         lost = 0 if told_to else max(0, -self.process.returncode)
         failure, death = (self.failures.first(), None) if told_to or lost else self._blame()
         status = self._status(interrupted, death)
-        return Ended(status, failure, death, self.timed_out, interrupted, self.unread, lost, self.stuck, self.removed)
+        ways = (self.timed_out, interrupted, self.unread, self.tolerant)
+        return Ended(status, failure, None if self.tolerant else death, *ways, lost, self.stuck, self.removed)
 
     def _blame(self) -> tuple[Failure | None, RankDeath | None]:
         """Return the failure and the death that ended the job; one that explains the other stands alone."""
@@ -264,6 +280,8 @@ class _Job:
             return 128 + signal.SIGPIPE
         if self.stuck:
             return 1
+        if self.tolerant and (status != 0 or not self.deaths.all_ended_badly()):
+            return 1 if status == 0 and self.failures.framed() else status if status >= 0 else 128 - status
         if death is not None and death.shell_status is not None:  # launchers mix the statuses of several ranks
             return death.shell_status
         if status == 0 and self.failures.framed():  # Open MPI 5.0.11 can exit 0 although a rank was lost

@@ -57,6 +57,9 @@ class ControlChannel:
         Number of the last collective call begun by this rank.
     turnstile : Turnstile
         To be entered around every collective call.
+    vital_ranks : frozenset of int
+        The ranks that a fault-tolerant job cannot do without; to be set alike on all ranks.  While it is empty, the job
+        can do without none.
     missed : MissedCalls
         The calls that this rank, or others, do not make because the function given to `run` raised there.
     """
@@ -89,6 +92,7 @@ class ControlChannel:
         self.pause = pause
         self.settings = settings() if chosen is None else chosen
         self.call = 0
+        self.vital_ranks: frozenset[int] = frozenset()
         self.turnstile = Turnstile(self)
         self.missed = MissedCalls(self)
         self._what = ""
@@ -261,6 +265,27 @@ class ControlChannel:
             # Who only failed because another did says so in its last line.
             return self.failed(*min(failed, key=lambda pair: is_consequence(pair[1])), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
+
+    def vital_failure(self, watch: Watch) -> MpidistError | None:
+        """Return the error that names a rank which this job cannot do without, and which has failed or was killed."""
+        for rank in sorted(self.vital_ranks - {self.rank}):
+            if rank in self.board_ranks:
+                line = self.board_ranks.index(rank)
+                state = self.board.state(line)
+                if state in (states.FAILED, states.EXPIRED):
+                    return self.failed(rank, self.board.text(line), watch)
+                if state != states.LEFT and not self.board.alive(line):
+                    return self.died(rank, watch)
+            elif self.arbiter is not None and rank in self.arbiter.failed_texts:
+                return self.failed(rank, self.arbiter.failed_texts[rank], watch)
+        return None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the job goes on, as far as is known, when this rank leaves it: others can do without it."""
+        if not self.settings.fault_tolerant or not self.vital_ranks or self.rank in self.vital_ranks:
+            return False
+        return self.vital_failure(self.watch("")) is None
 
     def failure_outside(self, watch: Watch) -> MpidistError | None:
         """Return the error of a rank that waits in a part of the world, when a rank outside of it has failed.

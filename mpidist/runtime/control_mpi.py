@@ -24,16 +24,55 @@ class MpiMessenger(Messenger):
     def send(self, rank: int, notice: bytes) -> None:
         from mpi4py import MPI
 
-        self._under_way = [(request, raw) for request, raw in self._under_way if not request.Test()]
-        request = self._comm.Isend([notice, MPI.BYTE], dest=rank, tag=_TAG)
+        self._under_way = [(request, raw) for request, raw in self._under_way if not _done(request)]
+        try:
+            request = self._comm.Isend([notice, MPI.BYTE], dest=rank, tag=_TAG)
+        except MPI.Exception as error:
+            if not _is_loss(error):
+                raise
+            return  # nobody is there to read it
         self._under_way.append((request, notice))
 
     def arrived(self) -> Iterator[tuple[int, bytes]]:
         from mpi4py import MPI
 
         status = MPI.Status()
-        while self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status):
+        while self._probe(status):
             source, count = status.Get_source(), status.Get_count(MPI.BYTE)
             raw = bytearray(count)
             self._comm.Recv([raw, MPI.BYTE], source=source, tag=_TAG)
             yield source, bytes(raw)
+
+    def _probe(self, status: Any) -> bool:
+        """Return whether a notice is there; ranks that are gone, which MPI tells of only here, send none."""
+        from mpi4py import MPI
+
+        try:
+            return bool(self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status))
+        except MPI.Exception as error:
+            if not _is_loss(error):
+                raise
+            self._comm.Ack_failed()
+            return bool(self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status))
+
+
+def _done(request: Any) -> bool:
+    """Return whether a send is done, or in vain."""
+    from mpi4py import MPI
+
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        if not _is_loss(error):
+            raise
+        return True
+
+
+def _is_loss(error: Any) -> bool:
+    """Return whether an error of MPI's says that another rank is gone."""
+    from mpi4py import MPI
+
+    return error.Get_error_class() in (
+        getattr(MPI, "ERR_PROC_FAILED", None),
+        getattr(MPI, "ERR_PROC_FAILED_PENDING", None),
+    )

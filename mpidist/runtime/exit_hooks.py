@@ -43,6 +43,8 @@ class ExitHooks:
     all_left : callable, optional
         Begins a farewell and returns a callable that tells whether all ranks have begun it; needed where ranks
         of several nodes must go on answering questions until nobody can ask any more.
+    skip_finalize : callable, optional
+        ``skip_finalize()`` lets this process end without finalizing MPI.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class ExitHooks:
         control: ControlChannel,
         abort: Callable[[int], object],
         all_left: Callable[[], Callable[[], bool]] | None = None,
+        skip_finalize: Callable[[], object] | None = None,
     ) -> None:
         self._control = control
         self._abort = abort
         self._all_left = all_left
+        self._skip_finalize = skip_finalize
         self._process = os.getpid()
         self._previous = sys.excepthook
 
@@ -85,6 +89,8 @@ class ExitHooks:
             return
         text = _text_of(kind, error, trace)
         _flush_output()
+        if isinstance(error, RankFailedError) and self._control.goes_on:
+            self._leave_the_others(text)
         told_elsewhere = self._told_elsewhere(error)
         told = told_elsewhere or getattr(error, "on_all_ranks", False)
         # After a death this rank keeps out of MPI until it has printed: MPICH may crash in it, and take the name along.
@@ -95,6 +101,14 @@ class ExitHooks:
             self._control.end()
             self._wait_until(lambda: False, _PATIENCE_SECONDS)
         self._print_and_abort(text, 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+    def _leave_the_others(self, text: str) -> None:
+        """End this process alone: it cannot go on without a rank that was lost, while others can."""
+        self._control.fail(text)
+        self._control.warn(f"leaves the job, which goes on without it: {last_line(text)}")
+        sys.stderr.flush()
+        # as if killed, too: any other way out is one that the launcher, or MPI at the end of the others, waits for
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _told_elsewhere(self, error: BaseException) -> bool:
         """Whether this is the consequence of a failure that its own rank prints."""
@@ -180,13 +194,23 @@ class ExitHooks:
         control = self._control
         if control.broken is not None:
             _flush_output()
+            if control.goes_on:
+                self._leave_the_others(str(control.broken))
             control.fail(str(control.broken))
             control.end()
             self._wait_until(self._others_quiet, _GRACE_SECONDS)
             self._abort(1)
+        lost = control.vital_failure(control.watch("the end of the program"))
+        if lost is not None and control.settings.fault_tolerant:
+            self._control.fail(str(lost))
+            control.warn(f"the job ends, which cannot go on: {lost}")
+            self._abort(1)
         control.leave()
         if self._all_left is not None:
             self._linger(self._all_left())
+        tolerant = control.settings.fault_tolerant
+        if tolerant and self._skip_finalize is not None and (self._all_left is None or control.dead()):
+            self._skip_finalize()  # it would wait, for ever perhaps, for a rank that dies meanwhile
 
     def _linger(self, all_left: Callable[[], bool]) -> None:
         """Answer the questions of other nodes until every rank has left, and has been heard."""
@@ -197,6 +221,8 @@ class ExitHooks:
             dead = []
             if time.monotonic() - looked > _LOOK_SECONDS:
                 dead, looked = control.dead(), time.monotonic()
+            if dead and control.settings.fault_tolerant:
+                return
             if dead:
                 control.warn(f"{control.name(dead[0])} died while this rank waited for the end of the job")
                 self._abort(1)

@@ -348,10 +348,11 @@ class Patience:
     def _judge(self) -> None:
         """Raise if the wait is in vain."""
         control = self._presence.control
-        if not control.settings.fault_tolerant:
-            error = control.failure(control.watch(self.what))
-            if error is not None:
-                raise control.breaks(error)
+        watch = control.watch(f"this wait: {self.what}")
+        tolerant = control.settings.fault_tolerant
+        error = control.vital_failure(watch) if tolerant else control.failure(watch)
+        if error is not None:
+            raise control.breaks(error)
         if not self._idle:
             for line in self._lines:
                 if line.lost:

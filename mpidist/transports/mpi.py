@@ -6,17 +6,19 @@ This is one of three files that import mpi4py, and importing ``mpi4py.MPI`` star
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy
 
 from mpidist.cluster.join_notes import joining, note_joined
 from mpidist.cluster.launchers import Launcher, detect_launcher
-from mpidist.cluster.resolvers.mpi import start_mpi
+from mpidist.cluster.resolvers.mpi import skip_finalize, start_mpi
 from mpidist.cluster.topology import Topology
-from mpidist.errors import TransportError
+from mpidist.errors import RankFailedError, TransportError
 from mpidist.options import Settings, settings
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel, Watch, yield_processor
@@ -133,9 +135,16 @@ class MpiTransport(Transport):
         return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._operations[op]) for piece in pieces]
 
     def _refused(self, error: Any, statuses: Sequence[Any]) -> TransportError:
-        """Return what to raise for an error of MPI's: it names the senders of messages that are too long."""
+        """Return what to raise for an error of MPI's: it names the senders of messages that are too long.
+
+        RankFailedError if MPI says that the rank at the other end is gone.
+        """
         mpi, what = self._mpi, f"MPI failed: {error}"
-        if error.Get_error_class() == mpi.ERR_IN_STATUS:
+        gone = (getattr(mpi, "ERR_PROC_FAILED", None), getattr(mpi, "ERR_PROC_FAILED_PENDING", None))
+        codes = [error.Get_error_class(), *(mpi.Get_error_class(status.Get_error()) for status in statuses)]
+        if codes[0] in gone or (codes[0] == mpi.ERR_IN_STATUS and any(code in gone for code in codes[1:])):
+            return RankFailedError(f"rank {self.rank} of {self.size}: a rank that this one talks to is gone: {error}")
+        if codes[0] == mpi.ERR_IN_STATUS:
             errors = {status.Get_source(): mpi.Get_error_class(status.Get_error()) for status in statuses}
             sources = [str(source) for source, code in errors.items() if code == mpi.ERR_TRUNCATE]
             if sources:
@@ -216,8 +225,8 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
     )
     if problem and node.Get_rank() == 0:
         control.warn(f"{problem}; small all-reduces use messages instead")
-    farewell = None if alone else _farewell(world.Dup())
-    ExitHooks(control, _end_of(world), farewell).install()
+    farewell = None if alone else _farewell(mpi, world.Dup(), chosen.fault_tolerant)
+    ExitHooks(control, _end_of(world, control), farewell, skip_finalize).install()
     transport = MpiTransport(world.Dup(), control, range(world.Get_size()))
     world.Barrier()  # every rank has signed on to its board before any looks who is missing
     remote = RemoteMemory.over(node.allgather) if segments is not None and node.Get_size() > 1 else None
@@ -250,10 +259,13 @@ def _crowded(machine: Any) -> bool:
     return machine.Get_size() > len(cores)
 
 
-def _end_of(world: Any) -> Callable[[int], None]:
+def _end_of(world: Any, control: ControlChannel) -> Callable[[int], None]:
     """Return what ends all ranks and does not return."""
 
     def end(code: int) -> None:
+        if control.settings.fault_tolerant:
+            _end_by_signals(control)
+            os._exit(code)
         world.Abort(code)
         # MPICH under Slurm's PMI2 has only asked for the end, and comes back.  Slurm ends this process in a moment; it
         # may overlook what was asked by a process that is gone already.
@@ -263,10 +275,34 @@ def _end_of(world: Any) -> Callable[[int], None]:
     return end
 
 
-def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:
-    """Return what begins a barrier on `comm` and returns its test."""
+def _end_by_signals(control: ControlChannel) -> None:
+    """End the other ranks of this node: MPI_Abort does not, when the launcher was told to tolerate faults."""
+    board = control.board
+    others = [line for line in range(board.lines) if line != control.line and board.pid(line)]
+    for number, seconds in ((signal.SIGTERM, _ABORT_SECONDS), (signal.SIGKILL, _ABORT_SECONDS)):
+        for line in others:
+            if board.alive(line):
+                with suppress(ProcessLookupError):  # it has ended just now
+                    os.kill(board.pid(line), number)
+        deadline = time.monotonic() + seconds
+        while any(map(board.alive, others)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+
+def _farewell(mpi: Any, comm: Any, tolerant: bool) -> Callable[[], Callable[[], bool]]:
+    """Return what begins a barrier on `comm` and returns its test; where faults are tolerated, a lost rank ends it."""
 
     def begin() -> Callable[[], bool]:
-        return comm.Ibarrier().Test
+        request = comm.Ibarrier()
+
+        def test() -> bool:
+            try:
+                return bool(request.Test())
+            except mpi.Exception:
+                if not tolerant:
+                    raise
+                return True
+
+        return test
 
     return begin

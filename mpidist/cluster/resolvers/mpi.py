@@ -139,6 +139,11 @@ def _finalize(MPI: Any, process: int) -> None:
         MPI.Finalize()
 
 
+def skip_finalize() -> None:
+    """Let this process end without finalizing MPI.  Local."""
+    atexit.unregister(_finalize)
+
+
 def _import_mpi(launcher: Launcher | None) -> Any:
     """Return ``mpi4py.MPI`` without starting it: which library it is must be known before it may end the process."""
     try:
