@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpidist import context
 from mpidist.errors import CheckpointError
+from mpidist.runtime import board
+from mpidist.runtime.control import ControlChannel
 from mpidist.training.callbacks.base import Callback
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import checkpoints_in
@@ -93,7 +94,7 @@ class SidecarEvaluator:
             raise ValueError(f"max_evaluations must be 1 or more, or None for no limit; got {max_evaluations}")
         if checkpoint is None:
             checkpoint = _checkpoint_of(model)
-        ended = ended or _end_of_training(getattr(model, "strategy", context.get_strategy()))
+        ended = ended or _end_of_training(checkpoint)
         if ended is None and max_evaluations is None:
             raise ValueError(
                 "nothing tells when the training has ended: this rank is not the evaluator of a "
@@ -165,6 +166,22 @@ def _checkpoint_of(model: Any) -> Checkpoint:
     return Checkpoint(variables=model.checkpoint_objects()["variables"])
 
 
-def _end_of_training(strategy: Any) -> Callable[[], bool] | None:
+def _end_of_training(checkpoint: Checkpoint) -> Callable[[], bool] | None:
     """Return what tells whether the training of this job has ended; None where this rank is no evaluator of one."""
-    return getattr(strategy, "_training_has_ended", None)
+    strategy = next((part.strategy for part in checkpoint._parts.values() if hasattr(part, "strategy")), None)
+    roles = getattr(strategy, "_roles", None)
+    if strategy is None or roles is None or roles.evaluator != strategy._rank:
+        return None
+    control, chief = strategy._whole.control, roles.trainers[0][0]
+    return lambda: _has_ended(control, chief)
+
+
+def _has_ended(control: ControlChannel, rank: int) -> bool:
+    if rank in control.board_ranks:
+        line = control.board_ranks.index(rank)
+        return control.board.state(line) not in (board.UNKNOWN, board.RUNNING) or not control.board.alive(line)
+    arbiter = control.arbiter
+    if arbiter is None:
+        return False
+    arbiter.poll()
+    return rank in arbiter.left_ranks or rank in arbiter.failed_texts

@@ -181,3 +181,45 @@ def test_workers_without_a_chief_cannot_be_coordinated():
     assert result.returncode != 0
     assert "ValueError: a ClusterCoordinator needs a rank whose role is chief" in result.stderr
     assert "MPIDIST_ROLES=chief:1,worker:2,ps:1" in result.stderr
+
+
+def test_an_evaluator_evaluates_every_checkpoint_until_the_end(tmp_path):
+    script = f"""
+import numpy
+import mpidist
+
+strategy = mpidist.ParameterServerStrategy()
+task = strategy.cluster_resolver.task_type
+with strategy.scope():
+    w = mpidist.Variable(numpy.zeros(3, "float32"))
+    optimizer = mpidist.optimizers.SGD(0.5)
+folder = {str(tmp_path)!r}
+
+if task == "evaluator":
+    evaluator = mpidist.SidecarEvaluator(
+        lambda data: {{"first": float(w.value[0])}},
+        None,
+        folder,
+        checkpoint=mpidist.Checkpoint(w=w),
+        poll_seconds=0.01,
+    )
+    results = evaluator.start()
+    print("evaluated", [(result.path.name, result.logs["first"]) for result in results], flush=True)
+else:
+    def train(x):
+        optimizer.apply_gradients([(numpy.full(3, x, "float32"), w)])
+
+    coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+    manager = mpidist.CheckpointManager(mpidist.Checkpoint(w=w, optimizer=optimizer), folder, max_to_keep=None)
+    for epoch in range(3):
+        for n in range(10):
+            coordinator.schedule(train, args=(1.0,))
+        coordinator.join()
+        manager.save()
+    print("the chief is done", flush=True)
+"""
+    result = run_job(4, script, env={"MPIDIST_ROLES": "chief:1,worker:1,ps:1,evaluator:1"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout
+    expected = [(f"checkpoint-{number}.h5", -5.0 * number) for number in (1, 2, 3)]
+    assert f"evaluated {expected}" in result.stdout, result.stdout

@@ -79,13 +79,18 @@ class Executor:
     # -- listening ----------------------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[Any, ...]:
-        return self._waiting.pop(0) if self._waiting else self._heard()
+        if self._waiting:
+            return self._waiting.pop(0)
+        content = self._chief.hear()
+        if content is None:
+            self._client.idle()
+            content = self._heard()
+        return content
 
     def _heard(self) -> tuple[Any, ...]:
         """Return what the chief says next, waiting for it as long as it takes."""
         content = self._chief.hear()
         if content is None:
-            self._client.idle()
             patience = self._chief.patience(f"{self._name} waits for the chief to schedule a function")
             while (content := self._chief.hear()) is None:
                 patience.tick()
