@@ -18,6 +18,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.errors import ServerError
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
+from mpidist.parameter_server.registry import WORDS
 from mpidist.variables import read_only
 
 #: Errors of the first rank that the others raise as what they are.
@@ -61,6 +62,8 @@ class GroupClient:
         self._communicator.check(call)
         self._first(lambda client: client.create(spec, server, value))
         self._specs[spec.key] = spec
+        if spec.key[0] >= WORDS:  # nobody reads it in every step
+            self._apart.add(spec.key)
         self._layout, self._is_stale = None, True
 
     def refresh(self) -> None:
@@ -88,8 +91,9 @@ class GroupClient:
     def read(self, key: Key) -> Any:
         """Return the value that the server has now, as a new array."""
         spec = self._specs[key]
-        found = numpy.empty(spec.shape, spec.dtype) if self._client is None else self._client.read(key)
-        found = numpy.ascontiguousarray(found).reshape(spec.shape)
+        found = numpy.empty(spec.shape, spec.dtype)
+        if self._client is not None:
+            found[...] = self._client.read(key)
         self._communicator.broadcast(found)
         return found
 
@@ -172,9 +176,11 @@ class GroupClient:
                 state[name] = rest[0]
                 continue
             dtype, shape = rest
-            array = numpy.empty(shape, dtype) if self._client is None else numpy.ascontiguousarray(state[name])
+            array = numpy.empty(shape, dtype)
+            if self._client is not None:
+                array[...] = state[name]
             self._communicator.broadcast(array)
-            state[name] = array.reshape(shape)
+            state[name] = array
         return state
 
     def restore_optimizer(self, number: int, state: Mapping[str, Any]) -> None:

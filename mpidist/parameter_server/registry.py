@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from mpidist.parameter_server.served_variable import ServedVariable
 
 
+#: Variables of this number and above are no variables of the program: they carry words of the first worker.
+WORDS = 1 << 30
+
+
 class Registry:
     """What servers hold for the program of this process.  All Local.
 
@@ -65,10 +69,10 @@ def install(registry: Registry) -> None:
     _of_process[:] = [registry]
 
 
-def has_servers() -> bool:
-    """Return whether this process, or this thread where ranks are threads, is part of a job with servers.  Local."""
+def of_job() -> Registry | None:
+    """Return the registry of this process, or this thread where ranks are threads; None without servers.  Local."""
     found = _of_thread.registry
-    return found is not None and not getattr(found.client, "is_alone", False)
+    return None if found is None or getattr(found.client, "is_alone", False) else found
 
 
 def installed() -> Registry:

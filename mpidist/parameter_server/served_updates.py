@@ -119,7 +119,8 @@ class ServedUpdates(RemoteUpdates):
         order = [name for name in str(found.get("slot_variables", "")).split("\n") if name]
         variables = self._registry.by_name()
         known = [variables[name] for name in order if name in variables]
-        known += [each for each in variables.values() if each.number in slots and each not in known]
+        numbers = {variable.number for variable in known}
+        known += [each for each in variables.values() if each.number in slots.keys() - numbers]
         numbered = {
             f"{place}/{slot}": _joined(variable, parts)
             for place, variable in enumerate(known)

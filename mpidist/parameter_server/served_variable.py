@@ -115,8 +115,8 @@ class ServedVariable(DistributedVariable):
         return max(self._client.version(spec.key) for spec in self.specs)
 
     def saved_value(self) -> Any:
-        """Return what a checkpoint holds of this variable: the value that the server has now."""
-        return self.read_value()
+        """Return what a checkpoint holds of this variable: its value, as last pulled."""
+        return self.value
 
     def restore(self, value: Any) -> None:
         """Set the value from an array of `saved_shape`; for checkpoints."""

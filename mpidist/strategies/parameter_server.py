@@ -160,7 +160,7 @@ def _check_arguments(resolver: Any, partitioner: Any, consistency: Any, placemen
     Placement(1, placement)
     if on_server_failure not in _ON_SERVER_FAILURE:
         raise ValueError(f"on_server_failure must be 'end' or 'restore', got {on_server_failure!r}")
-    if registry.has_servers():
+    if registry.of_job() is not None:
         raise RuntimeError(
             "the ranks of this job have their roles already: there is one ParameterServerStrategy in a job; pass it on"
         )

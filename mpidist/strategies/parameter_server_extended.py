@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist import context
+from mpidist import context, errors
 from mpidist.arrays import as_host, is_device
 from mpidist.cluster.devices import Device, device_of_rank
 from mpidist.collectives.communicator import Communicator
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
+from mpidist.errors import MpidistError
 from mpidist.input.dataset import Dataset
 from mpidist.input.from_function import InputContext
 from mpidist.optimizers.base import Optimizer
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 Rules = tuple[Callable[..., Any] | None, Placement]
 
 
+#: How long a word of the first worker is.
+_WORD_BYTES = 1 << 12
+
+
 class ServedExtended(StrategyExtended):
     """The part that does not depend on how many ranks a worker is.  See `SingleExtended` and `GroupExtended`.
 
@@ -47,6 +53,7 @@ class ServedExtended(StrategyExtended):
     number: int
     _rules: Rules
     _colocated: ServedVariable | None = None
+    _words = 0
 
     def serves(self, client: Any) -> None:
         """Begin to use a client."""
@@ -62,17 +69,61 @@ class ServedExtended(StrategyExtended):
         return self.number == 0 and self.replica_id == 0
 
     @property
-    def writes_checkpoints(self) -> bool:
-        """Whether this worker writes checkpoints: the first does."""
-        return self.number == 0
-
-    @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices of the servers."""
         count = len(self._strategy._roles.servers)
         if not count:
             return self.worker_devices
         return tuple(Device("CPU", 0).name_in("ps", index) for index in range(count))
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether this worker writes checkpoints, and restores what servers hold: the first does."""
+        return self.number == 0
+
+    def pull(self) -> None:
+        """Have the next reading give what servers have then, this worker's own gradients included.
+
+        Local; collective among the ranks of a worker.
+        """
+        self._client.flush()
+        self._client.refresh()
+
+    def by_first_worker(self, fn: Callable[[], str | None]) -> str | None:
+        """Call a function in the first worker, and return what it returns in all of them.
+
+        Collective where every worker runs the program; where only a chief does, nobody waits for it.  Word goes by way
+        of server 0, as a variable.
+
+        Parameters
+        ----------
+        fn : callable
+            Returns a short text, or None.
+
+        Raises
+        ------
+        MpidistError
+            What it raised, in all workers.
+        """
+        spec = VariableSpec(
+            (registry.WORDS + self._words, 0), f"word {self._words}", (_WORD_BYTES,), numpy.dtype("uint8")
+        )
+        self._words += 1
+        if self.number == 0:
+            try:
+                text = fn()
+            except MpidistError as error:
+                self._client.create(spec, 0, _encoded(type(error).__name__, str(error)))
+                raise
+            self._client.create(spec, 0, _encoded("", text))
+            return text
+        self._client.create(spec, 0, None)
+        kind, text = json.loads(bytes(self._client.lookup(spec.key, numpy.arange(_WORD_BYTES))).rstrip(b"\0"))
+        if kind:
+            raise getattr(errors, kind)(f"in the first worker: {text}")
+        return text
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -237,6 +288,13 @@ class _ForWorkers:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _same, (self.dataset,)
+
+
+def _encoded(kind: str, text: str | None) -> numpy.ndarray:
+    """Return a word as bytes of the fixed length; a long text is cut off."""
+    while len(raw := json.dumps([kind, text]).encode()) > _WORD_BYTES:
+        text = text[: len(text) // 2] if text else ""
+    return numpy.frombuffer(raw.ljust(_WORD_BYTES, b"\0"), numpy.uint8)
 
 
 def _same(dataset: Dataset) -> Dataset:

@@ -13,6 +13,7 @@ from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
 from mpidist.options import VariableSynchronization
+from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.variables import DistributedVariable
 
@@ -98,7 +99,8 @@ class Checkpoint:
     def save(self, path: str | Path, parallel: bool | None = None) -> Path:
         """Write everything to an HDF5 file, which is there complete afterwards, or as it was before.
 
-        Collective: every rank calls it in the same order.
+        Collective: every rank calls it in the same order.  Of workers that train by themselves (parameter servers), the
+        first writes, and the others go on at once.
 
         Parameters
         ----------
@@ -118,6 +120,8 @@ class Checkpoint:
             On all ranks: it could not be written; the message has the reason.
         """
         path = Path(path)
+        if not writes_here():
+            return path
         found, numbers = self._collect()
         what = f"checkpoint {path} was not saved"
         if _writes_together(parallel, what):
@@ -130,6 +134,8 @@ class Checkpoint:
         """Set everything to what a file says.
 
         Collective: every rank calls it in the same order.  The chief reads; the file need not be there for the others.
+        Of workers that train by themselves (parameter servers), the first restores, and the others wait until it has:
+        what is not on servers, such as their places in data sets, stays as it is there.
 
         Raises
         ------
@@ -138,6 +144,14 @@ class Checkpoint:
         CheckpointError
             On all ranks: it is truncated or damaged, or does not fit these objects. The variables are unchanged then.
         """
+        job = registry.of_job()
+        if job is None:
+            self.restore_here(path)
+        else:
+            job.extended.by_first_worker(lambda: self.restore_here(path))
+
+    def restore_here(self, path: str | Path) -> None:
+        """Do what `restore` does, in this worker only where there are parameter servers."""
         path = Path(path)
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
         problems = [problem for name, part in self._parts.items() for problem in _misfits(name, part, values)]
@@ -148,6 +162,8 @@ class Checkpoint:
 
     def _collect(self) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
         """Return (arrays, numbers).  Collective where there are variables that are synchronized on read."""
+        if (job := registry.of_job()) is not None:
+            job.extended.pull()
         values: dict[str, Any] = {}
         for name, part in self._parts.items():
             if isinstance(part, DistributedVariable):
@@ -156,6 +172,12 @@ class Checkpoint:
                 values.update({f"{name}/{key}": value for key, value in part.state().items()})
         found = {name: _on_host(value) for name, value in values.items() if _is_array(value)}
         return found, {name: value for name, value in values.items() if not _is_array(value)}
+
+
+def writes_here() -> bool:
+    """Return whether this worker writes checkpoints: of several that train by themselves, only the first.  Local."""
+    job = registry.of_job()
+    return job is None or job.extended.writes_checkpoints
 
 
 def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

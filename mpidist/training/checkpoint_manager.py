@@ -11,8 +11,9 @@ from pathlib import Path
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError
+from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file
-from mpidist.training.checkpoint import CHIEF, Checkpoint, together
+from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
 
 _NAME = re.compile(r"checkpoint-(\d+)\.h5")
 _log = logging.getLogger("mpidist")
@@ -58,10 +59,11 @@ class CheckpointManager:
         self.directory = Path(directory)
         self.max_to_keep = max_to_keep
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
-        together(
-            lambda: _try(self.directory),
-            f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
-        )
+        if writes_here():
+            together(
+                lambda: _try(self.directory),
+                f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
+            )
         is_chief = Communicator.world().rank == CHIEF
         self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
 
@@ -100,7 +102,7 @@ class CheckpointManager:
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
         path = self.checkpoint.save(self.directory / f"checkpoint-{number}.h5")
-        if Communicator.world().rank == CHIEF:
+        if Communicator.world().rank == CHIEF and writes_here():
             self._remove_old(path)
         return path
 
@@ -119,13 +121,20 @@ class CheckpointManager:
         CheckpointError
             On all ranks: there are checkpoints, and none can be restored; has the reason for each.
         """
+        job = registry.of_job()
+        if job is None:
+            return self._restore_newest()
+        restored = job.extended.by_first_worker(lambda: _text_of(self._restore_newest()))
+        return None if restored is None else Path(restored)
+
+    def _restore_newest(self) -> Path | None:
         communicator = Communicator.world()
         seen = json.dumps([str(path) for path in reversed(self.checkpoints)]) if communicator.rank == CHIEF else ""
         newest_first = json.loads(communicator.exchange(seen.encode(), what="checkpoint")[CHIEF])
         reasons = []
         for path in newest_first:
             try:
-                self.checkpoint.restore(path)
+                self.checkpoint.restore_here(path)
                 return Path(path)
             except CheckpointError as error:
                 reasons.append(str(error))
@@ -177,6 +186,10 @@ def checkpoints_in(directory: Path) -> list[Path]:
     """Return the checkpoints that are in a directory, by ascending number; none where there is none.  Local."""
     found = directory.iterdir() if directory.is_dir() else ()
     return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
+
+
+def _text_of(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _number(path: Path) -> int:
