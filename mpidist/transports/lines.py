@@ -210,6 +210,7 @@ class Line(abc.ABC):
     def close(self) -> None:
         """Give the line's memory back; messages that nobody has received are dropped.  Local."""
         self.closed = True
+        self.lose("was closed here")
         self._inbox.clear()
         self.presence.forget(self)
 
