@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from tests.jobs import run_job
+from tests.jobs import JobResult, environment, run_job, run_process
+from tests.launch import launcher
+
+needs_ulfm = pytest.mark.skipif(
+    launcher().vendor != "Open MPI", reason="MPICH's launcher ends a job of which a rank dies"
+)
 
 BEGIN = """
 import logging, os, signal, sys, threading, time
@@ -223,3 +231,60 @@ else:
     assert "the chief is done" in result.stdout
     expected = [(f"checkpoint-{number}.h5", -5.0 * number) for number in (1, 2, 3)]
     assert f"evaluated {expected}" in result.stdout, result.stdout
+
+
+DYING = """
+def dies(x):
+    if mpidist.coordinator.experimental_get_current_worker_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.001)
+    return count(x)
+"""
+
+KILLED = (
+    BEGIN.format(num_ps=1).replace("\ndef worker()", DYING + "\ndef worker()")
+    + """
+logging.basicConfig()
+values = [coordinator.schedule(count, args=(n,)) for n in range(100)]
+values += [coordinator.schedule(dies, args=(n,)) for n in range(100, 200)]
+coordinator.join()
+assert coordinator.fetch(values) == list(range(200))
+assert total.value.tolist() == [sum(range(200))] * 4, total.value
+assert {*coordinator.fetch([coordinator.schedule(worker) for _ in range(100)])} == {0, 2}
+"""
+    + END
+)
+
+
+def run_tolerant(ranks: int, script: str, folder: Path, env: Mapping[str, str] | None = None) -> JobResult:
+    """Run a script by ``mpidist run --fault-tolerant``."""
+    path = folder / "script.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "mpidist", "run", "--fault-tolerant", "-n", str(ranks), str(path)]
+    return run_process(command, environment(env), timeout_seconds=120)
+
+
+@needs_ulfm
+def test_the_functions_of_a_worker_that_is_killed_run_on_others(tmp_path):
+    result = run_tolerant(5, KILLED, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout
+    assert re.search(
+        r"worker 1 \(rank 2\).* died: its process \d+ is gone .*functions run again elsewhere", result.stderr
+    )
+
+
+def test_a_worker_that_is_killed_ends_a_job_that_does_not_tolerate_it():
+    result = run_job(5, KILLED)
+    assert result.returncode != 0
+    assert "the chief is done" not in result.stdout
+    assert re.search(r"RankFailedError: .*schedules functions on worker 1 \(rank 2\): .* died", result.stderr)
+
+
+@needs_ulfm
+def test_when_the_last_worker_is_killed_the_job_ends(tmp_path):
+    script = KILLED.replace("get_current_worker_index() == 1", "get_current_worker_index() >= 0")
+    result = run_tolerant(4, script, tmp_path)
+    assert result.returncode != 0
+    assert "the chief is done" not in result.stdout
+    assert re.search(r"PeerLostError: .*schedules functions on worker [01] .*no worker is left", result.stderr)

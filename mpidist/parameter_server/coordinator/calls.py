@@ -326,8 +326,10 @@ class Calls:
             It was the last one, or the job does not tolerate faults.
         """
         error = lane.talk.lost(f"{self._name} schedules functions on {lane}")
-        if not isinstance(error, PeerLostError) or len(self.lanes) == 1:
+        if not isinstance(error, PeerLostError):
             raise error
+        if len(self.lanes) == 1:
+            raise PeerLostError(f"{error}; no worker is left", error.rank)
         self.lanes.remove(lane)
         calls = [call for batch in lane.batches for call in batch.calls if call._result is PENDING]
         lane.batches.clear()
