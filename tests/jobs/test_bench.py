@@ -130,3 +130,20 @@ def test_a_rank_that_fails_ends_the_benchmark():
     assert result.returncode == 1
     assert "rank 0 failed first" in result.stderr or "rank 1 failed first" in result.stderr
     assert result.stderr.endswith("ended with status 1 before it had a result\n")
+
+
+def test_steps_on_parameter_servers(tmp_path):
+    path = tmp_path / "found.json"
+    result = bench("ps", "--seconds", "0.01", "--rounds", "1", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    (launch,) = results.read(path)
+    assert {(row.work, row.who) for row in launch.rows} == {
+        *((work, who) for work in ("1 float", "4 MB") for who in ("mpidist", "messages of MPI")),
+        *(("200 variables of 1 KB", who) for who in ("200 variables of 1 KB", "1 variable of 200 KB")),
+        *(("64 MB", who) for who in ("2 servers", "1 server")),
+    }
+    assert {row.wrong for row in launch.rows} == {0}, "updates were lost"
+    held = list(launch.machine["server_bytes"].values())
+    assert len(held) == 2 and sum(held) == 1 << 26
+    assert max(held) <= 1.05 * sum(held) / 2
+    assert "servers hold" in result.stdout and "two servers against one" in result.stdout

@@ -15,6 +15,7 @@ from mpidist.commands.bench import (
     collectives,
     gradients,
     plot,
+    ps,
     results,
     scaling,
     show,
@@ -34,6 +35,7 @@ SUBCOMMANDS: dict[str, Any] = {
     "step": step,
     "collectives": collectives,
     "scaling": scaling,
+    "ps": ps,
     "targets": targets,
     "show": show,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mpidist.commands.bench import results, targets
+from mpidist.commands.bench import ps, results, targets
 from mpidist.commands.bench.results import Launch
 
 WHAT = "files of earlier runs, as tables and a picture"
@@ -22,5 +22,6 @@ def start(options: argparse.Namespace) -> list[Launch]:
     launches = [launch for path in options.files for launch in results.read(path)]
     print(results.summary(launches))
     if options.targets:
-        print(f"\n{targets.report(launches)}")
+        asked = [*targets.TARGETS, *(ps.TARGETS if any(each.subcommand == "ps" for each in launches) else ())]
+        print(f"\n{targets.report_of(asked, launches)}")
     return launches

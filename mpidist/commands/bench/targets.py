@@ -157,9 +157,14 @@ def start(options: argparse.Namespace) -> list[Launch]:
 
 
 def report(launches: Sequence[Launch]) -> str:
-    """Return the table of all targets: bound, median over the launches of each cache mode, verdict.  Local, pure."""
+    """Return the table of the engine's targets.  Local, pure."""
+    return report_of(TARGETS, launches)
+
+
+def report_of(targets: Sequence[Target], launches: Sequence[Launch]) -> str:
+    """Return the table of targets: bound, median over the launches of each cache mode, verdict.  Local, pure."""
     heading = f"# {'work':<14} {'ranks':>5} {'figure':<24} {'target':>8} {'cache':<11} {'reached':>8} {'launches':>8}"
-    return "\n".join([heading, *(line for target in TARGETS for line in _lines(target, launches))])
+    return "\n".join([heading, *(line for target in targets for line in _lines(target, launches))])
 
 
 def _lines(target: Target, launches: Sequence[Launch]) -> list[str]:
