@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.errors import ServerError
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
@@ -140,12 +141,14 @@ class Client:
         self.worker_count = worker_count
         self.is_chief = is_chief
         self.servers = [open_server(line, place, number) for place, line in enumerate(lines)]
+        #: By number; without servers that are gone.
+        self._ends = {end.number: end for end in self.servers}
         self._push_dtype = None if push_dtype is None else numpy.dtype(push_dtype)
         self._specs: dict[Key, VariableSpec] = {}
         self._server_of: dict[Key, int] = {}
         # The present snapshots of all servers; of a single one, its own dict.
         self._snapshot: dict[Key, Any] = _NOTHING
-        self._has_pulled = [False] * len(self.servers)
+        self._has_pulled = dict.fromkeys(self._ends, False)
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._plans: dict[Any, list[tuple[tuple[Key, ...], list[_Part]]]] = {}
         self._plan_count = 0
@@ -167,7 +170,9 @@ class Client:
             The server knows a variable of this number by another name, shape or dtype.
         """
         initial = None if value is None else numpy.asarray(value, spec.dtype).reshape(spec.shape)
-        self.servers[server].ask("create", initial, spec=spec.described())
+        if server not in self._ends:  # the same one for all clients, who all know by now that it is gone
+            server = self.servers[server % len(self.servers)].number
+        self._ends[server].ask("create", initial, spec=spec.described())
         self._specs[spec.key], self._server_of[spec.key] = spec, server
 
     def value(self, key: Key) -> Any:
@@ -182,7 +187,7 @@ class Client:
 
     def _value(self, key: Key) -> Any:
         number = self._number_of(key)
-        end = self.servers[number]
+        end = self._ends[number]
         if not self._has_pulled[number] and key in self._pull(number):
             return self._snapshot[key]
         if key not in self._tables:
@@ -196,7 +201,7 @@ class Client:
     def _pull(self, number: int) -> dict[Key, Any]:
         if not self._in_step:
             self._begin_step()
-        views = self.servers[number].pull()
+        views = self._ends[number].pull()
         self._snapshot = views if len(self.servers) == 1 else {**self._snapshot, **views}
         self._has_pulled[number] = True
         return views
@@ -210,17 +215,17 @@ class Client:
     def refresh(self) -> None:
         """End the present snapshot: the next reading is of the variables as they are then."""
         self._snapshot = _NOTHING
-        self._has_pulled = [False] * len(self.servers)
+        self._has_pulled = dict.fromkeys(self._ends, False)
         if self._tables:
             self._tables = {}
 
     def read(self, key: Key) -> Any:
         """Return a variable as it is now, as a new array; the present snapshot stays."""
-        return self.servers[self._number_of(key)].ask("read", key=key)[1]
+        return self._ends[self._number_of(key)].ask("read", key=key)[1]
 
     def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
         """Set a variable, or add to it (`assign_add`), or subtract from it (`assign_sub`); returns when it is done."""
-        spec, end = self._specs[key], self.servers[self._number_of(key)]
+        spec, end = self._specs[key], self._ends[self._number_of(key)]
         array = numpy.asarray(value, spec.dtype)
         if array.shape != spec.shape:
             raise ValueError(f"a value of shape {array.shape} was assigned to {spec}")
@@ -230,13 +235,13 @@ class Client:
     def lookup(self, key: Key, indices: Any) -> Any:
         """Return some rows of a variable as they are now, as a new array."""
         indices = numpy.asarray(indices, numpy.int64)
-        spec, end = self._specs[key], self.servers[self._number_of(key)]
+        spec, end = self._specs[key], self._ends[self._number_of(key)]
         rows = end.ask("lookup", indices.reshape(-1), key=key)[1]
         return rows.reshape(*indices.shape, *spec.shape[1:])
 
     def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
-        spec, end = self._specs[key], self.servers[self._number_of(key)]
+        spec, end = self._specs[key], self._ends[self._number_of(key)]
         indices = numpy.asarray(indices, numpy.int64)
         rows = numpy.broadcast_to(numpy.asarray(rows, spec.dtype), (len(indices), *spec.shape[1:]))
         both = numpy.concatenate([indices.view(numpy.uint8), numpy.ascontiguousarray(rows).reshape(-1).view("u1")])
@@ -248,7 +253,7 @@ class Client:
         self.value(key)
         number = self._number_of(key)
         if key in self._snapshot:
-            return self.servers[number].version(key)
+            return self._ends[number].version(key)
         return self._tables[key][1]
 
     def versions(self) -> dict[Key, int]:
@@ -433,6 +438,38 @@ class Client:
             places = [[name, *protocol.described(value)] for name, value in own.items()]
             end.ask("restore", protocol.joined(list(own.values())), number=number, plain=plain, arrays=places)
         self.refresh()
+
+    # -- servers that are gone ----------------------------------------------------------------------------------------
+
+    def lose(self, server: int) -> list[VariableSpec]:
+        """Do without a server that is gone, and return what this client knows of what lay there.
+
+        These variables are to be created again on other servers.
+
+        Raises
+        ------
+        ServerError
+            There is nobody else to say when clients may go on, or no other server.
+        """
+        end = self._ends.get(server)
+        if end is None:
+            return []
+        if end in self._clocks or len(self.servers) == 1:
+            what = "said when workers may go on" if end in self._clocks else "was the only one"
+            raise ServerError(f"{end.name} is gone, which {what}: start the job again from its newest checkpoint")
+        del self._ends[server]
+        self.servers.remove(end)
+        self._plans.clear()
+        self.refresh()
+        return [self._specs[key] for key, at in self._server_of.items() if at == server]
+
+    def known(self) -> list[tuple[Key, VariableSpec]]:
+        """Return the variables that this client has created, by key."""
+        return list(self._specs.items())
+
+    def server_of(self, key: Key) -> int:
+        """Return the number of the server that holds a variable."""
+        return self._number_of(key)
 
     # -- taking part --------------------------------------------------------------------------------------------------
 

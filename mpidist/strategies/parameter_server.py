@@ -96,6 +96,8 @@ class ParameterServerStrategy(Strategy):
         self._whole = whole  # whose control channel and exit hooks stay in force
         self._cluster_coordinator: Any = None
         self._on_server_failure = on_server_failure
+        vital = (self._roles.trainers[0][0], *(self._roles.servers if on_server_failure == "end" else ()))
+        whole.control.vital_ranks = frozenset(vital)  # a fault-tolerant job can do without the others
         hosts = communicator.topology.hosts
         task = self._roles.tasks[self._rank]
         spec = self._roles.cluster_spec(hosts) if cluster_resolver is None else cluster_resolver.cluster_spec()

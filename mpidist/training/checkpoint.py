@@ -79,6 +79,11 @@ class Checkpoint:
     def __init__(self, **objects: Any) -> None:
         self._parts = dict(_named_parts("", objects))
 
+    @property
+    def variables(self) -> list[DistributedVariable]:
+        """The variables in it.  Local."""
+        return [part for part in self._parts.values() if isinstance(part, DistributedVariable)]
+
     def include(self, name: str, part: Any) -> None:
         """Add an object under a name.  Local; every rank adds the same.
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
-from mpidist.parameter_server.coordinator.executor import Executor, ServerClient
+from mpidist.parameter_server.coordinator.executor import Executor
 
 
 class WorkerHere(Conversation):
@@ -14,10 +14,10 @@ class WorkerHere(Conversation):
 
     Parameters
     ----------
-    client : ServerClient
+    client : LocalClient
     """
 
-    def __init__(self, client: ServerClient) -> None:
+    def __init__(self, client: Any) -> None:
         self._answers: deque[tuple[Any, ...]] = deque()
         self._executor = Executor(_ChiefHere(self._answers), client, 0, 1, "this process")
 

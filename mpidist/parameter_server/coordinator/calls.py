@@ -16,12 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist.errors import CancelledError, MpidistError, PeerLostError
+from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.coordinator import failures, functions
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, UNKNOWN_SECONDS, Function
+from mpidist.parameter_server.coordinator.recovery import Recovery
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
-from mpidist.transports.lines import Patience
+from mpidist.parameter_server.layout import Key
+from mpidist.transports.lines import Line, Patience
 
 _log = logging.getLogger("mpidist")
 
@@ -107,6 +110,10 @@ class Calls:
     ) -> None:
         self._name = name
         self._refresh = refresh
+        #: What watches over the servers, in jobs that may go on without one.
+        self.recovery: Recovery | None = None
+        self._is_quiet = False  # no calls are given to workers
+        self._to_be_quiet: set[Lane] = set()
         self.lanes = [Lane(index, talk) for index, talk in workers.items()]
         self.waiting: deque[RemoteValue] = deque()
         self.error: BaseException | None = None
@@ -163,12 +170,16 @@ class Calls:
                 content = lane.talk.hear()
         if heard:
             self._refresh()
+        if self.recovery is not None and not self._is_quiet:
+            self.recovery.look()
         if self.waiting:
             self.feed()
         return heard
 
     def feed(self) -> None:
         """Give waiting calls to workers that have room."""
+        if self._is_quiet:
+            return
         with_room = [lane for lane in self.lanes if lane.has_room]
         with_room.sort(key=_has_work)
         while self.waiting and with_room:
@@ -254,6 +265,8 @@ class Calls:
             self._results(lane, *content)
         elif kind == Kind.UNKNOWN:
             self._define(lane, *content)
+        elif kind == Kind.QUIET:
+            self._to_be_quiet.discard(lane)
         else:
             raise AssertionError(f"{lane} sent a message of kind {kind} out of turn")
 
@@ -274,8 +287,11 @@ class Calls:
     def _not_run(self, lane: Lane, batch: _Batch, calls: Sequence[RemoteValue], failure: Failure | None) -> None:
         """Settle the calls of a batch from the one that failed, or was cancelled, on."""
         if failure is not None:
+            error = failures.raised(Failure(*failure), str(lane), str(calls[0]._function))
+            if self.recovery is not None and self.recovery.takes(error):
+                self.waiting.extendleft(reversed(calls))
+                return
             first, *calls = calls
-            error = failures.raised(Failure(*failure), str(lane), str(first._function))
             first._result, first._payload = Failed(error), None
             if self.error is None and batch.number > self._cancelled:
                 self.error = error
@@ -307,6 +323,23 @@ class Calls:
     def _all_functions(self, lane: Lane) -> list[Function]:
         of_calls = [call._function for batch in lane.batches for call in batch.calls if call._function is not None]
         return [*of_calls, *self._functions.values()]
+
+    # -- servers that are gone ----------------------------------------------------------------------------------------
+
+    def watch_servers(self, client: Client, lines: Mapping[int, Line], restores: bool) -> None:
+        """Watch over the servers from now on; see `Recovery`."""
+        self.recovery = Recovery(client, lines, restores, self._be_quiet, self._go_on)
+
+    def _be_quiet(self, server: int) -> None:
+        """Have the workers finish, as far as they can, what they have; give them nothing more."""
+        self._is_quiet = True
+        self._to_be_quiet = set(self.lanes)
+        self.tell(Kind.SERVER_LOST, server)
+        self._until(lambda: not self._to_be_quiet & set(self.lanes), f"for the workers to do without ps {server}")
+
+    def _go_on(self, places: dict[Key, int]) -> None:
+        self.tell(Kind.MOVED, places)
+        self._is_quiet = False
 
     # -- workers that are gone ----------------------------------------------------------------------------------------
 

@@ -38,6 +38,12 @@ class Kind(enum.IntEnum):
     CANCEL = 5
     #: To a worker: there is no more to do.
     END = 6
+    #: To a worker: number of a server that is gone.
+    SERVER_LOST = 9
+    #: To a worker: servers of variables that were moved, by key.
+    MOVED = 10
+    #: To the chief: number of a server that is gone; the worker has done with all that it had begun.
+    QUIET = 11
     #: To the chief: number of the batch, seconds it took, results, failure.
     RESULTS = 7
     #: To the chief: number of a function that the worker does not have, and why.

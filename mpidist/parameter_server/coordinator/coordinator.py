@@ -17,6 +17,7 @@ from mpidist.parameter_server.coordinator.calls import Calls
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.coordinator.recovery import Checkpoints
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
 
 #: How many scheduled functions may wait before `schedule` waits too.
@@ -96,6 +97,9 @@ class ClusterCoordinator:
         else:
             talks = {0: WorkerHere(strategy._client)}
         self._calls = Calls(talks, _CAPACITY, f"rank {rank} (chief)", strategy._client.refresh)
+        if workers and strategy._whole.control.settings.fault_tolerant:
+            servers = {number: strategy._lines[server] for number, server in enumerate(strategy._roles.servers)}
+            self._calls.watch_servers(strategy._client, servers, strategy._on_server_failure == "restore")
         self._next_look = 0.0
         atexit.register(self._end)
 
@@ -217,6 +221,22 @@ class ClusterCoordinator:
         number = self._calls.new_number()
         self._calls.tell(Kind.ITERATOR, number, dataset)
         return PerWorkerIterator(number)
+
+    # -- servers that die ---------------------------------------------------------------------------------------------
+
+    def restore_from(self, checkpoint_manager: Checkpoints) -> None:
+        """Say what to restore when a server dies, in a fault-tolerant job with ``on_server_failure="restore"``.
+
+        The dead server's variables are made again on the others.  All that the newest checkpoint holds goes back to
+        what it was there, so that it belongs together, and functions that could not be finished run again.
+
+        Parameters
+        ----------
+        checkpoint_manager : CheckpointManager
+            Of a checkpoint with all variables and optimizers.
+        """
+        if self._calls.recovery is not None:
+            self._calls.recovery.manager = checkpoint_manager
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

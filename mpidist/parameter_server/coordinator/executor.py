@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any
 
 import numpy
 
-from mpidist.errors import OutOfRangeError
+from mpidist.errors import OutOfRangeError, ServerError
 from mpidist.input.dataset import Dataset
-from mpidist.parameter_server.coordinator import failures, functions
+from mpidist.parameter_server.coordinator import failures, functions, recovery
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotHere
@@ -25,33 +26,20 @@ _PLAIN = frozenset(
 _LOOK_SECONDS = 1e-3
 
 
-class ServerClient(Protocol):
-    """What an executor needs of the client of the servers."""
-
-    def refresh(self) -> None:
-        """Let the next read see what the servers have by then."""
-
-    def flush(self) -> None:
-        """Wait until the servers have applied what this client has sent."""
-
-    def idle(self) -> None:
-        """Say that this client has no work for now: nobody is to wait for its next step."""
-
-
 class Executor:
     """What a worker rank is from its `ClusterCoordinator` line on.
 
     Parameters
     ----------
     chief : Conversation
-    client : ServerClient
+    client : Client or what has its methods
     index, count : int
         Number of this worker, and how many there are.
     name : str
         How messages call it.
     """
 
-    def __init__(self, chief: Conversation, client: ServerClient, index: int, count: int, name: str) -> None:
+    def __init__(self, chief: Conversation, client: Any, index: int, count: int, name: str) -> None:
         self._chief = chief
         self._client = client
         self._place = index, count
@@ -110,8 +98,18 @@ class Executor:
             self._make(number, lambda: _WorkerIterator(iter(self._made_here(dataset))), "the iterator of a data set")
         elif kind == Kind.FORGET:
             self._forget(*content)
+        elif kind == Kind.SERVER_LOST:
+            self._lose_server(*content)
+        elif kind == Kind.MOVED:
+            recovery.moved(self._client, *content)
         else:
             raise AssertionError(f"{self._name} got a message of kind {kind} out of turn")
+
+    def _lose_server(self, number: int) -> None:
+        self._client.lose(number)
+        with suppress(ServerError, ValueError):  # of a push whose function has failed already
+            self._client.flush()
+        self._chief.say(Kind.QUIET, number)
 
     # -- running functions --------------------------------------------------------------------------------------------
 
