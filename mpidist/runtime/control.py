@@ -93,6 +93,7 @@ class ControlChannel:
         self.settings = settings() if chosen is None else chosen
         self.call = 0
         self.vital_ranks: frozenset[int] = frozenset()
+        self._lost: dict[int, str] = {}
         self.turnstile = Turnstile(self)
         self.missed = MissedCalls(self)
         self._what = ""
@@ -266,6 +267,10 @@ class ControlChannel:
             return self.failed(*min(failed, key=lambda pair: is_consequence(pair[1])), watch)
         return self.arbiter.failure(watch) if self.arbiter is not None else None
 
+    def note_lost(self, rank: int, why: str) -> None:
+        """Take note that a rank of another board is gone, which its transport has found out.  Local."""
+        self._lost[rank] = why
+
     def vital_failure(self, watch: Watch) -> MpidistError | None:
         """Return the error that names a rank which this job cannot do without, and which has failed or was killed."""
         for rank in sorted(self.vital_ranks - {self.rank}):
@@ -276,6 +281,8 @@ class ControlChannel:
                     return self.failed(rank, self.board.text(line), watch)
                 if state != states.LEFT and not self.board.alive(line):
                     return self.died(rank, watch)
+            elif rank in self._lost:
+                return self.error(RankFailedError, f"{self.name(rank)} died in {watch.what}: {self._lost[rank]}", rank)
             elif self.arbiter is not None and rank in self.arbiter.failed_texts:
                 return self.failed(rank, self.arbiter.failed_texts[rank], watch)
         return None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from mpidist.errors import RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
+from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel, is_consequence, last_line
 
@@ -202,15 +202,24 @@ class ExitHooks:
             self._abort(1)
         lost = control.vital_failure(control.watch("the end of the program"))
         if lost is not None and control.settings.fault_tolerant:
-            self._control.fail(str(lost))
-            control.warn(f"the job ends, which cannot go on: {lost}")
-            self._abort(1)
+            self._end_with(lost)
         control.leave()
-        if self._all_left is not None:
+        if control.settings.fault_tolerant:
+            if self._skip_finalize is not None:
+                self._skip_finalize()  # it would wait, for ever perhaps, for a rank that dies, or has died
+        elif self._all_left is not None:
             self._linger(self._all_left())
-        tolerant = control.settings.fault_tolerant
-        if tolerant and self._skip_finalize is not None and (self._all_left is None or control.dead()):
-            self._skip_finalize()  # it would wait, for ever perhaps, for a rank that dies meanwhile
+
+    def _end_with(self, lost: MpidistError) -> None:
+        """End the job, which cannot go on, unless the rank that failed does: it has more to say."""
+        control = self._control
+        told_elsewhere = self._told_elsewhere(lost)
+        control.fail(str(lost))
+        control.end()
+        if told_elsewhere:
+            self._wait_until(lambda: False, _PATIENCE_SECONDS)
+        control.warn(f"the job ends, which cannot go on: {lost}")
+        self._abort(1)
 
     def _linger(self, all_left: Callable[[], bool]) -> None:
         """Answer the questions of other nodes until every rank has left, and has been heard."""
@@ -221,8 +230,6 @@ class ExitHooks:
             dead = []
             if time.monotonic() - looked > _LOOK_SECONDS:
                 dead, looked = control.dead(), time.monotonic()
-            if dead and control.settings.fault_tolerant:
-                return
             if dead:
                 control.warn(f"{control.name(dead[0])} died while this rank waited for the end of the job")
                 self._abort(1)

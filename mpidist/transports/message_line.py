@@ -10,6 +10,7 @@ free as soon as the transport is done with it, which may be before the peer rele
 
 from __future__ import annotations
 
+import atexit
 import struct
 import time
 import weakref
@@ -37,10 +38,23 @@ _MOST_UNDER_WAY = 64
 #: How long what a peer has sent may still take to arrive when it is known to have ended.
 _ARRIVE_SECONDS = 0.5
 
+#: How long the end of a process waits for what it has sent, where nothing else waits for that.
+_SEND_OFF_SECONDS = 5.0
+
 
 def open_message_lines(transport: Transport, peers: Sequence[int], presence: Presence) -> dict[int, Line]:
     """Return lines to `peers` over a transport that is used for nothing else.  Local."""
-    return {peer: MessageLine(peer, presence, transport) for peer in peers}
+    lines = {peer: MessageLine(peer, presence, transport) for peer in peers}
+    if presence.control.settings.fault_tolerant:  # then MPI is not finalized, which would wait for what is under way
+        atexit.register(_send_off, list(lines.values()))
+    return dict(lines)
+
+
+def _send_off(lines: Sequence[MessageLine]) -> None:
+    """Wait a while until all that was sent is on its way, so that the process may end."""
+    deadline = time.monotonic() + _SEND_OFF_SECONDS
+    while any(not line.all_sent for line in lines) and time.monotonic() < deadline:
+        time.sleep(0)
 
 
 class MessageLine(Line):
@@ -125,10 +139,20 @@ class MessageLine(Line):
         try:
             return fn(*args)
         except RankFailedError as error:
-            self.lose(f"is gone: {error}")
+            self.lose(f"died: {error}")
+            self.presence.control.note_lost(self.presence.name_of(self.peer), str(error))
+            self._transport.abandon([*self._under_way, *self._awaited])
+            self._under_way.clear()
+            self._awaited.clear()
             if not self.presence.control.settings.fault_tolerant:
                 raise
             return None
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether nothing is on its way to the peer any more, or the peer is gone.  Local."""
+        self._push_on()
+        return not self._under_way or bool(self._gone)
 
     # -- areas --------------------------------------------------------------------------------------------------------
 

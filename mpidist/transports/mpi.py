@@ -225,7 +225,7 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
     )
     if problem and node.Get_rank() == 0:
         control.warn(f"{problem}; small all-reduces use messages instead")
-    farewell = None if alone else _farewell(mpi, world.Dup(), chosen.fault_tolerant)
+    farewell = None if alone else _farewell(world.Dup())
     ExitHooks(control, _end_of(world, control), farewell, skip_finalize).install()
     transport = MpiTransport(world.Dup(), control, range(world.Get_size()))
     world.Barrier()  # every rank has signed on to its board before any looks who is missing
@@ -289,20 +289,10 @@ def _end_by_signals(control: ControlChannel) -> None:
             time.sleep(0.005)
 
 
-def _farewell(mpi: Any, comm: Any, tolerant: bool) -> Callable[[], Callable[[], bool]]:
-    """Return what begins a barrier on `comm` and returns its test; where faults are tolerated, a lost rank ends it."""
+def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:
+    """Return what begins a barrier on `comm` and returns its test."""
 
     def begin() -> Callable[[], bool]:
-        request = comm.Ibarrier()
-
-        def test() -> bool:
-            try:
-                return bool(request.Test())
-            except mpi.Exception:
-                if not tolerant:
-                    raise
-                return True
-
-        return test
+        return comm.Ibarrier().Test
 
     return begin
