@@ -74,7 +74,6 @@ class ServerEnd:
         self.has_clock = self.gathers = False
         self.steps: Sequence[int] = ()
         self._areas: list[Area | None] = [None, None]
-        self._turn = 0
         self._failures: list[dict[str, Any]] = []
 
     @classmethod
@@ -92,15 +91,19 @@ class ServerEnd:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def area(self, nbytes: int) -> Area:
-        """Return memory for a message to the server, not busy; two take turns."""
-        turn = self._turn = 1 - self._turn
-        area = self._areas[turn]
+        """Return memory for a message to the server, not busy: the first of two, if that is free, since it is in cache.
+
+        The second is for who pushes again before it reads.
+        """
+        areas = self._areas
+        number = 0 if areas[0] is None or not areas[0].busy else 1
+        area = areas[number]
         if area is None or area.array.size < nbytes:
             if area is not None:
                 area.wait_free()
                 area.close()
-            area = self._areas[turn] = self.line.area(max(64, nbytes))
-        elif area.busy:
+            area = areas[number] = self.line.area(max(64, nbytes))
+        elif number:
             area.wait_free()
         return area
 
