@@ -288,3 +288,96 @@ def test_when_the_last_worker_is_killed_the_job_ends(tmp_path):
     assert result.returncode != 0
     assert "the chief is done" not in result.stdout
     assert re.search(r"PeerLostError: .*schedules functions on worker [01] .*no worker is left", result.stderr)
+
+
+SERVER_KILLED = """
+import logging, os, signal, time
+import numpy
+import mpidist
+
+logging.basicConfig()
+strategy = mpidist.ParameterServerStrategy(num_ps=2, on_server_failure=MODE)
+with strategy.scope():
+    variables = [mpidist.Variable(numpy.zeros(4, "float32"), name=f"v{n}") for n in range(5)]
+    optimizer = mpidist.optimizers.SGD(0.5, momentum=0.5)
+
+def train(x):
+    time.sleep(0.0005)
+    optimizer.apply_gradients([(numpy.full(4, x, "float32"), variable) for variable in variables])
+    return x
+
+def kill_server():
+    control = strategy._whole.control
+    os.kill(control.board.pid(control.board_ranks.index(strategy._roles.servers[VICTIM])), signal.SIGKILL)
+
+def check():
+    first = variables[0].value[0]
+    assert all((variable.value == first).all() for variable in variables), [v.value for v in variables]
+    state = optimizer.state()
+    slots = [value for name, value in state.items() if name.endswith("/momentum")]
+    assert len(slots) == 5 and all((slot == slots[0]).all() for slot in slots), state
+    return float(first), int(optimizer.iterations)
+
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+manager = mpidist.CheckpointManager(mpidist.Checkpoint(variables=variables, optimizer=optimizer), FOLDER)
+if RESTORES:
+    coordinator.restore_from(manager)
+for _ in range(30):
+    coordinator.schedule(train, args=(1.0,))
+coordinator.join()
+manager.save()
+saved, iterations = check()
+assert iterations == 30
+
+values = [coordinator.schedule(train, args=(float(n),)) for n in range(100)]
+assert values[10].fetch() == 10.0
+kill_server()
+coordinator.join()
+assert coordinator.fetch(values) == [float(n) for n in range(100)]
+now, iterations = check()
+assert now < saved and 30 < iterations <= 130, (now, iterations)
+assert len({variable.device for variable in variables}) == 1
+
+# new variables find a server too
+with strategy.scope():
+    more = [mpidist.Variable(float(n)) for n in range(3)]
+assert coordinator.schedule(lambda: [float(each.value) for each in more]).fetch() == [0.0, 1.0, 2.0]
+for _ in range(20):
+    coordinator.schedule(train, args=(1.0,))
+coordinator.join()
+assert check()[1] == iterations + 20
+manager.save()
+print("the chief is done", flush=True)
+"""
+
+
+def server_killed(folder: Path, **constants: object) -> str:
+    constants = {"FOLDER": str(folder / "checkpoints"), "MODE": "restore", "VICTIM": 1, "RESTORES": True, **constants}
+    return "".join(f"{name} = {value!r}\n" for name, value in constants.items()) + SERVER_KILLED
+
+
+@needs_ulfm
+@pytest.mark.parametrize("victim", [0, 1])
+def test_what_a_server_held_is_restored_on_the_others(tmp_path, victim):
+    result = run_tolerant(5, server_killed(tmp_path, VICTIM=victim), tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout
+    said = r"died: its process .*all variables are those of \S*checkpoint-1.h5, on the servers that are left"
+    assert re.search(rf"ps {victim}: .* {said}", result.stderr), result.stderr
+
+
+@needs_ulfm
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"MODE": "end"}, "start the job again, and restore its newest checkpoint"),
+        ({"RESTORES": False}, r"nothing says what to restore: call ClusterCoordinator.restore_from\(manager\)"),
+    ],
+    ids=["end", "no manager"],
+)
+def test_a_server_that_is_killed_ends_the_job_with_a_clear_message(tmp_path, options, text):
+    result = run_tolerant(5, server_killed(tmp_path, **options), tmp_path)
+    assert result.returncode != 0
+    assert "the chief is done" not in result.stdout
+    assert re.search(rf"PeerLostError: .*ps 1: rank 4 .* died: .*{text}", result.stderr), result.stderr
+    assert (tmp_path / "checkpoints" / "checkpoint-1.h5").exists()
