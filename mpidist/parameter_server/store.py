@@ -75,7 +75,7 @@ class Store:
         self._table_versions: dict[Key, int] = {}
         self._fresh: set[Key] = set()
         self.layout_number = 0
-        self.buffers = Buffers(Layout([]), 0)
+        self.buffers = Buffers(Layout([]), readers)
         self.plans: list[Plan] = []
         self._plan_numbers: dict[Plan, int] = {}
         self._targets: dict[tuple[int, int], _Target] = {}
