@@ -266,6 +266,8 @@ class Optimizer(abc.ABC):
             With more than one replica: outside `strategy.run`, or a variable was not created in the strategy's scope.
         """
         pairs = list(gradients_and_variables)
+        if self.remote is not None and self.remote.push_again(self, pairs):
+            return
         _require_pairs(pairs)
         pairs = _with_gradients(pairs)
         variables = [variable for _, variable in pairs]
@@ -396,6 +398,12 @@ class Optimizer(abc.ABC):
             for each in self._without_decay
         )
         return 0.0 if excluded else self.weight_decay
+
+    @property
+    def gradient_factor(self) -> float | None:
+        """What every gradient is multiplied by, whatever it is; None where that depends on the gradients."""
+        depends = self.clipping.needs_norms or self.skips_nonfinite or self._accumulation.count > 1
+        return None if depends else self._gradient_factor()
 
     def _gradient_factor(self) -> float:
         return 1.0 / (self.loss_scale.scale * self._accumulation.count)

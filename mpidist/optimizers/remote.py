@@ -22,6 +22,19 @@ class RemoteUpdates(abc.ABC):
     ) -> None:
         """Send gradients, each to be multiplied by its factor, and to be applied as one step."""
 
+    def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
+        """Push gradients for a list of variables that has been pushed before, with no need to look at each.
+
+        Return whether it was such a list; if not, nothing has been done.  Errors as for `push`.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+        pairs : sequence of (gradient, variable)
+            As given to `Optimizer.apply_gradients`, not looked at yet.
+        """
+        return False
+
     @property
     @abc.abstractmethod
     def iterations(self) -> int:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy
 
+from mpidist import context
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
+from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.registry import Registry, reference_of_optimizer
 from mpidist.parameter_server.served_variable import ServedVariable
 from mpidist.variables import IndexedSlices
@@ -34,7 +36,8 @@ class ServedUpdates(RemoteUpdates):
         self._optimizer = optimizer
         self._number = number
         self._is_registered = False
-        self._keys: dict[tuple[int, ...], tuple[list[Any], list[Any] | None]] = {}
+        # Lists of whole variables that were pushed before, by the variables' ids, which the references keep in use.
+        self._known: dict[tuple[int, ...], tuple[tuple[Any, ...], list[Any]]] = {}
 
     def push(
         self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]
@@ -55,6 +58,25 @@ class ServedUpdates(RemoteUpdates):
                 for part in variable.pushed(gradient)
             ]
         self._client.push(self._number, pairs, None, scale)
+        if all(type(variable) is ServedVariable for variable in variables) and isinstance(self._client, Client):
+            keys = tuple([variable.key for variable in variables])
+            self._known[tuple(map(id, variables))] = keys, list(variables)
+
+    def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
+        """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
+        try:
+            known = self._known.get(tuple([id(variable) for _, variable in pairs]))
+        except (TypeError, ValueError):  # no pairs: who looks at each says so
+            return False
+        factor = optimizer.gradient_factor
+        if known is None or factor is None:
+            return False
+        keys, variables = known
+        gradients = [gradient for gradient, _ in pairs]
+        if set(map(type, gradients)) != {numpy.ndarray} or context.get_strategy() is not variables[0].strategy:
+            return False
+        self._client.push_lists(self._number, keys, gradients, None, factor)
+        return True
 
     def _register(self, variables: Iterable[ServedVariable] | None = None) -> None:
         """Send the optimizer, with the order of its first update, which a checkpoint numbers slots by."""
