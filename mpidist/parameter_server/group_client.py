@@ -54,6 +54,11 @@ class GroupClient:
         self._memory = numpy.empty(0, numpy.uint8)
         self._is_stale = True
 
+    @property
+    def first(self) -> Any:
+        """The client that speaks with the servers, on the first rank; None on the others."""
+        return self._client
+
     # -- variables ----------------------------------------------------------------------------------------------------
 
     def create(self, spec: VariableSpec, server: int, value: Any) -> None:
@@ -84,7 +89,8 @@ class GroupClient:
         """Return the value in the present snapshot; read-only."""
         if key in self._apart:
             return self.read(key)
-        if key not in self._views or (self._is_stale and context.in_cross_replica_context()):
+        in_step = context.has_strategy() and not context.in_cross_replica_context()
+        if key not in self._views or (self._is_stale and not in_step):
             self.refresh()
         return read_only(self._views[key])
 

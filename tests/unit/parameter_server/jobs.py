@@ -17,7 +17,7 @@ def job(fn: Callable[..., Any], ranks: int, **arguments: Any) -> list[Any]:
         result = fn(mpidist.ParameterServerStrategy(**arguments))
         return ("returned", result)
 
-    return [found[1] for found in run_ranks(ranks, main, timeout_seconds=30) if found is not None]
+    return [found[1] for found in run_ranks(ranks, main, timeout_seconds=10) if found is not None]
 
 
 def one_worker(fn: Callable[..., Any], servers: int = 1, **arguments: Any) -> Any:

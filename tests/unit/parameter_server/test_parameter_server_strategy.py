@@ -1,0 +1,450 @@
+"""`ParameterServerStrategy`: who is who, optimizers on servers, workers of several ranks, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+
+import numpy
+import pytest
+from mpidist.cluster_resolver import MPIClusterResolver, SimpleClusterResolver
+from mpidist.experimental.partitioners import FixedShardsPartitioner
+
+import mpidist
+from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.optimizers import LossScaleOptimizer
+from mpidist.optimizers.schedules import ExponentialDecay
+from mpidist.testing import run_ranks
+from tests.unit.parameter_server.jobs import job, one_worker
+
+# -- roles ------------------------------------------------------------------------------------------------------------
+
+
+def simple(**jobs):
+    return mpidist.ClusterSpec({name: [f"h:{index}" for index in range(count)] for name, count in jobs.items()})
+
+
+def facts(strategy):
+    extended = strategy.extended
+    return extended.device_name, extended.parameter_devices, strategy.cluster_resolver.task_type, extended.is_chief
+
+
+def test_devices_and_tasks():
+    chief, worker = job(facts, 4, num_ps=2)
+    servers = tuple(f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(2))
+    assert chief == ("/job:chief/replica:0/task:0/device:CPU:0", servers, "chief", True)
+    assert worker == ("/job:worker/replica:0/task:0/device:CPU:0", servers, "worker", False)
+
+
+def test_alone_a_worker_keeps_the_variables():
+    device = "/job:worker/replica:0/task:0/device:CPU:0"
+    strategy = mpidist.experimental.ParameterServerStrategy()
+    assert facts(strategy) == (device, (device,), "worker", True)
+    assert strategy.num_replicas_in_sync == 1
+
+
+def test_roles_of_a_resolver():
+    def main():
+        resolver = MPIClusterResolver("ps,worker:2,chief", *place())
+        strategy = mpidist.experimental.ParameterServerStrategy(resolver, FixedShardsPartitioner(2))
+        return strategy.extended.number
+
+    assert run_ranks(4, main) == [None, 1, 2, 0]
+
+
+def place():
+    transport = mpidist.transports.world().transport
+    return transport.rank, ["localhost"] * transport.size
+
+
+def test_a_cluster_whose_program_is_no_part_of_it():
+    def on_rank(strategy):
+        return strategy.cluster_resolver.cluster_spec().jobs, strategy.extended.number
+
+    spec = simple(worker=2, ps=1)
+    found = job(on_rank, 4, num_ps=None, cluster_resolver=SimpleClusterResolver(spec))
+    assert found == [(["worker", "ps"], 0), (["worker", "ps"], 1), (["worker", "ps"], 2)]
+
+
+def test_every_rank_says_what_it_is():
+    tasks = [("ps", 0), ("worker", 1), ("worker", 0), ("worker", 1), ("worker", 0)]
+
+    def main():
+        kind, index = tasks[place()[0]]
+        resolver = SimpleClusterResolver(simple(worker=2, ps=1), task_type=kind, task_id=index)
+        extended = mpidist.ParameterServerStrategy(resolver, ranks_per_worker=2).extended
+        return extended.number, extended.replica_id, extended.num_replicas
+
+    # worker 0 is ranks 2 and 4, worker 1 ranks 1 and 3
+    assert run_ranks(5, main) == [None, (1, 0, 2), (0, 0, 2), (1, 1, 2), (0, 1, 2)]
+    with pytest.raises(ValueError, match="worker 1 of the cluster is no rank of this job"):
+        tasks[1] = tasks[3] = ("worker", 0)
+        run_ranks(5, main)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"cluster_resolver": "mpi"}, "must be a ClusterResolver, got 'mpi'"),
+        ({"variable_partitioner": 2}, "function of shape and dtype, got 2"),
+        ({"consistency": "stale"}, "consistency must be one of .*'stale'"),
+        ({"placement": "size"}, "'round_robin', 'bytes'; got 'size'"),
+        ({"on_server_failure": "wait"}, "'end' or 'restore', got 'wait'"),
+        ({"cluster_resolver": SimpleClusterResolver(simple(master=1, ps=1))}, "Disallowed task type"),
+        ({"cluster_resolver": SimpleClusterResolver(simple(chief=1, ps=1))}, "There must be at least one worker."),
+        ({"cluster_resolver": SimpleClusterResolver(simple(chief=2, worker=1, ps=1))}, "at most one 'chief' job"),
+        ({"cluster_resolver": SimpleClusterResolver(simple(worker=2, ps=1))}, "3 tasks, but there are 1 ranks.*-n 3"),
+        ({"cluster_resolver": SimpleClusterResolver(simple(worker=2, ps=1)), "num_ps": 2}, "has 1 ps, but num_ps=2"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        mpidist.ParameterServerStrategy(**arguments)
+
+
+def test_there_is_one_such_strategy_in_a_job():
+    with pytest.raises(RuntimeError, match="there is one ParameterServerStrategy in a job"):
+        job(lambda strategy: mpidist.ParameterServerStrategy(num_ps=1), 3)
+
+
+def test_log_lines(caplog):
+    with caplog.at_level(logging.INFO, "mpidist"):
+        job(facts, 3)
+    (device,) = {"/job:chief/replica:0/task:0/device:CPU:0"}
+    text = "ParameterServerStrategy (CentralStorageStrategy if you are using a single machine) with compute_devices = "
+    assert f"{text}['{device}'], variable_device = ['/job:ps/replica:0/task:0/device:CPU:0']" in caplog.messages
+    assert any("is initialized with cluster_spec: {'chief': " in message for message in caplog.messages)
+
+
+def test_who_is_who_is_printed_once(capsys):
+    job(facts, 3)
+    assert capsys.readouterr().err.splitlines() == [
+        "roles of 3 ranks (num_ps=1):",
+        "  rank 0  chief     localhost",
+        "  rank 1  worker 0  localhost",
+        "  rank 2  ps 0      localhost",
+    ]
+
+
+def test_an_evaluator_has_variables_of_its_own(monkeypatch):
+    monkeypatch.setenv("MPIDIST_ROLES", "chief:1,ps:1,evaluator:1")
+
+    def on_rank(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(1.0)
+        v.assign_add(1.0)
+        return strategy.cluster_resolver.task_type, float(v.read_value())
+
+    assert job(on_rank, 3) == [("chief", 2.0), ("evaluator", 2.0)]
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda: mpidist.optimizers.SGD(0.1),
+    "momentum": lambda: mpidist.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: mpidist.optimizers.Adam(0.1),
+    "adamw": lambda: mpidist.optimizers.AdamW(0.1, weight_decay=0.1),
+    "adagrad": lambda: mpidist.optimizers.Adagrad(0.1),
+    "rmsprop": lambda: mpidist.optimizers.RMSprop(0.1),
+    "lamb": lambda: mpidist.optimizers.LAMB(0.1),
+    "schedule": lambda: mpidist.optimizers.SGD(ExponentialDecay(0.1, 1, 0.5)),
+    "clipnorm": lambda: mpidist.optimizers.SGD(0.1, clipnorm=0.5),
+    "global_clipnorm": lambda: mpidist.optimizers.SGD(0.1, global_clipnorm=0.5),
+    "clipvalue": lambda: mpidist.optimizers.SGD(0.1, clipvalue=0.25),
+    "accumulation": lambda: mpidist.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "loss_scale": lambda: mpidist.optimizers.SGD(0.1, loss_scale_factor=8.0),
+    "dynamic": lambda: LossScaleOptimizer(mpidist.optimizers.SGD(0.1), 4.0),
+}
+
+
+def gradients(step, is_rows=False):
+    """Return the gradients of a matrix and a vector in a step, of the first perhaps some rows only."""
+    random = numpy.random.default_rng(step)
+    matrix, vector = (random.normal(size=size).astype("float32") for size in ((4, 2), (3,)))
+    return [mpidist.IndexedSlices(matrix[:2], [3, 1]) if is_rows else matrix, vector]
+
+
+class Run:
+    """A matrix and a vector, an optimizer, and steps whose gradients are known."""
+
+    def __init__(self, strategy, optimizer="momentum", is_rows=False) -> None:
+        self.strategy, self.is_rows = strategy, is_rows
+        with strategy.scope():
+            self.matrix = mpidist.Variable(numpy.ones((4, 2), "float32"), name="matrix")
+            self.vector = mpidist.Variable(numpy.ones(3, "float32"), name="vector")
+            self.optimizer = OPTIMIZERS[optimizer]()
+        self.checkpoint = mpidist.Checkpoint(v=self.vector, m=self.matrix, optimizer=self.optimizer)
+
+    def train(self, first, last):
+        for step in range(first, last):
+            pairs = list(zip(gradients(step, self.is_rows), [self.matrix, self.vector], strict=True))
+            # not in the order of creation
+            self.strategy.run(self.optimizer.apply_gradients, args=(pairs[::-1],))
+        return self
+
+    def values(self):
+        return numpy.concatenate([self.matrix.numpy().ravel(), self.vector.numpy()])
+
+
+#: Norms of shards are not those of the whole.
+ROWS_AND_SHARDS = [(name, shards) for name in OPTIMIZERS for shards in (1, 2) if (name, shards) != ("lamb", 2)]
+
+
+@pytest.mark.parametrize("is_rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize("name, shards", ROWS_AND_SHARDS)
+def test_pushes_of_one_worker_are_textbook_steps(name, is_rows, shards):
+    expected = Run(mpidist.OneDeviceStrategy("cpu:0"), name, is_rows).train(0, 4)
+
+    def on_worker(strategy):
+        run = Run(strategy, name, is_rows).train(0, 4)
+        return run.values(), run.optimizer.iterations, run.optimizer.skipped_steps
+
+    values, iterations, skipped = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(shards))
+    assert (iterations, skipped) == (expected.optimizer.iterations, expected.optimizer.skipped_steps)
+    numpy.testing.assert_allclose(values, expected.values(), rtol=2e-6)
+
+
+def test_the_learning_rate_can_be_set_and_read():
+    def on_worker(strategy):
+        run = Run(strategy, "sgd")
+        run.optimizer.learning_rate = 0.5
+        run.train(0, 1)
+        first = run.values()
+        run.optimizer.learning_rate = 0.0
+        run.train(1, 3)
+        return first, run.values(), run.optimizer.learning_rate
+
+    first, last, rate = one_worker(on_worker)
+    flat = numpy.concatenate([each.ravel() for each in gradients(0)])
+    numpy.testing.assert_allclose(first, 1 - 0.5 * flat, rtol=1e-6)
+    assert last.tolist() == first.tolist()
+    assert rate == 0.0
+
+
+def test_slots_and_iterations_are_the_servers_own():
+    def on_worker(strategy):
+        run = Run(strategy).train(0, 1)
+        run.optimizer.iterations = 7
+        run.train(1, 2)
+        return run.optimizer.slots(run.matrix)["momentum"], run.optimizer.iterations, strategy.extended.number
+
+    slot, iterations, _ = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
+    expected = Run(mpidist.OneDeviceStrategy("cpu:0")).train(0, 2)
+    numpy.testing.assert_allclose(slot, expected.optimizer.slots(expected.matrix)["momentum"], rtol=1e-6)
+    assert iterations == 8
+
+
+def test_an_optimizer_is_pickled_as_a_reference():
+    def on_worker(strategy):
+        run = Run(strategy).train(0, 1)
+        return pickle.loads(pickle.dumps(run.optimizer)) is run.optimizer
+
+    assert one_worker(on_worker)
+
+
+def test_an_optimizer_made_outside_of_the_scope_is_served_too():
+    def on_worker(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(1.0)
+        optimizer = mpidist.optimizers.SGD(0.5)
+        strategy.run(optimizer.apply_gradients, args=([(numpy.float32(1), v)],))
+        return float(v.read_value()), optimizer.iterations
+
+    assert one_worker(on_worker) == (0.5, 1)
+
+
+def test_steps_of_all_workers_count():
+    met = threading.Barrier(3)
+
+    def on_worker(strategy):
+        run = Run(strategy).train(0, 5)
+        strategy._client.flush()
+        met.wait(20)
+        return run.optimizer.iterations
+
+    assert job(on_worker, 4) == [15, 15, 15]
+
+
+# -- workers of several ranks -----------------------------------------------------------------------------------------
+
+
+def half(gradient, replica):
+    """Return the part of a gradient that a replica of two contributes."""
+    part = gradient.copy()
+    part[1 - replica :: 2] = 0
+    return part
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam", "global_clipnorm", "accumulation"])
+def test_two_ranks_of_a_worker_are_one_worker(name):
+    expected = Run(mpidist.OneDeviceStrategy("cpu:0"), name).train(0, 4)
+
+    def on_rank(strategy):
+        run = Run(strategy, name)
+        replica = strategy.extended.replica_id
+        for step in range(4):
+            parts = [half(each, replica) for each in gradients(step)]
+            pairs = list(zip(parts, [run.matrix, run.vector], strict=True))
+            seen = strategy.run(lambda pairs=pairs: (run.optimizer.apply_gradients(pairs), run.matrix.value)[1])
+        return run.values(), run.optimizer.iterations, strategy.num_replicas_in_sync, seen.tolist()
+
+    (first, *facts), (second, *others) = job(on_rank, 4, num_ps=2, ranks_per_worker=2)
+    assert first.tolist() == second.tolist() and facts == others
+    assert facts[:2] == [expected.optimizer.iterations, 2]
+    numpy.testing.assert_allclose(first, expected.values(), rtol=2e-6)
+
+
+def test_the_first_replica_of_every_worker_counts_the_steps():
+    met = threading.Barrier(4)
+
+    def on_rank(strategy):
+        with strategy.scope():
+            steps = mpidist.Variable(0, aggregation="ONLY_FIRST_REPLICA")
+            total = mpidist.Variable(0.0, aggregation="SUM")
+        for _ in range(3):
+            strategy.run(lambda: (steps.assign_add(1), total.assign_add(1.0)))
+        met.wait(20)
+        return int(steps.read_value()), float(total.read_value())
+
+    assert job(on_rank, 5, ranks_per_worker=2) == [(6, 12.0)] * 4
+
+
+def test_rows_are_looked_up_by_each_rank_of_a_worker():
+    def on_rank(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(numpy.arange(10, dtype="float32").reshape(5, 2))
+        replica = strategy.extended.replica_id
+
+        def step():
+            found = v.sparse_read([replica, 4, 1][: 2 + replica]).tolist()
+            v.scatter_add(mpidist.IndexedSlices(numpy.ones((1, 2), "float32"), [0]))
+            return found
+
+        return strategy.run(step), v.value.tolist()
+
+    whole = numpy.arange(10, dtype="float32").reshape(5, 2)
+    first, second = job(on_rank, 3, ranks_per_worker=2)
+    assert (first[0], second[0]) == (whole[[0, 4]].tolist(), whole[[1, 4, 1]].tolist())
+    whole[0] += 1
+    assert first[1] == second[1] == whole.tolist()
+
+
+def test_an_error_of_the_servers_reaches_all_ranks_of_a_worker():
+    def on_rank(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(numpy.zeros((2, 2), "float32"))
+        with pytest.raises(IndexError, match="outside"):
+            strategy._client.scatter(v.key, "scatter_add", [5], numpy.ones((1, 2)))
+        return True
+
+    assert job(on_rank, 3, ranks_per_worker=2) == [True, True]
+
+
+def test_input_pipelines_are_those_of_all_workers():
+    def on_rank(strategy):
+        seen = []
+
+        def dataset_fn(context):
+            seen.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
+            return mpidist.data.Dataset.from_arrays(numpy.arange(4.0)).batch(2)
+
+        strategy.distribute_datasets_from_function(dataset_fn)
+        return seen[0]
+
+    assert job(on_rank, 5, ranks_per_worker=2) == [(4, 0, 2), (4, 1, 2), (4, 2, 2), (4, 3, 2)]
+    assert job(on_rank, 4) == [(3, 0, 1), (3, 1, 1), (3, 2, 1)]
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+STRATEGIES = {
+    "one_device": lambda fn: fn(mpidist.OneDeviceStrategy("cpu:0")),
+    "mirrored": lambda fn: run_ranks(1, lambda: fn(mpidist.MirroredStrategy()))[0],
+    "servers": lambda fn: one_worker(fn, 1),
+    "shards": lambda fn: one_worker(fn, 3, variable_partitioner=FixedShardsPartitioner(3)),
+    "alone": lambda fn: fn(mpidist.ParameterServerStrategy()),
+    "group": lambda fn: job(fn, 3, ranks_per_worker=2)[0],
+}
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("later", STRATEGIES)
+@pytest.mark.parametrize("first", STRATEGIES)
+def test_one_strategy_goes_on_where_another_stopped(first, later, name, tmp_path):
+    path = tmp_path / "checkpoint.h5"
+    straight = Run(mpidist.OneDeviceStrategy("cpu:0"), name).train(0, 4)
+
+    def save(strategy):
+        run = Run(strategy, name)
+        in_halves(run, 0, 2) if first == "group" else run.train(0, 2)
+        run.checkpoint.save(path)
+
+    def go_on(strategy):
+        run = Run(strategy, name)
+        run.checkpoint.restore(path)
+        in_halves(run, 2, 4) if later == "group" else run.train(2, 4)
+        return run.values(), run.optimizer.iterations
+
+    STRATEGIES[first](save)
+    values, iterations = STRATEGIES[later](go_on)
+    assert iterations == 4
+    numpy.testing.assert_allclose(values, straight.values(), rtol=2e-6)
+
+
+def in_halves(run, first, last):
+    """Train on the two ranks of a worker, each with a part of the gradients."""
+    replica = run.strategy.extended.replica_id
+    for step in range(first, last):
+        parts = [half(each, replica) for each in gradients(step)]
+        pairs = list(zip(parts, [run.matrix, run.vector], strict=True))
+        run.strategy.run(run.optimizer.apply_gradients, args=(pairs[::-1],))
+
+
+def test_workers_wait_until_the_first_has_restored(tmp_path):
+    Run(mpidist.OneDeviceStrategy("cpu:0")).train(0, 3).checkpoint.save(tmp_path / "checkpoint-3.h5")
+    met = threading.Barrier(3)
+
+    def on_worker(strategy):
+        run = Run(strategy)
+        manager = mpidist.CheckpointManager(run.checkpoint, tmp_path)
+        restored = manager.restore_or_initialize()
+        found = run.matrix.value.copy(), run.optimizer.iterations
+        met.wait(20)
+        manager.save()
+        return restored.name, *found
+
+    expected = Run(mpidist.OneDeviceStrategy("cpu:0")).train(0, 3)
+    for name, matrix, iterations in job(on_worker, 4):
+        assert (name, iterations) == ("checkpoint-3.h5", 3)
+        assert matrix.tolist() == expected.matrix.value.tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3.h5", "checkpoint-4.h5"]
+
+
+@pytest.mark.parametrize("error", [CheckpointNotFoundError, CheckpointError])
+def test_what_the_first_cannot_restore_is_an_error_everywhere(error, tmp_path):
+    path = tmp_path / "checkpoint.h5"
+    if error is CheckpointError:
+        path.write_bytes(b"no checkpoint")
+
+    def on_worker(strategy):
+        with pytest.raises(error, match="checkpoint.h5"):
+            Run(strategy).checkpoint.restore(path)
+        return True
+
+    assert job(on_worker, 3) == [True, True]
+
+
+def test_a_state_of_another_model_is_refused():
+    state = Run(mpidist.OneDeviceStrategy("cpu:0")).train(0, 1).optimizer.state()
+
+    def on_worker(strategy):
+        with strategy.scope():
+            mpidist.Variable(numpy.ones((2, 2), "float32"), name="matrix")
+            mpidist.Variable(numpy.ones(3, "float32"), name="vector")
+            optimizer = OPTIMIZERS["momentum"]()
+        optimizer.restore(state)
+
+    with pytest.raises(ValueError, match="slot 'momentum' for variable 'matrix' was saved with shape"):
+        one_worker(on_worker)
