@@ -92,6 +92,11 @@ def installed() -> Registry:
     return found
 
 
+def strategy_here() -> Any:
+    """Return this process's strategy; unpickling calls this.  Local."""
+    return installed().extended._strategy
+
+
 def variable_of(number: int, description: dict[str, Any]) -> ServedVariable:
     """Return this process's variable of a number; unpickling calls this.  Local, but asks the servers for a new one."""
     registry = installed()

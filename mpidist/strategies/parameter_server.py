@@ -121,6 +121,10 @@ class ParameterServerStrategy(Strategy):
         if number == 0 and self.extended.replica_id == 0:
             self._log_start(spec)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a reference: it is the same strategy in any process of the job."""
+        return registry.strategy_here, ()
+
     def _joined(
         self, number: int | None, push_dtype: Any, partitioner: Callable[..., Any] | None, placement: str
     ) -> tuple[Any, ServedExtended]:

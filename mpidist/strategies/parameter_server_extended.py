@@ -287,7 +287,14 @@ class _ForWorkers:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same, (self.dataset,)
+        return _on_worker, (self.dataset,)
+
+
+def _on_worker(dataset: Dataset) -> Any:
+    """Return what a worker makes of a distributed data set: its ranks, if it is several, deal the batches out."""
+    strategy = registry.strategy_here()
+    is_chief = strategy._cluster_coordinator is not None  # one process alone, which is its own worker
+    return dataset if is_chief else strategy.experimental_distribute_dataset(dataset)
 
 
 def _encoded(kind: str, text: str | None) -> numpy.ndarray:
@@ -295,10 +302,6 @@ def _encoded(kind: str, text: str | None) -> numpy.ndarray:
     while len(raw := json.dumps([kind, text]).encode()) > _WORD_BYTES:
         text = text[: len(text) // 2] if text else ""
     return numpy.frombuffer(raw.ljust(_WORD_BYTES, b"\0"), numpy.uint8)
-
-
-def _same(dataset: Dataset) -> Dataset:
-    return dataset
 
 
 def _device_name(strategy: ParameterServerStrategy, number: int) -> str:

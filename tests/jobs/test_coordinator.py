@@ -381,3 +381,77 @@ def test_a_server_that_is_killed_ends_the_job_with_a_clear_message(tmp_path, opt
     assert "the chief is done" not in result.stdout
     assert re.search(rf"PeerLostError: .*ps 1: rank 4 .* died: .*{text}", result.stderr), result.stderr
     assert (tmp_path / "checkpoints" / "checkpoint-1.h5").exists()
+
+
+GROUPS = """
+import time
+import numpy
+import mpidist
+
+strategy = mpidist.ParameterServerStrategy(num_ps=1, ranks_per_worker=2)
+with strategy.scope():
+    w = mpidist.Variable(numpy.zeros(3, "float32"))
+    optimizer = mpidist.optimizers.SGD(0.5)
+
+def replica_id():
+    return mpidist.get_replica_context().replica_id_in_sync_group
+
+def train(x):
+    def on_replica():
+        optimizer.apply_gradients([(numpy.full(3, x * (1 + replica_id()), "float32"), w)])
+        return strategy.num_replicas_in_sync
+
+    return strategy.run(on_replica)
+
+def fail_on(failing):
+    def on_replica():
+        if replica_id() == failing:
+            raise ValueError(f"on replica {failing}")
+        return mpidist.get_replica_context().all_reduce("SUM", 1.0)
+
+    return strategy.run(on_replica)
+
+def worker():
+    time.sleep(0.001)
+    return mpidist.coordinator.experimental_get_current_worker_index()
+
+def take(iterator):
+    mine = next(iterator)
+    return strategy.gather(numpy.asarray(mine), axis=0).tolist(), len(mine)
+
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+values = [coordinator.schedule(train, args=(1.0,)) for _ in range(20)]
+coordinator.join()
+assert coordinator.fetch(values) == [2] * 20
+assert w.value.tolist() == [-0.5 * 3 * 20] * 3 and optimizer.iterations == 20
+
+two = 2.0
+assert coordinator.schedule(lambda: (train(two), strategy.num_replicas_in_sync)).fetch() == (2, 2)
+assert w.value.tolist() == [-0.5 * 3 * 22] * 3
+
+for failing in (0, 1):
+    coordinator.schedule(fail_on, args=(failing,))
+    try:
+        coordinator.join()
+    except ValueError as error:
+        assert str(error) == f"on replica {failing}", error
+    else:
+        raise AssertionError("no error")
+coordinator.schedule(train, args=(1.0,))
+coordinator.join()
+assert w.value.tolist() == [-0.5 * 3 * 23] * 3
+assert {*coordinator.fetch([coordinator.schedule(worker) for _ in range(200)])} == {0, 1}
+
+dataset = mpidist.data.Dataset.range(8).batch(4).repeat()
+distribute = strategy.experimental_distribute_dataset
+for given in (distribute(dataset), lambda: distribute(dataset)):
+    iterator = iter(coordinator.create_per_worker_dataset(given))
+    for batch, rows in coordinator.fetch([coordinator.schedule(take, args=(iterator,)) for _ in range(6)]):
+        assert batch in ([0, 1, 2, 3], [4, 5, 6, 7]) and rows == 2, (batch, rows)
+"""
+
+
+def test_workers_of_several_ranks():
+    result = run_job(6, GROUPS + END)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout

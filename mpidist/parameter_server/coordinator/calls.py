@@ -311,14 +311,14 @@ class Calls:
         """Send a function by value to a worker that does not have it by name."""
         function = next(function for function in self._all_functions(lane) if function.number == number)
         try:
-            function.by_name = functions.by_value(function.fn)  # for the workers that will ask next
+            function.definition = functions.by_value(function.fn)  # for the workers that will ask next
         except (MpidistError, TypeError, ValueError) as error:
             kind = type(error)
             told = kind(f"{lane} does not have {function} ({why}). {error}")
             self._say(lane, Kind.DEFINE, number, None, pickle.dumps(told, PROTOCOL))
             lane.known.discard(number)
             return
-        self._say(lane, Kind.DEFINE, number, function.by_name, None)
+        self._say(lane, Kind.DEFINE, number, function.definition, None)
 
     def _all_functions(self, lane: Lane) -> list[Function]:
         of_calls = [call._function for batch in lane.batches for call in batch.calls if call._function is not None]

@@ -7,9 +7,10 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from mpidist.cluster.server_roles import Roles
+from mpidist.collectives.communicator import Communicator
 from mpidist.input.dataset import Dataset
 from mpidist.parameter_server.coordinator import functions
 from mpidist.parameter_server.coordinator.alone import WorkerHere
@@ -17,6 +18,7 @@ from mpidist.parameter_server.coordinator.calls import Calls
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
 from mpidist.parameter_server.coordinator.recovery import Checkpoints
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
 
@@ -88,11 +90,12 @@ class ClusterCoordinator:
         self.strategy = strategy
         rank = strategy._rank
         workers = _workers(strategy._roles)
-        if rank in workers:
-            _execute(strategy, workers)
+        for index, ranks in enumerate(workers):
+            if rank in ranks:
+                _execute(strategy, index, workers)
         if workers:
             talks: dict[int, Conversation] = {
-                index: Conversation(strategy._lines[worker]) for index, worker in enumerate(workers)
+                index: Conversation(strategy._lines[ranks[0]]) for index, ranks in enumerate(workers)
             }
         else:
             talks = {0: WorkerHere(strategy._client)}
@@ -249,8 +252,8 @@ class ClusterCoordinator:
         return f"<ClusterCoordinator of {len(self._calls.lanes)} workers>"
 
 
-def _workers(roles: Roles) -> list[int]:
-    """Return the first rank of every worker; none where there is one process only, which is its own worker.
+def _workers(roles: Roles) -> list[tuple[int, ...]]:
+    """Return the ranks of every worker; none where there is one process only, which is its own worker.
 
     Raises
     ------
@@ -259,22 +262,26 @@ def _workers(roles: Roles) -> list[int]:
     """
     if not roles.servers:
         return []
-    workers = [ranks[0] for ranks in roles.trainers if ranks[0] != roles.chief]
+    workers = [ranks for ranks in roles.trainers if roles.chief not in ranks]
     if roles.chief is None:
         raise ValueError(
             f"a ClusterCoordinator needs a rank whose role is chief, and there is none ({roles.source}): start one "
-            f"rank more, or set MPIDIST_ROLES=chief:1,worker:{len(workers)},ps:{len(roles.servers)}"
+            f"rank more, or set MPIDIST_ROLES=chief:1,worker:{sum(map(len, workers))},ps:{len(roles.servers)}"
         )
     return workers
 
 
-def _execute(strategy: Any, workers: Sequence[int]) -> None:
-    """Be a worker until the chief's program ends; does not return."""
-    index = workers.index(strategy._rank)
+def _execute(strategy: Any, index: int, workers: Sequence[Sequence[int]]) -> NoReturn:
+    """Be a worker, or one of its ranks, until the chief's program ends."""
     name = f"rank {strategy._rank} (worker {index})"
-    executor = Executor(
-        Conversation(strategy._lines[strategy._roles.chief]), strategy._client, index, len(workers), name
-    )
+    line = strategy._lines.get(strategy._roles.chief)
+    chief = None if line is None else Conversation(line)
+    place = (strategy._client, index, len(workers), name)
+    if len(workers[index]) > 1:
+        executor: Executor = GroupExecutor(chief, *place, Communicator.world())
+    else:
+        assert chief is not None
+        executor = Executor(chief, *place)
     with strategy.scope():
         executor.serve()
     sys.exit(0)

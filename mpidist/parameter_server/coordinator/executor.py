@@ -12,6 +12,7 @@ import numpy
 
 from mpidist.errors import OutOfRangeError, ServerError
 from mpidist.input.dataset import Dataset
+from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.coordinator import failures, functions, recovery
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
@@ -22,6 +23,7 @@ from mpidist.parameter_server.coordinator.values import on_worker
 _PLAIN = frozenset(
     [type(None), bool, int, float, complex, str, numpy.bool_, numpy.int32, numpy.int64, numpy.float32, numpy.float64]
 )
+_NO_KWARGS: dict[str, Any] = {}
 #: How often a worker that is busy looks whether its calls have been cancelled.
 _LOOK_SECONDS = 1e-3
 
@@ -101,15 +103,22 @@ class Executor:
         elif kind == Kind.SERVER_LOST:
             self._lose_server(*content)
         elif kind == Kind.MOVED:
-            recovery.moved(self._client, *content)
+            recovery.moved(self._own_client, *content)
         else:
             raise AssertionError(f"{self._name} got a message of kind {kind} out of turn")
 
     def _lose_server(self, number: int) -> None:
-        self._client.lose(number)
-        with suppress(ServerError, ValueError):  # of a push whose function has failed already
-            self._client.flush()
+        client = self._own_client
+        if client is not None:
+            client.lose(number)
+            with suppress(ServerError, ValueError):  # of a push whose function has failed already
+                client.flush()
         self._chief.say(Kind.QUIET, number)
+
+    @property
+    def _own_client(self) -> Client | None:
+        """What speaks with the servers, if this rank does."""
+        return self._client
 
     # -- running functions --------------------------------------------------------------------------------------------
 
@@ -136,10 +145,8 @@ class Executor:
                 refresh()
                 if payload is None:
                     result = fn()
-                elif type(payload) is int:  # the usual argument, an iterator
-                    result = fn(self._made_here(payload))
                 else:
-                    args, kwargs = pickle.loads(payload)
+                    args, kwargs = self._arguments(payload)
                     result = fn(*args, **kwargs)
                 results.append(result if type(result) in _PLAIN else pickle.dumps(result, PROTOCOL))
                 if time.monotonic() - looked > _LOOK_SECONDS:
@@ -149,6 +156,11 @@ class Executor:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
             return failures.described(error, self._function_name(number))
         return None
+
+    def _arguments(self, payload: Any) -> tuple[Any, Any]:
+        if type(payload) is int:  # the usual argument, an iterator
+            return (self._made_here(payload),), _NO_KWARGS
+        return pickle.loads(payload)
 
     def _is_cancelled(self, batch: int) -> bool:
         while (content := self._chief.hear()) is not None:

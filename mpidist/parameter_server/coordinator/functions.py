@@ -44,22 +44,22 @@ class Function:
     ----------
     seconds : float
         How long a call takes, as far as is known.
-    by_name : bytes or None
-        What a worker needs to find it; None if it has no name that workers know.
+    definition : bytes
+        What is sent: by name where it has one.
+
+    Raises
+    ------
+    MissingDependencyError, TypeError
+        As for `by_value`, which is what it takes if it has no name.
     """
 
-    __slots__ = ("fn", "number", "seconds", "by_name")
+    __slots__ = ("fn", "number", "seconds", "definition")
 
     def __init__(self, fn: Callable[..., Any], number: int) -> None:
         self.fn = fn
         self.number = number
         self.seconds = UNKNOWN_SECONDS
-        self.by_name = named(fn)
-
-    @property
-    def definition(self) -> bytes:
-        """What is sent at first: by name where that is possible."""
-        return by_value(self.fn) if self.by_name is None else self.by_name
+        self.definition = named(fn) or by_value(fn)
 
     def __str__(self) -> str:
         return name_of(self.fn)

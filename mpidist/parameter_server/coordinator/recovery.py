@@ -101,7 +101,7 @@ class Recovery:
         places = self._placed(lost)
         for spec in lost:
             self._client.create(spec, places[spec.key], numpy.zeros(spec.shape, spec.dtype))
-        follow(self._client)
+        moved(None, places)
         path = self.manager.restore_or_initialize()
         if path is None:
             raise _ended(error, f"there is no checkpoint in {self.manager.directory} to restore its variables from")
@@ -122,19 +122,22 @@ class Recovery:
         return places
 
 
-def follow(client: Client) -> None:
-    """Have the variables of this process say on which servers they are by now."""
-    for variable in registry.installed().variables.values():
-        variable.servers = tuple(client.server_of(spec.key) for spec in variable.specs)
+def moved(client: Client | None, places: Mapping[Key, int]) -> None:
+    """Take note that variables are on other servers.
 
-
-def moved(client: Client, places: Mapping[Key, int]) -> None:
-    """Take note, on a worker, that variables are on other servers."""
-    specs = dict(client.known())
+    Parameters
+    ----------
+    client : Client or None
+        None on a rank that does not speak with the servers itself.
+    places : mapping of key to int
+    """
+    specs = {} if client is None else dict(client.known())
     for key, server in places.items():
-        if key in specs:
+        if client is not None and key in specs:
             client.create(specs[key], server)
-    follow(client)
+    for variable in registry.installed().variables.values():
+        at = zip(variable.specs, variable.servers, strict=True)
+        variable.servers = tuple(places.get(spec.key, server) for spec, server in at)
 
 
 def _check_covered(lost: Iterable[VariableSpec], manager: Checkpoints, error: MpidistError) -> None:

@@ -51,6 +51,7 @@ def strategy_of(workers: int) -> Any:
         _cluster_coordinator=None,
         _roles=Roles(tasks, tuple((each,) for each in range(workers + 1)), "test"),
         _rank=rank,
+        _whole=world(),
         _lines=open_lines(world(), peers),
         _client=Client(),
         scope=nullcontext,

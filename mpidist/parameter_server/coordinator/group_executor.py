@@ -1,0 +1,111 @@
+"""A worker that is several ranks: all of them run each function, together; the first speaks with the chief for all."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist.collectives.communicator import Communicator
+from mpidist.errors import RemoteReplicaError
+from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.coordinator import failures
+from mpidist.parameter_server.coordinator.conversation import Conversation
+from mpidist.parameter_server.coordinator.executor import Executor
+from mpidist.parameter_server.coordinator.failures import Failure
+from mpidist.parameter_server.coordinator.functions import PROTOCOL
+
+#: After so long without work the first rank shows the others that it is there, before they warn that it is not.
+_SIGN_SECONDS = 15.0
+
+
+class GroupExecutor(Executor):
+    """What the ranks of a worker are from their `ClusterCoordinator` line on.
+
+    What the chief says is passed on to all ranks.  After each function they tell each other how it ended, so that all
+    go on, or none.
+
+    Parameters
+    ----------
+    chief : Conversation or None
+        On the first rank.
+    client : GroupClient
+    index, count : int
+        Number of this worker, and how many there are.
+    name : str
+        How messages call it.
+    communicator : Communicator
+        Of the ranks of this worker.
+    """
+
+    def __init__(
+        self, chief: Conversation | None, client: Any, index: int, count: int, name: str, communicator: Communicator
+    ) -> None:
+        super().__init__(chief or _Silence(), client, index, count, name)
+        self._communicator = communicator
+        self._is_first = chief is not None
+
+    def _next(self) -> tuple[Any, ...]:
+        return self._waiting.pop(0) if self._waiting else self._heard()
+
+    def _heard(self) -> tuple[Any, ...]:
+        content: tuple[Any, ...] | None = None
+        while content is None:
+            mine = pickle.dumps(self._heard_by_first(), PROTOCOL) if self._is_first else b""
+            content = pickle.loads(self._communicator.exchange(mine, "work for a worker of several ranks", 0)[0])
+        return content
+
+    def _heard_by_first(self) -> tuple[Any, ...] | None:
+        """Return what the chief says next, None if it says nothing for some time."""
+        content = self._chief.hear()
+        if content is None:
+            began = time.monotonic()
+            patience = self._chief.patience(f"{self._name} waits for the chief to schedule a function")
+            while (content := self._chief.hear()) is None and time.monotonic() < began + _SIGN_SECONDS:
+                patience.tick()
+                if self._chief.is_lost:
+                    raise self._chief.lost(patience.what)
+        return content
+
+    def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:
+        for number, payload in zip(numbers, payloads, strict=True):
+            result, failure, is_consequence = b"", None, False
+            try:
+                fn = self._function(number)
+                self._client.refresh()
+                args, kwargs = ((), {}) if payload is None else self._arguments(payload)
+                result = pickle.dumps(fn(*args, **kwargs), PROTOCOL)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
+                failure, is_consequence = failures.described(error, self._function_name(number)), _is_consequence(error)
+            failure = self._agreed(failure, is_consequence)
+            if failure is not None:
+                return failure
+            results.append(result)
+        return None
+
+    def _agreed(self, failure: Failure | None, is_consequence: bool) -> Failure | None:
+        """Return the failure of the first rank that has one of its own; the same on all ranks."""
+        mine = b"" if failure is None else pickle.dumps((is_consequence, failure), PROTOCOL)
+        answers = self._communicator.exchange(mine, "end of a scheduled function")
+        found = sorted((pickle.loads(each) for each in answers if each), key=lambda pair: pair[0])
+        return found[0][1] if found else None
+
+    @property
+    def _own_client(self) -> Client | None:
+        return self._client.first
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Whether a rank failed only because another did, in a collective of both."""
+    return isinstance(error, RemoteReplicaError)
+
+
+class _Silence(Conversation):
+    """What the other ranks say to the chief: nothing, the first says it."""
+
+    def __init__(self) -> None:
+        pass
+
+    def say(self, *content: Any) -> None:
+        pass
