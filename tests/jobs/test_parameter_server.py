@@ -1,0 +1,117 @@
+"""`ParameterServerStrategy` in real processes: every worker runs the script, and servers hold what it trains."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.jobs import run_job
+
+TRAIN = """
+import sys
+import numpy
+import mpidist
+from mpidist.experimental.partitioners import FixedShardsPartitioner
+
+ranks_per_worker, steps, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+strategy = mpidist.ParameterServerStrategy(
+    variable_partitioner=FixedShardsPartitioner(2), ranks_per_worker=ranks_per_worker,
+    num_ps=int(sys.argv[4]) if len(sys.argv) > 4 else None,
+)
+extended = strategy.extended
+with strategy.scope():
+    w = mpidist.Variable(numpy.zeros((5, 3), "float64"), name="w")
+    b = mpidist.Variable(numpy.float64(0), name="b")
+    done = mpidist.Variable(0, aggregation="ONLY_FIRST_REPLICA", name="done")
+    optimizer = mpidist.optimizers.SGD(1.0)
+checkpoint = mpidist.Checkpoint(w=w, b=b, optimizer=optimizer)
+manager = mpidist.CheckpointManager(checkpoint, folder)
+manager.restore_or_initialize()
+
+def step():
+    # integers, so that no order of adding changes the sum; of a worker's ranks, the last has the gradient
+    mine = float(extended.replica_id == extended.num_replicas - 1)
+    optimizer.apply_gradients([(numpy.full((5, 3), mine), w), (numpy.float64(2 * mine), b)])
+    done.assign_add(1)
+
+for _ in range(steps):
+    strategy.run(step)
+workers = len(strategy._roles.trainers)
+while int(done.read_value()) < workers * steps:  # all have sent their last, and it has been applied, before `done`
+    pass
+extended.pull()
+total = optimizer.iterations
+assert (w.value == -total).all() and float(b.value) == -2 * total, (w.value, b.value, total)
+assert total % (workers * steps) == 0, total
+manager.save()
+print(f"rank {strategy._rank}: {total} steps of {workers} workers", flush=True)
+"""
+
+
+def train(tmp_path, ranks, *arguments, **env):
+    result = run_job(ranks, TRAIN, [arguments[0], "3", str(tmp_path), *arguments[1:]], env=env)
+    assert result.returncode == 0, result.stderr
+    return result, sorted(re.findall(r"rank (\d+): (\d+) steps of (\d+) workers", result.stdout))
+
+
+@pytest.mark.parametrize(
+    "ranks, arguments, workers",
+    [(3, ("1", "1"), 2), (4, ("1", "2"), 2), (6, ("2", "2"), 2), (8, ("1", "3"), 5), (8, ("3", "2"), 2)],
+)
+def test_every_step_of_every_worker_counts_once(tmp_path, ranks, arguments, workers):
+    result, lines = train(tmp_path, ranks, *arguments)
+    trainers = ranks - int(arguments[-1])
+    assert lines == [(str(rank), str(3 * workers), str(workers)) for rank in range(trainers)]
+    assert result.stderr.count(f"roles of {ranks} ranks (num_ps={arguments[-1]})") == 1
+
+
+def test_a_job_goes_on_with_other_ranks_and_shards(tmp_path):
+    train(tmp_path, 3, "1", "1")
+    _, lines = train(tmp_path, 6, "2", "2")
+    assert {steps for _, steps, _ in lines} == {"12"}
+    _, lines = train(tmp_path, 1, "1")
+    assert lines == [("0", "15", "1")]
+
+
+def test_roles_from_the_environment(tmp_path):
+    result, lines = train(tmp_path, 4, "1", MPIDIST_ROLES="ps:2,worker:*")
+    assert [rank for rank, *_ in lines] == ["2", "3"]
+    assert re.search(r"ranks 0-1 +ps 0-1 .*\n +ranks 2-3 +worker 0-1", result.stderr)
+
+
+def test_servers_of_other_nodes(tmp_path):
+    result, lines = train(tmp_path, 6, "1", MPIDIST_VIRTUAL_NODES="2")
+    assert {steps for _, steps, _ in lines} == {"12"}  # one server a node: 4 of 6 ranks train
+    assert "(one ps a node)" in result.stderr
+
+
+def test_without_shared_memory(tmp_path):
+    _, lines = train(tmp_path, 4, "1", "1", MPIDIST_SHARED_MEMORY="0")
+    assert {steps for _, steps, _ in lines} == {"9"}
+
+
+def test_ranks_that_cannot_be_dealt(tmp_path):
+    result = run_job(2, TRAIN, ["1", "3", str(tmp_path), "2"])
+    assert result.returncode != 0
+    assert "There must be at least one worker." in result.stderr
+    assert "MPIDIST_ROLES=worker:1,ps:1 is possible; or start `mpidist run -n 4 SCRIPT`" in result.stderr
+
+
+FAILS = """
+import numpy, mpidist
+strategy = mpidist.ParameterServerStrategy(num_ps=1)
+with strategy.scope():
+    v = mpidist.Variable(numpy.zeros(3), name="v")
+if strategy.extended.number == 1:
+    raise RuntimeError("this worker fails")
+while True:
+    strategy.run(lambda: v.assign_add(numpy.ones(3)))
+"""
+
+
+def test_a_worker_that_fails_ends_the_job():
+    result = run_job(4, FAILS)
+    assert result.returncode != 0
+    assert "this worker fails" in result.stderr
+    assert result.seconds < 30
