@@ -17,7 +17,7 @@ from mpidist.parameter_server.coordinator.alone import WorkerHere
 from mpidist.parameter_server.coordinator.calls import Calls
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.executor import Executor
-from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotAnArgument
 from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
 from mpidist.parameter_server.coordinator.recovery import Checkpoints
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
@@ -247,6 +247,9 @@ class ClusterCoordinator:
         """Let the workers end, when the program of the chief does."""
         atexit.unregister(self._end)
         self._calls.end()
+
+    def __reduce__(self) -> NoReturn:
+        raise NotAnArgument("a ClusterCoordinator belongs to the chief: scheduled functions cannot schedule functions")
 
     def __repr__(self) -> str:
         return f"<ClusterCoordinator of {len(self._calls.lanes)} workers>"

@@ -40,7 +40,9 @@ def described(error: BaseException, name: str, frames: int = 1) -> Failure:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Return an error pickled, if it is the same when it is unpickled."""
+    """Return an error pickled, if it is the same when it is unpickled; a SystemExit would end the chief."""
+    if not isinstance(error, Exception):
+        return None
     try:
         data = pickle.dumps(error, PROTOCOL)
         return data if str(pickle.loads(data)) == str(error) else None

@@ -27,6 +27,10 @@ PROTOCOL = 5
 UNKNOWN_SECONDS = 10.0
 
 
+class NotAnArgument(ValueError):
+    """Raised by what must not be sent to workers."""
+
+
 class NotHere(Exception):
     """A worker does not have the function that it was told by name; the text says what is missing."""
 
@@ -105,8 +109,8 @@ def carried(value: Any, what: str) -> bytes:
         ) from error
     try:
         return cloudpickle.dumps(value, PROTOCOL)
-    except ValueError:
-        raise  # a RemoteValue says what is wrong with it
+    except NotAnArgument:
+        raise
     except Exception as error:
         raise TypeError(f"{what} cannot be sent to the workers: {type(error).__name__}: {error}") from error
 

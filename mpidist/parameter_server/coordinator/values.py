@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist import nest
+from mpidist.parameter_server.coordinator.functions import NotAnArgument
 
 if TYPE_CHECKING:
     from mpidist.parameter_server.coordinator.calls import Calls
@@ -69,7 +70,7 @@ class RemoteValue:
     get = fetch
 
     def __reduce__(self) -> NoReturn:
-        raise ValueError(
+        raise NotAnArgument(
             "`tf.distribute.experimental.coordinator.RemoteValue` used as an input to scheduled function is not yet "
             "supported: pass its fetch()"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -256,6 +257,31 @@ def test_an_error_that_cannot_be_pickled_is_told():
         coordinator.schedule(fail_stubbornly)
         with pytest.raises(RemoteFunctionError, match="(?s)ran fail_stubbornly.*Stubborn: 1 and 2"):
             coordinator.join()
+
+    coordinated(program)
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def test_a_function_that_leaves_the_program_has_failed():
+    """Raised on the chief as it is, it would end the job without a word."""
+
+    def program(coordinator: ClusterCoordinator) -> None:
+        coordinator.schedule(leave)
+        with pytest.raises(RemoteFunctionError, match="(?s)ran leave, which raised.*SystemExit: 3"):
+            coordinator.join()
+        assert coordinator.schedule(double, args=(1,)).fetch() == 2
+
+    coordinated(program)
+
+
+def test_a_scheduled_function_cannot_schedule():
+    def program(coordinator: ClusterCoordinator) -> None:
+        with pytest.raises(ValueError, match="belongs to the chief"):
+            coordinator.schedule(lambda: coordinator.schedule(nothing))
+        coordinator.join()
 
     coordinated(program)
 
