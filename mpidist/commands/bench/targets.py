@@ -163,13 +163,14 @@ def report(launches: Sequence[Launch]) -> str:
 
 def report_of(targets: Sequence[Target], launches: Sequence[Launch]) -> str:
     """Return the table of targets: bound, median over the launches of each cache mode, verdict.  Local, pure."""
-    heading = f"# {'work':<14} {'ranks':>5} {'figure':<24} {'target':>8} {'cache':<11} {'reached':>8} {'launches':>8}"
-    return "\n".join([heading, *(line for target in targets for line in _lines(target, launches))])
+    width = max([14, *(len(target.work) for target in targets)])
+    heading = f"# {'work':<{width}} {'ranks':>5} {'figure':<24} {'target':>8} {'cache':<11} {'reached':>8} {'launches':>8}"
+    return "\n".join([heading, *(line for target in targets for line in _lines(target, launches, width))])
 
 
-def _lines(target: Target, launches: Sequence[Launch]) -> list[str]:
+def _lines(target: Target, launches: Sequence[Launch], width: int) -> list[str]:
     bound = f"{'<=' if target.at_most else '>='} {target.limit:g}"
-    start = f"  {target.work:<14} {target.ranks:>5} {target.what:<24} {bound:>8}"
+    start = f"  {target.work:<{width}} {target.ranks:>5} {target.what:<24} {bound:>8}"
     figures = target.figures(launches)
     if not figures:
         return [f"{start} {target.mode or 'any':<11} {'-':>8} {0:>8}  not measured"]
