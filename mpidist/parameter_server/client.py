@@ -25,7 +25,7 @@ from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name,
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.parameter_server.served_optimizer import packed, pickled
 from mpidist.parameter_server.server_end import ServerEnd, open_server
-from mpidist.transports.lines import Line
+from mpidist.transports.lines import Area, Line
 from mpidist.variables import IndexedSlices
 
 _NOTHING: dict[Key, Any] = {}
@@ -150,6 +150,7 @@ class Client:
         self._snapshot: dict[Key, Any] = _NOTHING
         self._has_pulled = dict.fromkeys(self._ends, False)
         self._tables: dict[Key, tuple[Any, int]] = {}
+        self._alone: set[Key] = set()  # tables, once and for all
         self._plans: dict[Any, list[tuple[tuple[Key, ...], list[_Part]]]] = {}
         self._plan_count = 0
         self._optimizers = 0
@@ -191,8 +192,10 @@ class Client:
         if not self._has_pulled[number] and key in self._pull(number):
             return self._snapshot[key]
         if key not in self._tables:
-            if end.look_for(key):
-                return self._pull(number)[key]
+            if key not in self._alone:
+                if end.look_for(key):
+                    return self._pull(number)[key]
+                self._alone.add(key)
             answer, array = end.ask("read", key=key)
             array.flags.writeable = False
             self._tables[key] = array, answer["version"]
@@ -313,20 +316,27 @@ class Client:
         if not self._in_step:
             self._begin_step()
         rate = math.nan if learning_rate is None else learning_rate
+        ready = []
         for part, some in zip(parts, chosen, strict=True):
             end = part.server
             seen = end.steps[optimizer] if end.gathers else 0
             if part.sparse:
-                self._push_rows(part, some, gradients, PushHeader(optimizer, part.number, 0, seen, rate, scale))
+                header = PushHeader(optimizer, part.number, end.pushed + 1, seen, rate, scale)
+                ready.append((end, *self._packed_rows(part, some, gradients, header)))
                 continue
             area = end.area(part.nbytes)
             part.pack(some, area.array)
-            header = protocol.PUSH.pack(protocol.PUSH_KIND, optimizer, part.number, end.pushed + 1, seen, rate, scale)
-            end.push(header, area, part.nbytes)
+            fields = protocol.PUSH.pack(protocol.PUSH_KIND, optimizer, part.number, end.pushed + 1, seen, rate, scale)
+            ready.append((end, fields, area, part.nbytes))
+        for end, fields, area, nbytes in ready:
+            end.push(fields, area, nbytes)
         self._in_step = not self._clocks
         self.refresh()
 
-    def _push_rows(self, part: _Part, dense: Sequence[Any], gradients: Sequence[Any], header: PushHeader) -> None:
+    def _packed_rows(
+        self, part: _Part, dense: Sequence[Any], gradients: Sequence[Any], header: PushHeader
+    ) -> tuple[bytes, Area, int]:
+        """Return the message for one server, where some of the gradients are rows: header, area, size in bytes."""
         rows = [gradients[place].coalesced() for place in part.sparse]
         counts = tuple(len(each.indices) for each in rows)
         nbytes = part.plan.nbytes(counts)
@@ -336,7 +346,7 @@ class Client:
         for each, spec, (numbers, where) in zip(rows, part.plan.sparse, places, strict=True):
             area.array[numbers].view(numpy.int64)[...] = each.indices
             area.array[where].view(part.plan.wire_dtype(spec))[...] = each.values.reshape(-1)
-        part.server.push(header._replace(number=part.server.pushed + 1, counts=counts).pack(), area, nbytes)
+        return header._replace(counts=counts).pack(), area, nbytes
 
     def _parts_for(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool) -> list[_Part]:
         """Return what goes to each server, made once for each list of variables.

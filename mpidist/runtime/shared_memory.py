@@ -41,6 +41,7 @@ class SharedFile:
 
     def __init__(self, nbytes: int, reserved: int | None = None) -> None:
         self._name: str | None = None
+        self._reserved = 0
         if hasattr(os, "memfd_create"):
             self._fd = os.memfd_create("mpidist", os.MFD_CLOEXEC)
             self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
@@ -62,7 +63,8 @@ class SharedFile:
         OSError
             When the memory cannot be had.
         """
-        _reserve(self._fd, start, nbytes)
+        _reserve(self._fd, start, nbytes, self._reserved + nbytes)
+        self._reserved += nbytes
 
     def map(self) -> mmap.mmap:
         """Return the owner's own mapping of the file."""
@@ -94,10 +96,10 @@ def map_file(path: str) -> mmap.mmap:
         os.close(fd)
 
 
-def _reserve(fd: int, start: int, nbytes: int) -> None:
+def _reserve(fd: int, start: int, nbytes: int, total: int) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if nbytes > memory // 2:
+    if total > memory // 2:
         # An anonymous file has no limit of its own: the kernel would end processes before it said no.
-        raise OSError(errno.ENOMEM, f"{nbytes} bytes asked for, more than half of this machine's {memory}")
+        raise OSError(errno.ENOMEM, f"{total} bytes asked for, more than half of this machine's {memory}")
     if nbytes and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, start, nbytes)

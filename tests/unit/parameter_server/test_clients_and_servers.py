@@ -230,6 +230,27 @@ def test_pushes_of_one_client_are_steps_of_the_optimizer(make_optimizer, dtype):
             numpy.testing.assert_array_equal(state[f"{each.key[0]}/0/{slot}"], expected[f"{number}/{slot}"])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_many_small_gradients_of_any_dtype_and_order_arrive_where_they_belong(dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    specs = [spec(number, (2, 3), dtype) for number in range(12)]
+    like = [numpy.arange(6.0).reshape(2, 3) + number for number in range(12)]
+    turned = [numpy.asfortranarray(each).astype(dtype) for each in like]
+    cut = [numpy.repeat(each, 2, axis=1)[:, ::2].astype(specs[0].dtype) for each in like]
+    plain = [each.astype(dtype) for each in like]
+
+    def job(client):
+        make(client, specs)
+        optimizer = client.register_optimizer(SGD(1.0))
+        for gradients in (plain, turned, cut, like, [plain[0], *turned[1:5], *like[5:]]):
+            client.push(optimizer, list(zip([each.key for each in specs], gradients, strict=True)))
+        for each, gradient in zip(specs, like, strict=True):
+            numpy.testing.assert_array_equal(client.value(each.key).astype(float), -5 * gradient)
+
+    run(1, job)
+
+
 def test_rows_are_updated_as_by_the_optimizer_itself():
     table, plain = spec(0, (6, 2), "float32"), spec(1, (3,), "float32")
     start = numpy.arange(12, dtype="float32").reshape(6, 2)
