@@ -35,6 +35,8 @@ class ServedVariable(DistributedVariable):
         What the server knows of it; of a `ShardedVariable`, by shard.
     """
 
+    has_live_value = False
+
     def __init__(
         self,
         client: Any,

@@ -169,6 +169,17 @@ class StrategyExtended:
         """Return what updates variables in an optimizer's place, None where this process holds them.  Local."""
         return None
 
+    def pull(self, own_first: bool = True) -> None:
+        """Have the next reading of variables that others hold give what they have then; nothing to do elsewhere.
+
+        Local; collective among the ranks of a worker of `ParameterServerStrategy`.
+
+        Parameters
+        ----------
+        own_first : bool
+            Wait until the gradients that this worker has sent are applied.
+        """
+
     def adopt_optimizer(self, optimizer: Optimizer) -> None:
         """Take note of an optimizer that was made in this strategy's scope.  Local."""
 

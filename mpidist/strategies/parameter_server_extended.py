@@ -83,12 +83,16 @@ class ServedExtended(StrategyExtended):
         """Whether this worker writes checkpoints, and restores what servers hold: the first does."""
         return self.number == 0
 
-    def pull(self) -> None:
-        """Have the next reading give what servers have then, this worker's own gradients included.
+    def pull(self, own_first: bool = True) -> None:
+        """Have the next reading give what servers have then.  Local; collective among the ranks of a worker.
 
-        Local; collective among the ranks of a worker.
+        Parameters
+        ----------
+        own_first : bool
+            Wait until the gradients that this worker has sent are applied.
         """
-        self._client.flush()
+        if own_first:
+            self._client.flush()
         self._client.refresh()
 
     def by_first_worker(self, fn: Callable[[], str | None]) -> str | None:
@@ -222,6 +226,12 @@ class ServedExtended(StrategyExtended):
         self.adopt_optimizer(optimizer)
         assert isinstance(optimizer.remote, ServedUpdates)
         return optimizer.remote
+
+    def fused_update(self) -> None:
+        """Return None: the servers update."""
+
+    def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
+        return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
 
     # -- input --------------------------------------------------------------------------------------------------------
 

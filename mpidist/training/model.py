@@ -72,11 +72,18 @@ class Model:
         if not self.trainable:
             raise ValueError("there is no trainable variable to train; variables that are synchronized on read are not")
         self.strategy = self.variables[0].strategy
+        self._has_live_values = all(variable.has_live_value for variable in self.variables)
         self._parameters: Any = None
 
     def read_variables(self) -> None:
         """Look at the variables anew; to be called in a replica, before the first step."""
         self._parameters = nest.pack(self.structure, [variable.value for variable in self.variables])
+
+    def begin_step(self) -> None:
+        """Be called in a replica before a step, on ranks without rows too.  Local, or as `StrategyExtended.pull`."""
+        if not self._has_live_values:
+            self.strategy.extended.pull(own_first=False)
+            self.read_variables()
 
     def train(self, batch: Any) -> Evaluation:
         """Return loss, gradients and predictions for a batch; ValueError or TypeError names the rank."""
@@ -127,7 +134,7 @@ class Model:
         """Return what a rank without rows contributes: a zero gradient for each trainable variable."""
         zeros = []
         for variable in self.trainable:
-            zero = arrays.empty_like(variable.storage)
+            zero = arrays.empty_like(variable.value)
             zero[...] = 0
             zeros.append(zero)
         return zeros
@@ -144,13 +151,12 @@ class Model:
         if gradient is None:
             what = f"returned None as the gradient for variable {variable.name!r}; return zeros, or leave it out of "
             raise self._error(ValueError, what + "the trainer's variables (or make it with trainable=False)")
-        storage = variable.storage
         if type(gradient) is not numpy.ndarray:
             gradient = _dense(gradient, variable)
-        if gradient.shape != storage.shape:
+        if gradient.shape != variable.shape:
             what = f"returned a gradient of shape {gradient.shape} for variable {variable.name!r}"
-            raise self._error(ValueError, f"{what}, expected {storage.shape}")
-        return gradient if gradient.dtype == storage.dtype else self._converted(gradient, variable)
+            raise self._error(ValueError, f"{what}, expected {variable.shape}")
+        return gradient if gradient.dtype == variable.dtype else self._converted(gradient, variable)
 
     def _converted(self, gradient: Any, variable: DistributedVariable) -> Any:
         if gradient.dtype.kind in "cOSU":

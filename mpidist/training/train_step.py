@@ -57,7 +57,7 @@ class TrainStep:
         self._extended = model.strategy.extended
         self._replicas = self._extended.num_replicas
         self._destinations = [_COUNTS, *model.trainable]
-        self._counts = _Counts(model.trainable[0].storage)
+        self._counts = _Counts(model.trainable[0].value)
         self._weighted = _Weighted(model)
 
     def __call__(self, batch: Any, vote: bool, expected: int) -> tuple[Totals, Evaluation | None]:
@@ -78,6 +78,7 @@ class TrainStep:
             Of all replicas; and of this one, None if it has no rows.
         """
         rows = rows_of(batch)
+        self._model.begin_step()
         evaluation = self._model.train(batch) if rows else None
         gradients = None if evaluation is None else evaluation.gradients
         counts = (rows, evaluation.loss * rows if evaluation is not None else 0.0, float(vote))

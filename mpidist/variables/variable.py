@@ -119,6 +119,8 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
     #: What the ranks of a node keep it in together, where there is one copy for all; None where each has its own.
     one_copy: OneCopy | None = None
+    #: Whether `value` is one view for ever; if not, it is another array when it has been read from elsewhere again.
+    has_live_value = True
     #: Why its value is neither the old nor the new one: an update was broken off in the middle.  None when it is whole.
     _torn: str | None = None
 

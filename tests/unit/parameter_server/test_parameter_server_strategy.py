@@ -448,3 +448,47 @@ def test_a_state_of_another_model_is_refused():
 
     with pytest.raises(ValueError, match="slot 'momentum' for variable 'matrix' was saved with shape"):
         one_worker(on_worker)
+
+
+# -- fit --------------------------------------------------------------------------------------------------------------
+
+
+def fitted(strategy, seed=0, epochs=3):
+    """Return loss by epoch and the weights of a line through 22 points, in batches of 5."""
+    x = numpy.random.default_rng(0).normal(size=(22, 2)).astype("float32")
+    with strategy.scope():
+        w = mpidist.Variable(numpy.zeros(2, "float32"), name="w")
+        optimizer = mpidist.optimizers.SGD(0.1, momentum=0.5)
+
+    def value_and_grad(parameters, x, y):
+        (w,) = parameters
+        error = x @ w - y
+        return float(error @ error) / len(x), [2 * x.T @ error / len(x)]
+
+    trainer = mpidist.Trainer(value_and_grad, [w], optimizer)
+    dataset = mpidist.data.Dataset.from_arrays((x, x @ numpy.array([2.0, -1.0], "float32")))
+    history = trainer.fit(dataset.shuffle(seed=seed).batch(5), epochs=epochs)
+    return history.history["loss"], w.numpy()
+
+
+@pytest.mark.parametrize("arguments", [(2, {}), (3, {"ranks_per_worker": 2}), (4, {"ranks_per_worker": 3})], ids=str)
+def test_fit_of_one_worker_is_that_of_one_device(arguments):
+    ranks, options = arguments
+    losses, w = fitted(mpidist.OneDeviceStrategy("cpu:0"))
+    for found_losses, found_w in job(fitted, ranks, **options):
+        numpy.testing.assert_allclose(found_losses, losses, rtol=1e-4)
+        numpy.testing.assert_allclose(found_w, w, rtol=1e-4)
+
+
+def test_fit_of_several_workers_trains_one_model():
+    met = threading.Barrier(3)
+
+    def on_worker(strategy):
+        losses, _ = fitted(strategy, seed=strategy.extended.number, epochs=10)
+        met.wait(20)
+        strategy.extended.pull()
+        return next(iter(strategy.extended._registry.by_name().values())).value.tolist()
+
+    first, *others = job(on_worker, 4)
+    assert others == [first] * 2
+    numpy.testing.assert_allclose(first, [2, -1], atol=0.01)
