@@ -14,6 +14,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from mpidist.runtime.memory_room import room_bytes
+
 _SHM = Path("/dev/shm")
 
 
@@ -101,5 +103,8 @@ def _reserve(fd: int, start: int, nbytes: int, total: int) -> None:
     if total > memory // 2:
         # An anonymous file has no limit of its own: the kernel would end processes before it said no.
         raise OSError(errno.ENOMEM, f"{total} bytes asked for, more than half of this machine's {memory}")
+    room = room_bytes()
+    if room is not None and nbytes > room:
+        raise OSError(errno.ENOMEM, f"{nbytes} bytes asked for, and {room} are left")
     if nbytes and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, start, nbytes)
