@@ -111,7 +111,7 @@ class SidecarEvaluator:
         self.results: list[CheckpointResult] = []
 
     def start(self) -> list[CheckpointResult]:
-        """Evaluate checkpoints as they come, and return the results.
+        """Evaluate checkpoints as they come, and return the results.  Local to the evaluator.
 
         Those that are in the folder already come first, in the order of their numbers.  One that is damaged, or was
         removed before its turn, is passed over with a line in the log.

@@ -105,6 +105,8 @@ class PerWorkerValues:
 class PerWorkerIterator(PerWorkerValues):
     """An iterator on every worker; made by ``iter`` of what `ClusterCoordinator.create_per_worker_dataset` returned.
 
+    All methods are Local.
+
     Parameters
     ----------
     number : int
