@@ -156,7 +156,10 @@ class Checkpoint:
             job.extended.by_first_worker(lambda: self.restore_here(path))
 
     def restore_here(self, path: str | Path) -> None:
-        """Do what `restore` does, in this worker only where there are parameter servers."""
+        """Do what `restore` does, in this worker only where there are parameter servers.
+
+        Collective among the ranks of the worker, or of the job where there are no servers.
+        """
         path = Path(path)
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
         problems = [problem for name, part in self._parts.items() for problem in _misfits(name, part, values)]
