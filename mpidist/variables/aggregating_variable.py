@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.options import VariableAggregation
 from mpidist.variables.indexed_slices import IndexedSlices
@@ -51,6 +52,10 @@ class AggregatingVariable(DistributedVariable):
         if verb not in self._calls:
             self._calls[verb] = Call(verb, [(self.name, self.dtype, self.shape)])
         return self._calls[verb]
+
+    def _of_own_dtype(self, values: Any) -> Any:
+        """Return values in the variable's dtype, and in the host's memory, where it is."""
+        return super()._of_own_dtype(arrays.as_host(values) if arrays.is_device(values) else values)
 
     def _aggregated(self, value: Any) -> Any:
         self._require_aggregation()

@@ -16,6 +16,7 @@ from mpidist.fusion import update
 from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.runtime import shared_memory
 from mpidist.testing import run_ranks
+from mpidist.testing.device import on_device, pretended_device
 from mpidist.transports import shared
 from mpidist.variables import AggregatingVariable, IndexedSlices
 
@@ -274,6 +275,18 @@ def test_rows_are_applied_once_each(optimizer, size):
     for found in run_ranks(size, trained, CentralStorageStrategy):
         for got, wanted in zip(found, expected, strict=True):
             numpy.testing.assert_array_equal(got, wanted)
+
+
+def test_arrays_of_devices_go_to_the_host_where_the_one_copy_is():
+    def fn(strategy):
+        variable = Variable(numpy.ones(3), aggregation="SUM")
+        optimizer = SGD(1.0)
+        strategy.run(lambda: variable.assign_add(on_device(numpy.full(3, 2.0))))
+        strategy.run(lambda: optimizer.apply_gradients([(on_device(numpy.arange(3.0)), variable)]))
+        return variable.value.tolist()
+
+    with pretended_device():
+        assert run_ranks(2, in_scope, fn) == [[5.0, 3.0, 1.0]] * 2
 
 
 def test_sums_that_all_ranks_have_are_applied_once():
