@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.optimizers.slices import compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
 from mpidist.parameter_server.published import Buffers
 from mpidist.parameter_server.served_optimizer import Run, ServedOptimizer, StoredVariable
@@ -232,7 +233,7 @@ class Store:
         rows = self._rows(plan, pushed) if plan.sparse else []
         payload = pushed[0][1]
         if len(pushed) > 1:
-            payload, scale = _sum(plan, [each for _, each in pushed]), scale / len(pushed)
+            payload = _mean(plan, [each for _, each in pushed])
         rate = optimizer.rate(learning_rate)
         if target.runs:
             buffers = self.buffers
@@ -284,7 +285,7 @@ class Store:
             if len(parts) > 1:
                 indices, values = (numpy.concatenate(each) for each in zip(*parts, strict=True))
                 joined = IndexedSlices(values, indices, spec.shape).coalesced()
-                indices, values = joined.indices, joined.values
+                indices, values = joined.indices, joined.values / joined.dtype.type(len(parts))
             found.append((self.variables[spec.key], indices, values))
         return found
 
@@ -295,15 +296,16 @@ def _rows_of(plan: Plan, spec: VariableSpec, payload: Any, numbers: slice, where
     return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
 
 
-def _sum(plan: Plan, payloads: Sequence[Any]) -> Any:
-    """Return the sum of gradients of whole variables in new memory, added in the order given."""
-    total = numpy.empty(plan.dense_nbytes, numpy.uint8)
+def _mean(plan: Plan, payloads: Sequence[Any]) -> Any:
+    """Return the mean of gradients of whole variables in new memory; 16-bit floats are added in float32."""
+    mean = numpy.empty(plan.dense_nbytes, numpy.uint8)
     for section in plan.sections:
-        wide = section.of(total)
-        numpy.add(section.of(payloads[0]), section.of(payloads[1]), out=wide)
-        for payload in payloads[2:]:
-            wide += section.of(payload)
-    return total
+        total = section.of(payloads[0]).astype(compute_dtype(section.dtype))
+        for payload in payloads[1:]:
+            total += section.of(payload)
+        total /= total.dtype.type(len(payloads))
+        section.of(mean)[...] = total
+    return mean
 
 
 def _write(array: Any, where: Any, operation: Any, value: Any) -> None:
