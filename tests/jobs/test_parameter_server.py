@@ -91,6 +91,28 @@ def test_without_shared_memory(tmp_path):
     assert {steps for _, steps, _ in lines} == {"9"}
 
 
+CONFIG = """
+import json, os, runpy, sys
+from mpi4py import MPI
+
+rank, tasks = MPI.COMM_WORLD.rank, [("ps", 0), ("worker", 1), ("chief", 0), ("worker", 0)]
+cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+kind, index = tasks[rank]
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+"""
+
+
+def test_roles_of_tf_config(tmp_path):
+    script = CONFIG + TRAIN + "print(extended.device_name, extended.number, extended.is_chief)"
+    result = run_job(4, script, ["1", "3", str(tmp_path)])
+    assert result.returncode == 0, result.stderr
+    assert sorted(re.findall(r"/job.*", result.stdout)) == [
+        "/job:chief/replica:0/task:0/device:CPU:0 0 True",
+        "/job:worker/replica:0/task:0/device:CPU:0 1 False",
+        "/job:worker/replica:0/task:1/device:CPU:0 2 False",
+    ]
+
+
 def test_ranks_that_cannot_be_dealt(tmp_path):
     result = run_job(2, TRAIN, ["1", "3", str(tmp_path), "2"])
     assert result.returncode != 0
