@@ -164,7 +164,8 @@ def report(launches: Sequence[Launch]) -> str:
 def report_of(targets: Sequence[Target], launches: Sequence[Launch]) -> str:
     """Return the table of targets: bound, median over the launches of each cache mode, verdict.  Local, pure."""
     width = max([14, *(len(target.work) for target in targets)])
-    heading = f"# {'work':<{width}} {'ranks':>5} {'figure':<24} {'target':>8} {'cache':<11} {'reached':>8} {'launches':>8}"
+    columns = f"{'ranks':>5} {'figure':<24} {'target':>8} {'cache':<11} {'reached':>8} {'launches':>8}"
+    heading = f"# {'work':<{width}} {columns}"
     return "\n".join([heading, *(line for target in targets for line in _lines(target, launches, width))])
 
 
