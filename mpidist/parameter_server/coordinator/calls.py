@@ -66,6 +66,7 @@ class Lane:
         What it has and has not answered, in their order.
     known : set of int
         The functions that it was told.
+    is_gone : bool
     """
 
     def __init__(self, index: int, talk: Conversation) -> None:
@@ -73,11 +74,14 @@ class Lane:
         self.talk = talk
         self.batches: deque[_Batch] = deque()
         self.known: set[int] = set()
+        self.is_gone = False
 
     @property
     def has_room(self) -> bool:
         """Whether it should get more."""
         batches = self.batches
+        if self.is_gone:
+            return False
         return not batches or (len(batches) == 1 and batches[0].seconds < _AHEAD_SECONDS)
 
     def __str__(self) -> str:
@@ -184,7 +188,7 @@ class Calls:
         with_room.sort(key=_has_work)
         while self.waiting and with_room:
             for lane in with_room:
-                if self.waiting:
+                if self.waiting and not lane.is_gone:
                     self._give(lane)
             with_room = [lane for lane in with_room if lane.has_room]
         self.hungry = bool(with_room)
@@ -347,7 +351,7 @@ class Calls:
         try:
             lane.talk.say(*content)
         except PeerLostError:
-            if lane in self.lanes:
+            if not lane.is_gone:
                 self._lose(lane)
 
     def _lose(self, lane: Lane) -> None:
@@ -364,6 +368,7 @@ class Calls:
         if len(self.lanes) == 1:
             raise PeerLostError(f"{error}; no worker is left", error.rank)
         self.lanes.remove(lane)
+        lane.is_gone = True
         calls = [call for batch in lane.batches for call in batch.calls if call._result is PENDING]
         lane.batches.clear()
         self.waiting.extendleft(reversed(calls))

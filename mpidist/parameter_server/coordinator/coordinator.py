@@ -94,6 +94,7 @@ class ClusterCoordinator:
             if rank in ranks:
                 _execute(strategy, index, workers)
         if workers:
+            strategy._client.stand_aside()
             talks: dict[int, Conversation] = {
                 index: Conversation(strategy._lines[ranks[0]]) for index, ranks in enumerate(workers)
             }
