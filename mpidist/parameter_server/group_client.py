@@ -193,6 +193,11 @@ class GroupClient:
         """Take over what `optimizer_state` gave."""
         self._first(lambda client: client.restore_optimizer(number, dict(state)))
 
+    def idle(self) -> None:
+        """Say that this worker has no work for now.  Local."""
+        if self._client is not None:
+            self._client.idle()
+
     def leave(self) -> None:
         """Tell the servers that this worker pushes no more.  Local."""
         if self._client is not None:

@@ -137,3 +137,48 @@ def test_a_worker_that_fails_ends_the_job():
     assert result.returncode != 0
     assert "this worker fails" in result.stderr
     assert result.seconds < 30
+
+
+BOUNDED = """
+import sys
+import numpy
+import mpidist
+
+kinds = {"stale": mpidist.parameter_server.StaleSynchronous(1), "backup": mpidist.parameter_server.BackupWorkers(1)}
+strategy = mpidist.ParameterServerStrategy(num_ps=2, consistency=kinds[sys.argv[1]])
+with strategy.scope():
+    variables = [mpidist.Variable(numpy.zeros(3)) for _ in range(2)]
+    optimizer = mpidist.optimizers.SGD(1.0)
+
+def step():
+    optimizer.apply_gradients([(numpy.ones(3), v) for v in variables])
+
+if sys.argv[2] == "coordinator":
+    coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+    for _ in range(30):
+        coordinator.schedule(step)
+    coordinator.join()
+    made = 30
+else:
+    for _ in range(10):
+        strategy.run(step)
+    made = 10
+steps = optimizer.iterations
+assert steps >= made if sys.argv[2] == "graph" else 0 < steps <= made, steps
+if sys.argv[1:] == ["stale", "coordinator"]:
+    assert steps == made
+if sys.argv[2] == "coordinator":
+    strategy.extended.pull()
+    # each server takes the first gradients that come to it; the count is that of the one with the most
+    assert max(-v.value.max() for v in variables) == steps, (steps, [v.value for v in variables])
+print("done")
+"""
+
+
+@pytest.mark.parametrize("style, trainers", [("graph", 3), ("coordinator", 1)])
+@pytest.mark.parametrize("kind", ["stale", "backup"])
+def test_workers_that_wait_for_each_other(kind, style, trainers):
+    # a chief that only schedules makes no steps, and nobody waits for it
+    result = run_job(5, BOUNDED, [kind, style], env={"MPIDIST_TIMEOUT_SECONDS": "30"})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("done") == trainers

@@ -41,6 +41,9 @@ class Client:
     def idle(self) -> None:
         self.idled += 1
 
+    def stand_aside(self) -> None:
+        self.stands_aside = True
+
 
 def strategy_of(workers: int) -> Any:
     """Return what a coordinator needs of a strategy with a chief and workers, and no servers.  Collective."""
