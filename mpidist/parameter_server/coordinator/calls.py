@@ -165,10 +165,12 @@ class Calls:
         """
         heard = False
         for lane in list(self.lanes):
+            if lane.is_gone:  # since this look began
+                continue
             content = lane.talk.hear()
             if content is None and lane.talk.is_lost:
                 self._lose(lane)
-            while content is not None:
+            while content is not None and not lane.is_gone:
                 heard = True
                 self._take(lane, *content)
                 content = lane.talk.hear()
