@@ -55,6 +55,7 @@ class Lookout:
     def _take(self, way: int) -> None:
         """Take a way from now on."""
         self._chosen, self._usual = way, float(self._seconds[way])
+        self._least = self._usual
         self._waits = self._pauses(self._seconds)
         self._waits[way] = numpy.inf
 
@@ -89,7 +90,9 @@ class Lookout:
                 self._usual = seconds
                 self._look_around()
             self._usual = min(self._usual, seconds)
+            self._least = min(self._least, seconds)
         elif seconds < _BETTER * self._seconds[self._chosen]:
+            self._seconds[self._chosen] = self._least  # what it took last may have been bad luck: look again soon
             self._take(self.way)
             self._look_around()
         else:

@@ -113,3 +113,13 @@ def test_the_quickest_way_is_found_again_whatever_a_machine_becomes(seconds, dat
     _run(lookout, changed, 6000)
     taken = _run(lookout, changed, 3 * WINDOW)
     assert changed[max(taken, key=taken.count)] * 0.9 <= min(changed)
+
+
+def test_a_way_that_was_left_after_a_disturbed_window_is_taken_again_soon():
+    seconds = [1.0, 1.2, 2.0]
+    lookout = Lookout(seconds, WINDOW)
+    while lookout.way != 1:  # the first way is disturbed, until another takes its place
+        _run(lookout, [1.6, 1.2, 2.0], 1)
+    _run(lookout, [1.6, 1.2, 2.0], 1)
+    taken = _run(lookout, seconds, 4 * WINDOW)
+    assert taken[-1] == 0 and taken.count(0) > 2 * WINDOW
