@@ -209,6 +209,8 @@ class Communicator:
             self.check(call, timeout_seconds)
             self._is_tuned = True
             self.choices = tuning.choices_for(self)
+            self._calls.clear()  # what was planned before by the fixed table
+            self._short.clear()
 
     def _asked(self, algorithm: str | None) -> str:
         """Return what is asked for: by a call, else by the settings; those win over a pinned choice, or pin it."""
@@ -251,7 +253,7 @@ class Communicator:
                 del self._calls[next(iter(self._calls))]
             planned = self._calls[key] = self._plan(buffer, op, algorithm, timeout_seconds)
         if planned.contest.is_due:
-            self.settle(planned.contest)
+            self.settle(planned.contest, timeout_seconds)
         flat = buffer.reshape(-1)
         with self.control.turnstile:
             if planned.segment is not None:
@@ -352,14 +354,14 @@ class Communicator:
             return [Way("none")]
         return self._ways.worth_trying(nbytes, asked, self.facts(on_host))
 
-    def settle(self, contest: Contest) -> None:
+    def settle(self, contest: Contest, timeout_seconds: float | None = None) -> None:
         """Compare the times that ranks took, and choose among ways by them, where that is due.
 
-        Collective, and numbered like any call: all ranks come to it at the same step.
+        Collective, and numbered like any call: all ranks come to it at the same step, before the call that is tried.
         """
         if contest.is_due:
             times = contest.times()
-            self.all_reduce(times, "max")
+            self.all_reduce(times, "max", timeout_seconds=timeout_seconds)
             contest.settle(times)
 
     def contest(self, ways: Sequence[Way], nbytes: int) -> Contest:

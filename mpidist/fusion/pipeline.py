@@ -109,7 +109,7 @@ class FusedAllReduce:
             if planned.takes_any_strides:
                 self._recent = _Recent(planned, tensors, op, names)
         if planned.contest.is_due:
-            self._communicator.settle(planned.contest)
+            self._communicator.settle(planned.contest, timeout_seconds)
         try:
             with self._communicator.control.turnstile:
                 return planned(tensors, timeout_seconds)

@@ -187,7 +187,7 @@ class PlannedUpdate:
         """
         communicator, contest = self._communicator, self._contest
         if contest.is_due:
-            communicator.settle(contest)
+            communicator.settle(contest, self._timeout_seconds)
         buffers = communicator.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):
             call, reductions = self._in(buffers)

@@ -1,11 +1,14 @@
 """Trying several ways in the first steps, and settling on one alike on all ranks."""
 
+import threading
+
 import numpy
 import pytest
 
 from mpidist.collectives import ways
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.trial import Trial
+from mpidist.errors import TransportTimeoutError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.testing import run_ranks
 
@@ -125,3 +128,34 @@ def test_ranks_whose_tensors_lie_otherwise_in_memory_try_the_same_way(kind, size
         return next(iter(fused._planned.values())).contest.at
 
     assert len(set(run_ranks(size, run))) == 1
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_ranks_that_compare_their_times_keep_the_deadline_of_the_call(is_list, monkeypatch):
+    monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
+    given_up = threading.Event()
+
+    def run():
+        communicator = Communicator.world()
+        fused, gradient = FusedAllReduce(communicator), numpy.ones(3000, "f4")
+
+        def step(**limit):
+            if is_list:
+                fused([gradient], **limit)
+            else:
+                communicator.all_reduce(gradient, **limit)
+
+        step()
+        (contest,) = (each for each in communicator._ways._contests.values() if len(each.ways) > 1)
+        while not contest.is_due:
+            step()
+        if communicator.rank == 1:
+            given_up.wait(30)
+            return
+        try:
+            with pytest.raises(TransportTimeoutError):
+                step(timeout_seconds=0.2)
+        finally:
+            given_up.set()
+
+    run_ranks(2, run)

@@ -169,6 +169,25 @@ def test_the_first_long_all_reduce_measures_and_keeps_what_was_measured(where, m
     assert len(measuring) == 2  # the second launch found it
 
 
+def test_what_was_planned_before_is_chosen_anew_when_there_are_measurements(where, measuring):
+    def run():
+        communicator, chosen = _communicator(), []
+        begin = communicator.begin
+
+        def noted(call, timeout_seconds=None):
+            chosen.extend(name for name, nbytes in call.description["packs"] if nbytes == 40)
+            return begin(call, timeout_seconds)
+
+        communicator.begin = noted
+        quick = []
+        for count in (10, LONG, 10):
+            communicator.all_reduce(numpy.ones(count, "f4"))
+            quick.append(communicator.reduced(numpy.ones(3, "f4"), "sum") is not None)
+        return chosen, quick
+
+    assert run_ranks(2, run) == [(["shared_memory in segments of 512 KiB", "ring"], [True, False, False])] * 2
+
+
 def test_a_short_one_does_not(where, measuring):
     assert run_ranks(2, reduced, 10) == ["shared_memory", "shared_memory"]
     assert not measuring and not where.exists()
