@@ -86,12 +86,15 @@ class GradientBuffers:
 
         Raises
         ------
+        UnsupportedDtypeError
+            The dtype of a buffer has no such reduction; before any communication.
         TransportError, MemoryError
             On all ranks, which can go on: so many results are held that there is no memory for one more.
         """
         communicator = self._communicator
         call = self._calls.get(op)
         if call is None:
+            self._check(op)
             call = self._calls[op] = self.call(f"all_reduce({op})", with_names=False)
         free = sum(1 << number for number, results in enumerate(self._results) if results.is_free())
         with communicator.control.turnstile:
@@ -108,6 +111,16 @@ class GradientBuffers:
         if refused is not None:
             raise refused  # not inside the call, which all ranks have left in step
         return list(self._results[number].views)
+
+    def _check(self, op: str) -> None:
+        """Raise unless all buffers can be reduced by `op` into arrays of their own dtypes."""
+        asked = build(self._plan.signatures, op, ONE_PACK).buckets
+        for bucket, own in zip(asked, self._plan.buckets, strict=True):
+            if bucket.result != own.dtype:
+                raise UnsupportedDtypeError(
+                    f"the {op} of {own.dtype} arrays is {bucket.result}, and their results in gradient buffers are "
+                    f"{own.dtype}: ask for the sum, or pass copies of the buffers"
+                )
 
     def _more(self, watch: Watch) -> Exception | None:
         """Make memory for one more result; return why there is none, on all ranks.  Collective, within a call."""

@@ -136,3 +136,18 @@ def test_16_bits_are_refused_before_anything_is_made():
 
     with pytest.raises(UnsupportedDtypeError, match="'half' is float16"):
         run_ranks(2, run)
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("i4", "mean"), ("c8", "max")])
+def test_reductions_that_a_dtype_does_not_have_are_refused_and_the_ranks_go_on(dtype, op):
+    def run():
+        communicator = Communicator.world()
+        signatures = [("", numpy.dtype("f8"), (3,)), ("", numpy.dtype(dtype), (3,))]
+        buffers = GradientBuffers(communicator, signatures)
+        for array in buffers.arrays:
+            array[...] = 1
+        with pytest.raises(UnsupportedDtypeError):
+            buffers.all_reduce(op, None)
+        return [each.tolist() for each in buffers.all_reduce("sum", None)]
+
+    assert run_ranks(2, run) == [[[2, 2, 2], [2, 2, 2]]] * 2
