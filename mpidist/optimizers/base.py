@@ -323,7 +323,7 @@ class Optimizer(abc.ABC):
                 return
             gradients = _sum_over_replicas(gradients, variables)
         else:
-            self._sharded.release()
+            self._sharded.release(variables)
             gradients = [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]
         steps = self.steps(gradients, variables, scale)
         if steps is None:
@@ -502,7 +502,7 @@ class Optimizer(abc.ABC):
 
         Collective where they are kept in slices, each on one rank; Local otherwise.
         """
-        self._sharded.release()
+        self._sharded.release([variable])
         return self._slots.of(variable)
 
     def slots(self, variable: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class ShardedUpdates:
         Collective when it first meets a list; slots that are kept otherwise move.
         """
         if updates is None or (updates.in_one_copy and any(each.one_copy is None for each in variables)):
-            self.release()
+            self.release(variables)
             return None
         key = (updates, *map(id, variables))
         if key not in self._plans:
@@ -49,15 +49,18 @@ class ShardedUpdates:
             self._plans[key] = None if planned is None else kind(planned, variables, self._slots)
         found = self._plans[key]
         if found is None or not found.is_active:
-            self.release()  # the lists may have variables in common
+            self.release(variables)
             if found is not None:
                 found.take_slots()
         return found
 
-    def release(self) -> None:
-        """Make all slots whole again.  Collective where they are not."""
+    def release(self, variables: Sequence[Any]) -> None:
+        """Make the slots of these variables whole again, and of all that are in slices with them.
+
+        Collective where they are not whole.
+        """
         for each in self._plans.values():
-            if each is not None and each.is_active:
+            if each is not None and each.is_active and each.has_any(variables):
                 each.give_slots_back()
 
     def gathered(self) -> dict[int, list[Any]]:
@@ -81,6 +84,7 @@ class _ShardedUpdate:
     def __init__(self, planned: PlannedUpdate, variables: Sequence[Any], slots: Slots) -> None:
         self._planned = planned
         self._variables = list(variables)  # keeps their ids from being reused
+        self._ids = frozenset(map(id, variables))
         self._slots = slots
         self._kept: list[list[Any]] | None = None
         self._transforms = [self._transform(index) for index in range(len(planned.slices))]
@@ -92,6 +96,10 @@ class _ShardedUpdate:
     def is_active(self) -> bool:
         """Whether the slots of its variables are here, in slices."""
         return self._kept is not None
+
+    def has_any(self, variables: Sequence[Any]) -> bool:
+        """Whether it updates one of these variables.  Local."""
+        return not self._ids.isdisjoint(map(id, variables))
 
     def run(self, optimizer: Optimizer, gradients: Sequence[Any], steps: Sequence[Step]) -> None:
         """Sum the gradients over the replicas and update.  Collective."""

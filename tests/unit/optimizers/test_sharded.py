@@ -157,6 +157,31 @@ def test_lists_that_share_variables_pass_the_slots_on():
         assert value == -8.5
 
 
+def test_lists_that_share_none_keep_their_slots_in_slices_side_by_side():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variables = [mpidist.Variable(numpy.zeros(600), name=name) for name in "abc"]
+            optimizer = SGD(1.0, momentum=0.5)
+        ones, active = numpy.ones(600), []
+
+        def step(*which):
+            pairs = [(ones, variables[each]) for each in which]
+            strategy.run(lambda: optimizer.apply_gradients(pairs))
+            plans = optimizer._sharded._plans.values()
+            active.append([each.is_active for each in plans])
+
+        step(0, 1)
+        step(2)
+        step(0, 1)  # as in a GAN with one optimizer: nothing moves from list to list
+        step(1, 2)  # shares one with each of the others
+        return active, [optimizer.slots(each)["momentum"][0] for each in variables]
+
+    for active, velocities in run_ranks(2, run):
+        assert active == [[True], [True, True], [True, True], [False, False, True]]
+        assert velocities == [-3.0, -3.5, -3.0]
+
+
 def test_state_saved_from_slices_is_restored_at_another_number_of_ranks():
     state = run_ranks(3, _train, OPTIMIZERS[2])[0][3]
 
