@@ -9,10 +9,8 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives.algorithms import ALGORITHMS, hierarchical
 from mpidist.collectives.cost import CostModel, traffic
 from mpidist.collectives.rounds import Schedule
+from mpidist.collectives.selection import BETWEEN_NODES
 from mpidist.collectives.simulator import simulate
-
-#: The all-reduces that a hierarchical one is composed with, between the nodes.
-_BETWEEN_NODES = ("ring", "recursive_doubling", "rabenseifner")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def candidates(collective: str, topology: Topology) -> list[Schedule]:
     flat = [schedule for (kind, _), schedule in ALGORITHMS.items() if kind == collective]
     if collective != "all_reduce" or topology.node_count == 1 or topology.node_count == topology.size:
         return flat
-    return flat + [hierarchical(topology, across) for across in _BETWEEN_NODES]
+    return flat + [hierarchical(topology, across) for across in BETWEEN_NODES]
 
 
 def compare(
