@@ -15,6 +15,9 @@ from mpidist.parameter_server.registry import Registry, reference_of_optimizer
 from mpidist.parameter_server.served_variable import ServedVariable
 from mpidist.variables import IndexedSlices
 
+#: The types of gradients that need no look.
+_ARRAYS = {numpy.ndarray}
+
 
 class ServedUpdates(RemoteUpdates):
     """The updates of one optimizer by servers.
@@ -65,15 +68,14 @@ class ServedUpdates(RemoteUpdates):
     def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
         try:
-            known = self._known.get(tuple([id(variable) for _, variable in pairs]))
+            gradients, variables = zip(*pairs, strict=True)
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
-        factor = optimizer.gradient_factor
+        known, factor = self._known.get(tuple(map(id, variables))), optimizer.gradient_factor
         if known is None or factor is None:
             return False
         keys, variables = known
-        gradients = [gradient for gradient, _ in pairs]
-        if set(map(type, gradients)) != {numpy.ndarray} or context.get_strategy() is not variables[0].strategy:
+        if set(map(type, gradients)) != _ARRAYS or context.get_strategy() is not variables[0].strategy:
             return False
         self._client.push_lists(self._number, keys, gradients, None, factor)
         return True

@@ -1,8 +1,8 @@
 """The chief's side: calls that wait, calls that workers have, and what came of them.
 
-Calls go to workers in *batches*, in one message each.  A worker is given more when it has less to do than
-`_AHEAD_SECONDS`, in two batches at most.  So a call goes out at once where somebody is idle, and hundreds go together
-where calls come quicker than they are run.  Results of a batch come back together.  Nothing here has a thread: lines
+Calls go to workers in *batches*, in one message each.  A worker is given the next one a moment before it is expected to
+have done the first: two at most.  So a call goes out at once where somebody is idle, and hundreds go together where calls
+come quicker than they are run.  Results of a batch come back together.  Nothing here has a thread: lines
 move on when the program calls the coordinator, whatever it calls.
 """
 
@@ -28,12 +28,14 @@ from mpidist.transports.lines import Line, Patience
 
 _log = logging.getLogger("mpidist")
 
-#: What a batch may take, and with how much left to do a worker gets the next one.
+#: What a batch may take, and with how much left to do a worker gets the next one; unless the first takes so long that
+#: others might be done with the next before it.
 _BATCH_SECONDS = 4e-3
-_AHEAD_SECONDS = 2e-3
+_AHEAD_SECONDS = 3e-3
+_LONG_SECONDS = 10e-3
 _MOST_CALLS, _MOST_BYTES = 512, 1 << 20
-#: How long the chief sleeps between looks while all workers have more to do than that.
-_NAP_SECONDS = 2e-4
+#: How long the chief sleeps between looks while all workers have more to do than that: at least, and at most.
+_NAP_SECONDS, _LONG_NAP_SECONDS = 2e-4, 1e-3
 #: How much a new measurement of a function's time counts.
 _WEIGHT = 0.3
 #: How many functions workers keep; those that were not used for longest are forgotten.
@@ -41,14 +43,23 @@ _MOST_FUNCTIONS = 1000
 
 
 class _Batch:
-    """Calls that one worker has."""
+    """Calls that one worker has.
 
-    __slots__ = ("number", "calls", "seconds")
+    Attributes
+    ----------
+    seconds : float
+        What it is expected to take.
+    end : float
+        When it is expected to be done, by `time.monotonic`.
+    """
 
-    def __init__(self, number: int, calls: list[RemoteValue], seconds: float) -> None:
+    __slots__ = ("number", "calls", "seconds", "end")
+
+    def __init__(self, number: int, calls: list[RemoteValue], seconds: float, begin: float) -> None:
         self.number = number
         self.calls = calls
         self.seconds = seconds
+        self.end = begin + seconds
 
 
 class Lane:
@@ -76,13 +87,20 @@ class Lane:
         self.known: set[int] = set()
         self.is_gone = False
 
-    @property
-    def has_room(self) -> bool:
+    def has_room(self, now: float) -> bool:
         """Whether it should get more."""
         batches = self.batches
-        if self.is_gone:
-            return False
-        return not batches or (len(batches) == 1 and batches[0].seconds < _AHEAD_SECONDS)
+        if len(batches) != 1 or self.is_gone:
+            return not batches and not self.is_gone
+        return batches[0].seconds <= _LONG_SECONDS and self.next_look <= now
+
+    @property
+    def next_look(self) -> float:
+        """When the chief should look again, to give it more or to hear what came of what it has."""
+        batches = self.batches
+        if not batches:
+            return 0.0
+        return batches[0].end if len(batches) > 1 else batches[0].end - _AHEAD_SECONDS
 
     def __str__(self) -> str:
         return f"worker {self.index} ({self.talk.peer_name})"
@@ -186,13 +204,14 @@ class Calls:
         """Give waiting calls to workers that have room."""
         if self._is_quiet:
             return
-        with_room = [lane for lane in self.lanes if lane.has_room]
+        now = time.monotonic()
+        with_room = [lane for lane in self.lanes if lane.has_room(now)]
         with_room.sort(key=_has_work)
         while self.waiting and with_room:
             for lane in with_room:
                 if self.waiting and not lane.is_gone:
                     self._give(lane)
-            with_room = [lane for lane in with_room if lane.has_room]
+            with_room = [lane for lane in with_room if lane.has_room(now)]
         self.hungry = bool(with_room)
 
     def make_room(self) -> None:
@@ -244,7 +263,8 @@ class Calls:
             if type(call._payload) is bytes:
                 nbytes += len(call._payload)
         self._batches += 1
-        lane.batches.append(_Batch(self._batches, calls, seconds))
+        begin = max(time.monotonic(), lane.batches[-1].end if lane.batches else 0.0)
+        lane.batches.append(_Batch(self._batches, calls, seconds, begin))
         numbers = [call._function.number for call in calls]
         payloads = [call._payload for call in calls]
         if not any(payload is not None for payload in payloads):
@@ -282,6 +302,8 @@ class Calls:
         batch = lane.batches.popleft()
         assert batch.number == number, (batch.number, number)
         calls = batch.calls
+        if lane.batches:
+            lane.batches[0].end = time.monotonic() + lane.batches[0].seconds
         if results:
             _learn(batch, seconds, len(results))
         for call, result in zip(calls, results, strict=False):
@@ -389,12 +411,16 @@ class Calls:
             if patience is None:
                 patience = self.lanes[0].talk.patience(f"{self._name} waits {what}")
             patience.tick()
-            if self._least_ahead() > _NAP_SECONDS * 4:
-                time.sleep(_NAP_SECONDS)  # the workers need the cores more
+            nap = self._nap_seconds()
+            if nap >= _NAP_SECONDS:
+                time.sleep(nap)  # the workers need the cores more
 
-    def _least_ahead(self) -> float:
-        """Return how long it takes at least, as far as is known, until some worker has an answer, in seconds."""
-        return min((lane.batches[0].seconds for lane in self.lanes if lane.batches), default=0.0)
+    def _nap_seconds(self) -> float:
+        """Return how long the chief may sleep without anybody waiting for it, as far as is known."""
+        if all(len(lane.batches) > 1 for lane in self.lanes):
+            return _LONG_NAP_SECONDS
+        looks = [lane.next_look for lane in self.lanes if lane.batches]
+        return min((min(looks) - time.monotonic()) / 4, _LONG_NAP_SECONDS) if looks else 0.0
 
 
 def _has_work(lane: Lane) -> bool:
