@@ -1,9 +1,9 @@
 """The chief's side: calls that wait, calls that workers have, and what came of them.
 
-Calls go to workers in *batches*, in one message each.  A worker is given the next one a moment before it is expected to
-have done the first: two at most.  So a call goes out at once where somebody is idle, and hundreds go together where calls
-come quicker than they are run.  Results of a batch come back together.  Nothing here has a thread: lines
-move on when the program calls the coordinator, whatever it calls.
+Calls go to workers in *batches*, in one message each.  A worker is given the next one a moment before it is expected
+to have done the first: two at most.  So a call goes out at once where somebody is idle, and hundreds go together where
+calls come quicker than they are run.  Results of a batch come back together.  Nothing here has a thread: lines move on
+when the program calls the coordinator, whatever it calls.
 """
 
 from __future__ import annotations
