@@ -22,10 +22,11 @@ from mpidist.collectives.executor import Executor
 from mpidist.collectives.header import Header
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.mismatch import mismatch_error
+from mpidist.collectives.nearness import FAR, Nearness
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.rounds import Schedule
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.collectives.ways import SEGMENTED, Contest, NodeMemory, Way, Ways
+from mpidist.collectives.ways import SEGMENTED, Calls, Contest, NodeMemory, Way, Ways
 from mpidist.errors import RankFailedError
 from mpidist.runtime.control import Watch
 from mpidist.runtime.missed_calls import MISSED, summary
@@ -67,6 +68,8 @@ class Communicator:
         Where events are noted, if ``MPIDIST_TRACE`` asks for it.
     choices : Choices or None
         What follows from measurements, once there are any: what was chosen before may be chosen otherwise now.
+    modes : int
+        In how many modes the cores are in turn, as far as it can be told; the same on all ranks.
     """
 
     def __init__(self, world: World) -> None:
@@ -90,11 +93,14 @@ class Communicator:
         self._forced = self.control.settings.algorithm
         if self._forced == selection.AUTO and self.control.settings.deterministic:
             self._forced = selection.PINNED
+        self._nearness = self._make_nearness()
+        self.modes = 1 if self._nearness is None else FAR + 1
         self.choices: selection.Choices | None = None
         self._is_tuned = self.size == 1 or not self.transport.library
         self._header = numpy.zeros(2, dtype=numpy.uint64)
         self._calls: dict[Any, _BufferReduction] = {}
         self._short: dict[Any, tuple[Call, SegmentAllReduce | None, float | None]] = {}
+        self._comparisons: dict[int, tuple[Call, SegmentAllReduce | None]] = {}
         self._schedules: dict[str, Schedule] = {}
 
     @classmethod
@@ -116,6 +122,12 @@ class Communicator:
             return None
         across = schedule_of("all_reduce", selection.between_carriers(self.topology))
         return Lanes(world.segments, self.transport, self.topology, across)
+
+    def _make_nearness(self) -> Nearness | None:
+        """Return what looks how near two ranks are, each of which has a core for itself and is free to choose."""
+        if self.segments is None or self.size != 2 or self.control.pause is not None or self._forced != selection.AUTO:
+            return None
+        return Nearness(self.segments, self.control.line)
 
     # -- what every call begins with ----------------------------------------------------------------------------------
 
@@ -258,7 +270,7 @@ class Communicator:
         with self.control.turnstile:
             if planned.segment is not None:
                 numpy.copyto(planned.segment.slot(self.control.call + 1), flat)
-                planned.segment.combine(self.begin(planned.calls[0], timeout_seconds).call, flat)
+                planned.segment.combine(self.begin(planned.calls[0,], timeout_seconds).call, flat)
             else:
                 planned.run(self, flat, timeout_seconds)
 
@@ -269,12 +281,13 @@ class Communicator:
         self._check_memory(buffer)
         self.prepare(nbytes, Call(name, tensors), algorithm, on_host, timeout_seconds)
         ways = self.ways(nbytes, algorithm, on_host)
-        calls = [Call(name, tensors, [(way.label, nbytes)]) for way in ways]
+        contest = self.contest(ways, nbytes)
+        calls = Calls(contest, lambda label: Call(name, tensors, [(label, nbytes)]))
         small = ways[0].algorithm == "shared_memory" and wire == buffer.dtype
         segment = self.small(buffer.size, wire, op) if small else None
         pieces, dtypes = Pieces((0, buffer.size)), (buffer.dtype, wire, buffer.dtype)
         reductions = [self.reduction(way, pieces, pieces, dtypes, op) for way in ways if segment is None]
-        return _BufferReduction(op, self.contest(ways, nbytes), calls, reductions, segment)
+        return _BufferReduction(op, contest, calls, reductions, segment)
 
     def reduced(self, array: Any, op: str) -> Any | None:
         """Return a short array reduced over all ranks, as a new one; None where that is not the way, and nothing done.
@@ -359,14 +372,37 @@ class Communicator:
 
         Collective, and numbered like any call: all ranks come to it at the same step, before the call that is tried.
         """
-        if contest.is_due:
-            times = contest.times()
-            self.all_reduce(times, "max", timeout_seconds=timeout_seconds)
+        if not contest.is_due:
+            return
+        times = contest.times()
+        call, segment = self._comparison(times)
+        with self.control.turnstile:  # who is interrupted before it has settled would be out of step for ever
+            if segment is not None:
+                numpy.copyto(segment.slot(self.control.call + 1), times)
+                segment.combine(self.begin(call, timeout_seconds).call, times)
+            else:
+                watch = self.begin(call, timeout_seconds)
+                self.bind(times, "max", selection.PINNED)(watch)
             contest.settle(times)
+
+    def _comparison(self, times: Any) -> tuple[Call, SegmentAllReduce | None]:
+        if times.size not in self._comparisons:
+            call = Call("comparison of times before an all-reduce", [("", times.dtype, times.shape)])
+            self._comparisons[times.size] = call, self.small(times.size, times.dtype, "max")
+        return self._comparisons[times.size]
 
     def contest(self, ways: Sequence[Way], nbytes: int) -> Contest:
         """Return the contest of some ways for a unit of `nbytes`; Local."""
-        return self._ways.contest(ways, nbytes)
+        return self._ways.contest(ways, nbytes, self.modes)
+
+    def choose(self, contest: Contest, watch: Watch) -> int:
+        """Return which way of a contest to take, one of its `turns`, in a call that has begun.
+
+        Collective: every rank calls it in the same order, within the call.  Errors as for `Watch.tick`.
+        """
+        if contest.modes > 1 and self._nearness is not None:
+            contest.mode = self._nearness.look(watch)
+        return contest.at
 
     def bytes_per_pack(self, algorithm: str | None) -> int:
         """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
@@ -523,7 +559,7 @@ class _BufferReduction:
         self,
         op: str,
         contest: Contest,
-        calls: Sequence[Call],
+        calls: Calls,
         reductions: Sequence[BucketReduction | None],
         segment: SegmentAllReduce | None,
     ) -> None:
@@ -535,11 +571,13 @@ class _BufferReduction:
 
     def run(self, communicator: Communicator, flat: Any, timeout_seconds: float | None) -> None:
         """Reduce the flat buffer by the way whose turn it is."""
-        at = self.contest.at
+        turns = self.contest.turns
+        for reduction in map(self.reductions.__getitem__, turns):
+            if reduction is not None:
+                reduction.prepare(communicator.control.call + 1, (flat,), (flat,))
+        watch = communicator.begin(self.calls[turns], timeout_seconds)
+        at = communicator.choose(self.contest, watch)
         reduction = self.reductions[at]
-        if reduction is not None:
-            reduction.prepare(communicator.control.call + 1, (flat,), (flat,))
-        watch = communicator.begin(self.calls[at], timeout_seconds)
         start = time.perf_counter()
         if reduction is not None:
             reduction.run(watch, (flat,), (flat,))

@@ -8,7 +8,7 @@ import pytest
 from mpidist.collectives import ways
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.trial import Trial
-from mpidist.errors import TransportTimeoutError
+from mpidist.errors import CollectiveMismatchError, TransportError, TransportTimeoutError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.testing import run_ranks
 
@@ -130,6 +130,15 @@ def test_ranks_whose_tensors_lie_otherwise_in_memory_try_the_same_way(kind, size
     assert len(set(run_ranks(size, run))) == 1
 
 
+def _until_times_are_compared(communicator, step):
+    """Make calls of one kind until ranks must compare their times before the next; return their contest."""
+    step()
+    (contest,) = (each for each in communicator._ways._contests.values() if len(each.ways) > 1)
+    while not contest.is_due:
+        step()
+    return contest
+
+
 @pytest.mark.parametrize("is_list", [True, False])
 def test_ranks_that_compare_their_times_keep_the_deadline_of_the_call(is_list, monkeypatch):
     monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
@@ -145,10 +154,7 @@ def test_ranks_that_compare_their_times_keep_the_deadline_of_the_call(is_list, m
             else:
                 communicator.all_reduce(gradient, **limit)
 
-        step()
-        (contest,) = (each for each in communicator._ways._contests.values() if len(each.ways) > 1)
-        while not contest.is_due:
-            step()
+        _until_times_are_compared(communicator, step)
         if communicator.rank == 1:
             given_up.wait(30)
             return
@@ -157,5 +163,46 @@ def test_ranks_that_compare_their_times_keep_the_deadline_of_the_call(is_list, m
                 step(timeout_seconds=0.2)
         finally:
             given_up.set()
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_a_rank_that_does_not_compare_its_times_is_told_what_the_other_does(hosts, monkeypatch):
+    monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
+
+    def run():
+        communicator = Communicator.world()
+        gradient = numpy.ones(3000, "f4")
+        contest = _until_times_are_compared(communicator, lambda: communicator.all_reduce(gradient))
+        with pytest.raises(CollectiveMismatchError, match="rank 0 called comparison of times before an all-reduce"):
+            if communicator.rank == 0:
+                communicator.all_reduce(gradient)
+            else:
+                communicator.barrier()
+        gradient[...] = 1
+        communicator.all_reduce(gradient)
+        return set(gradient.tolist()), contest.is_open
+
+    assert run_ranks(2, run, hosts=hosts) == [({2.0}, False)] * 2
+
+
+def test_a_rank_that_is_interrupted_when_times_are_compared_ends_the_job(monkeypatch):
+    monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
+
+    def run():
+        communicator = Communicator.world()
+        gradient = numpy.ones(3000, "f4")
+        contest = _until_times_are_compared(communicator, lambda: communicator.all_reduce(gradient))
+        if communicator.rank == 1:
+
+            def interrupted(times):
+                raise KeyboardInterrupt
+
+            contest.settle = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                communicator.all_reduce(gradient)
+        with pytest.raises(TransportError, match="broken off by KeyboardInterrupt"):
+            communicator.all_reduce(gradient)
 
     run_ranks(2, run)
