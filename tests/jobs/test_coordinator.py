@@ -321,6 +321,7 @@ def check():
 
 coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
 manager = mpidist.CheckpointManager(mpidist.Checkpoint(variables=variables, optimizer=optimizer), FOLDER)
+assert manager.restore_or_initialize() is None  # as programs begin that may have run before
 if RESTORES:
     coordinator.restore_from(manager)
 for _ in range(30):
@@ -456,3 +457,42 @@ def test_workers_of_several_ranks():
     result = run_job(6, GROUPS + END)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "the chief is done" in result.stdout
+
+
+IDLE_GROUPS = """
+import sys
+import numpy
+import mpidist
+
+policies = {"stale": mpidist.parameter_server.StaleSynchronous(0), "backup": mpidist.parameter_server.BackupWorkers(2)}
+strategy = mpidist.ParameterServerStrategy(num_ps=1, ranks_per_worker=2, consistency=policies[sys.argv[1]])
+with strategy.scope():
+    w = mpidist.Variable(numpy.zeros(3, "float32"))
+    optimizer = mpidist.optimizers.SGD(1.0)
+
+def train():
+    def on_replica():
+        optimizer.apply_gradients([(numpy.ones(3, "float32") + 0 * w.value, w)])
+
+    strategy.run(on_replica)
+
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+for _ in range(7):
+    coordinator.schedule(train).fetch()  # one at a time: the other worker has nothing to do meanwhile
+if sys.argv[1] == "stale":
+    assert w.value.tolist() == [-14.0] * 3 and optimizer.iterations == 7, (w.value, optimizer.iterations)
+print("the chief is done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("policy", ["stale", "backup"])
+def test_a_worker_of_several_ranks_that_has_no_work_holds_nobody_back(policy):
+    result = run_job(6, IDLE_GROUPS, [policy], env={"MPIDIST_TIMEOUT_SECONDS": "30"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout
+
+
+def test_an_evaluator_is_not_coordinated():
+    result = run_job(4, BEGIN.format(num_ps=1) + END, env={"MPIDIST_ROLES": "chief:1,worker:1,ps:1,evaluator:1"})
+    assert result.returncode != 0
+    assert "RuntimeError: rank 3 is the evaluator" in result.stderr and "SidecarEvaluator" in result.stderr

@@ -93,6 +93,11 @@ class ClusterCoordinator:
         for index, ranks in enumerate(workers):
             if rank in ranks:
                 _execute(strategy, index, workers)
+        if rank == strategy._roles.evaluator:
+            raise RuntimeError(
+                f"rank {rank} is the evaluator, which takes no part in the training: give it a SidecarEvaluator, "
+                'and no ClusterCoordinator, where `strategy.cluster_resolver.task_type == "evaluator"`'
+            )
         if workers:
             strategy._client.stand_aside()
             talks: dict[int, Conversation] = {

@@ -60,6 +60,7 @@ class GroupExecutor(Executor):
         """Return what the chief says next, None if it says nothing for some time."""
         content = self._chief.hear()
         if content is None:
+            self._client.idle()
             began = time.monotonic()
             patience = self._chief.patience(f"{self._name} waits for the chief to schedule a function")
             while (content := self._chief.hear()) is None and time.monotonic() < began + _SIGN_SECONDS:

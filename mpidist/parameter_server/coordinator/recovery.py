@@ -96,7 +96,7 @@ class Recovery:
                 error, "nothing says what to restore: call ClusterCoordinator.restore_from(manager) at the start"
             )
         self._quiet(number)
-        lost = self._client.lose(number)
+        lost = [spec for spec in self._client.lose(number) if spec.key[0] < registry.WORDS]  # old words are of no use
         _check_covered(lost, self.manager, error)
         places = self._placed(lost)
         for spec in lost:
