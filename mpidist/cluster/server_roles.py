@@ -124,8 +124,8 @@ def choose(
         There is no such split of these ranks; the message has one that there is.
     """
     _check_ranks_per_worker(ranks_per_worker)
-    if num_ps is not None and num_ps < 1:
-        raise ValueError(f"There must be at least one ps. Received: num_ps={num_ps}")
+    if num_ps is not None and (num_ps < 1 or num_ps != math.floor(num_ps)):
+        raise ValueError(f"There must be at least one ps, and a whole number of them. Received: num_ps={num_ps}")
     if text:
         found, source = parse_roles(text, topology.size), f"MPIDIST_ROLES={text}"
         _check_num_ps(found, num_ps, source)

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+
 from mpidist import transports
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
@@ -89,6 +91,7 @@ class ParameterServerStrategy(Strategy):
         on_server_failure: str = "end",
     ) -> None:
         _check_arguments(cluster_resolver, variable_partitioner, consistency, placement, on_server_failure)
+        _check_push_dtype(push_dtype)
         whole = transports.world()
         communicator = Communicator.world()
         self._roles = server_cluster.settle(cluster_resolver, communicator, num_ps, ranks_per_worker)
@@ -170,6 +173,16 @@ def _check_arguments(resolver: Any, partitioner: Any, consistency: Any, placemen
         raise RuntimeError(
             "the ranks of this job have their roles already: there is one ParameterServerStrategy in a job; pass it on"
         )
+
+
+def _check_push_dtype(push_dtype: Any) -> None:
+    """Raise ValueError unless gradients can be sent as this: whole numbers would not do."""
+    try:
+        dtype = numpy.dtype(push_dtype or "float64")
+    except TypeError as error:
+        raise ValueError(f"push_dtype must be a dtype such as 'float16', got {push_dtype!r}: {error}") from error
+    if dtype.kind not in "fV":  # ml_dtypes' floats, bfloat16 for one, are of kind V
+        raise ValueError(f"push_dtype must be a dtype of floats such as 'float16', got {push_dtype!r}")
 
 
 def _peers(roles: Roles, rank: int) -> list[int]:

@@ -9,7 +9,6 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.call import Call
-from mpidist.options import VariableAggregation
 from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.variable import DistributedVariable, Place
@@ -65,12 +64,3 @@ class AggregatingVariable(DistributedVariable):
         if self._place() is Place.REPLICA:
             self._require_aggregation()
         return super()._rows_to_write(rows)
-
-    def _require_aggregation(self) -> None:
-        if self.aggregation is VariableAggregation.NONE:
-            raise ValueError(
-                "You must specify an aggregation method to update a AggregatingVariable in Replica Context: the "
-                f"replicas share one copy of variable {self.name!r}, and each gives a value of its own. Make it with "
-                "`aggregation` SUM, MEAN or ONLY_FIRST_REPLICA, or write it across replicas, in the function given to "
-                "`get_replica_context().merge_call`"
-            )

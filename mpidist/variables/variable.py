@@ -337,6 +337,16 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {values.dtype}; convert it")
         return arrays.in_memory_of(self._storage, values.astype(self.dtype))
 
+    def _require_aggregation(self) -> None:
+        """Raise ValueError unless it is known what becomes of the values that replicas write to one copy."""
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                "You must specify an aggregation method to update a AggregatingVariable in Replica Context: the "
+                f"replicas share one copy of variable {self.name!r}, and each gives a value of its own. Make it with "
+                "`aggregation` SUM, MEAN or ONLY_FIRST_REPLICA, or write it across replicas, in the function given to "
+                "`get_replica_context().merge_call`"
+            )
+
     def _aggregated(self, value: Any) -> Any:
         """Return what a write in a replica writes to every copy."""
         if self.aggregation is VariableAggregation.NONE:

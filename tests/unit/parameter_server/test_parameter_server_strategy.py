@@ -91,6 +91,9 @@ def test_every_rank_says_what_it_is():
         ({"consistency": "stale"}, "consistency must be one of .*'stale'"),
         ({"placement": "size"}, "'round_robin', 'bytes'; got 'size'"),
         ({"on_server_failure": "wait"}, "'end' or 'restore', got 'wait'"),
+        ({"push_dtype": "int8"}, "dtype of floats such as 'float16', got 'int8'"),
+        ({"push_dtype": "float17"}, "got 'float17'"),
+        ({"num_ps": 1.5}, "a whole number of them. Received: num_ps=1.5"),
         ({"cluster_resolver": SimpleClusterResolver(simple(master=1, ps=1))}, "Disallowed task type"),
         ({"cluster_resolver": SimpleClusterResolver(simple(chief=1, ps=1))}, "There must be at least one worker."),
         ({"cluster_resolver": SimpleClusterResolver(simple(chief=2, worker=1, ps=1))}, "at most one 'chief' job"),
@@ -314,7 +317,8 @@ def test_the_first_replica_of_every_worker_counts_the_steps():
 def test_rows_are_looked_up_by_each_rank_of_a_worker():
     def on_rank(strategy):
         with strategy.scope():
-            v = mpidist.Variable(numpy.arange(10, dtype="float32").reshape(5, 2))
+            start = numpy.arange(10, dtype="float32").reshape(5, 2)
+            v = mpidist.Variable(start, aggregation="ONLY_FIRST_REPLICA")
         replica = strategy.extended.replica_id
 
         def step():
@@ -329,6 +333,21 @@ def test_rows_are_looked_up_by_each_rank_of_a_worker():
     assert (first[0], second[0]) == (whole[[0, 4]].tolist(), whole[[1, 4, 1]].tolist())
     whole[0] += 1
     assert first[1] == second[1] == whole.tolist()
+
+
+@pytest.mark.parametrize("write", ["assign_add", "scatter_add"])
+def test_what_several_ranks_of_a_worker_write_needs_an_aggregation(write):
+    def on_rank(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(numpy.zeros((2, 1), "float32"))
+        value = numpy.ones((2, 1), "float32")
+        given = value if write == "assign_add" else mpidist.IndexedSlices(value, [0, 1])
+        with pytest.raises(ValueError, match="You must specify an aggregation method.*share one copy of variable"):
+            strategy.run(lambda: getattr(v, write)(given))
+        getattr(v, write)(given)  # across replicas it is the first one's
+        return v.value.tolist()
+
+    assert job(on_rank, 3, ranks_per_worker=2) == [[[1.0], [1.0]]] * 2
 
 
 def test_an_error_of_the_servers_reaches_all_ranks_of_a_worker():
