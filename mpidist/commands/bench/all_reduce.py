@@ -21,10 +21,10 @@ from mpidist.commands.bench.turns import Budget
 WHAT = "one array of each of some sizes, also by each algorithm"
 
 #: Measured beside the public call if nothing else is said.
-ALGORITHMS = ("auto", "shared_memory", "native", "ring", "recursive_doubling", "rabenseifner")
+ALGORITHMS = ("auto", "shared_memory", "remote_read", "native", "ring", "recursive_doubling", "rabenseifner")
 
-#: Above these sizes in bytes an algorithm tells nothing new, or refuses.
-_LARGEST = {"shared_memory": 1 << 15, "recursive_doubling": 1 << 24, "binomial": 1 << 24}
+#: Above these sizes in bytes an algorithm tells nothing new.
+_LARGEST = {"recursive_doubling": 1 << 24, "binomial": 1 << 24}
 
 #: Bytes that a turn moves, about, and the most reductions it makes.
 _TURN_BYTES, _MOST_CALLS = 1 << 22, 200
