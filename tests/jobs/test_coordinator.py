@@ -175,6 +175,14 @@ print("the chief is done", flush=True)
     assert re.search(r"\d+ functions were never run: call join\(\)", result.stderr)
 
 
+def test_an_error_that_nobody_asked_for_is_told_at_the_end():
+    body = "coordinator.schedule(fail, args=('nobody asks',))\nprint('the chief is done', flush=True)"
+    result = run_job(4, BEGIN.format(num_ps=1) + body)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "a function failed, and nothing has asked since: call join()" in result.stderr
+    assert "ran fail, which raised" in result.stderr and "ValueError: nobody asks" in result.stderr
+
+
 def test_a_script_without_cloudpickle_says_what_it_needs():
     body = "sys.modules['cloudpickle'] = None\ncoordinator.schedule(lambda: 1)"
     result = run_job(3, BEGIN.format(num_ps=1) + body + END)

@@ -38,7 +38,7 @@ _MOST_CALLS, _MOST_BYTES = 512, 1 << 20
 _NAP_SECONDS, _LONG_NAP_SECONDS = 2e-4, 1e-3
 #: How much a new measurement of a function's time counts.
 _WEIGHT = 0.3
-#: How many functions workers keep; those that were not used for longest are forgotten.
+#: How many functions workers keep; those that they have had for longest are forgotten.
 _MOST_FUNCTIONS = 1000
 
 
@@ -242,8 +242,15 @@ class Calls:
         """Wait for what runs, and tell the workers that there is no more to do.  Local."""
         if self.waiting:
             _log.warning("%d functions were never run: call join() before the program ends", len(self.waiting))
+        before = self._cancelled
         self._cancel_all("the program of the chief ended")
+        self._cancelled = before  # errors of what still runs are of interest
         self._until(lambda: not self.running, "for the functions that still run, at the end of its program")
+        if self.error is not None:
+            _log.error(
+                "a function failed, and nothing has asked since: call join() before the program ends",
+                exc_info=self.error,
+            )
         self.tell(Kind.END)
         self.lanes = []
 
