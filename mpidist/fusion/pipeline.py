@@ -21,7 +21,7 @@ from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.tracing import traced
-from mpidist.collectives.ways import Way
+from mpidist.collectives.ways import Calls, Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.results import ResultSet
@@ -213,7 +213,14 @@ class _PlannedReduction:
         self._segment = self._small(ways[0]) if on_host else None
         in_place = on_host and self._segment is None
         contiguous = not takes_any_strides
-        self._ways = [_Way(plan, communicator, way, self._scale, sources.orders, in_place, contiguous) for way in ways]
+        self._ways = [_Way(plan, communicator, way, self._scale, in_place, contiguous) for way in ways]
+        self.calls = Calls(self.contest, self._call)
+
+    def _call(self, label: str) -> Call:
+        """Return the call by ways of that label, which all ranks must make alike."""
+        plan = self._plan
+        packs = [(label, bucket.nbytes) for bucket in plan.buckets]
+        return Call(f"all_reduce({plan.op})", plan.signatures, packs, self._sources.orders)
 
     def _small(self, way: Way) -> SegmentAllReduce | None:
         """Return the all-reduce of the only bucket in one step, if that is the way."""
@@ -223,15 +230,17 @@ class _PlannedReduction:
         return self._communicator.small(only.elements, only.dtype, self._plan.reduction)
 
     def __call__(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
-        way = self._ways[self.contest.at]
+        turns = self.contest.turns
         tensors = self._sources.in_order(tensors)
         results = self._free_set()
         if self._segment is not None:
-            self._run_small(way.call, self._segment, tensors, results, timeout_seconds)
+            self._run_small(self.calls[turns], self._segment, tensors, results, timeout_seconds)
             return list(results.views)
         members = self._members(tensors)
-        self._prepare(way, members, results)
-        watch = self._communicator.begin(way.call, timeout_seconds)
+        for at in turns:
+            self._prepare(self._ways[at], members, results)
+        watch = self._communicator.begin(self.calls[turns], timeout_seconds)
+        way = self._ways[self._communicator.choose(self.contest, watch)]
         start = time.perf_counter()
         for index, (reduction, sources) in enumerate(zip(way.reductions, members, strict=True)):
             if reduction is not None:
@@ -280,7 +289,7 @@ class _PlannedReduction:
 
 
 class _Way:
-    """A way bound to a plan: the call that all ranks must make alike, and the reduction of each bucket.
+    """A way bound to a plan: the reduction of each bucket.
 
     A bucket without one is packed and sent as messages.
     """
@@ -291,13 +300,10 @@ class _Way:
         communicator: Communicator,
         way: Way,
         scale: float | None,
-        orders: dict[int, tuple[int, ...]],
         in_place: bool,
         contiguous: bool,
     ) -> None:
         self.algorithm = way.algorithm
-        packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
-        self.call = Call(f"all_reduce({plan.op})", plan.signatures, packs, orders)
         self.reductions: list[Any] = [None] * len(plan.buckets)
         entries = 0
         for index, bucket in enumerate(plan.buckets if in_place else ()):

@@ -19,7 +19,7 @@ from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import ONE_PACK, Communicator
 from mpidist.collectives.pieces import Pieces, SeenByAll, Transform
-from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Contest, Way
+from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Calls, Contest, Way
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.plan import Bucket, Plan, build
 
@@ -133,14 +133,15 @@ class PlannedUpdate:
         self._communicator = communicator
         self._timeout_seconds = timeout_seconds
         self._nbytes = sum(bucket.nbytes for bucket in plan.buckets)
-        self._contest = Contest(ways, self._nbytes)  # of its own: how long it takes depends on the optimizer
+        # Of its own: how long it takes depends on the optimizer.
+        self._contest = Contest(ways, self._nbytes, communicator.modes)
         self._copies: dict[int, Any] = {}
         self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
         self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
         self._reductions = [self._bind(way) for way in ways]
-        self._calls = [self._call(way) for way in ways]
+        self._calls = Calls(self._contest, self._call)
         self.slices = [
             Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
             for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions[0], strict=True)
@@ -156,8 +157,8 @@ class PlannedUpdate:
             entries += 2 * len(bucket.tensors)
         return found
 
-    def _call(self, way: Way) -> Call:
-        packs = [(way.label, bucket.nbytes) for bucket in self._plan.buckets]
+    def _call(self, label: str) -> Call:
+        packs = [(label, bucket.nbytes) for bucket in self._plan.buckets]
         return Call("apply_gradients", self._plan.signatures, packs)
 
     def run(
@@ -190,21 +191,22 @@ class PlannedUpdate:
             communicator.settle(contest, self._timeout_seconds)
         buffers = communicator.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):
-            call, reductions = self._in(buffers)
+            call, fixed = self._in(buffers)
         else:
-            call, reductions = self._calls[contest.at], self._reductions[contest.at]
+            call, fixed = self._calls[contest.turns], None
             gradients = self._contiguous(gradients)
         with communicator.control.turnstile:
-            number = communicator.control.call + 1
-            work = list(zip(reductions, map(self._parts_of, self._plan.buckets), transforms, strict=True))
-            for reduction, parts, _ in work:
-                reduction.prepare(number, *parts(gradients, parameters))
+            places = [self._parts_of(bucket, gradients, parameters) for bucket in self._plan.buckets]
+            for reductions in [self._reductions[at] for at in contest.turns] if fixed is None else [fixed]:
+                for reduction, parts in zip(reductions, places, strict=True):
+                    reduction.prepare(communicator.control.call + 1, *parts)
             watch = communicator.begin(call, self._timeout_seconds)
+            chosen = self._reductions[communicator.choose(contest, watch)] if fixed is None else fixed
             on_begin()
             start = time.perf_counter()
-            for reduction, parts, transform in work:
-                reduction.run(watch, *parts(gradients, parameters), transform)
-            if call is self._calls[contest.at]:
+            for reduction, parts, transform in zip(chosen, places, transforms, strict=True):
+                reduction.run(watch, *parts, transform)
+            if fixed is None:
                 contest.record(time.perf_counter() - start, self._nbytes)
 
     def _in(self, buffers: GradientBuffers) -> tuple[Call, list[BucketReduction]]:
@@ -214,12 +216,8 @@ class PlannedUpdate:
         return self._buffered[1:]
 
     @staticmethod
-    def _parts_of(bucket: Bucket) -> Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]:
-        def parts(gradients: Sequence[Any], parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            positions = bucket.tensors
-            return [gradients[each] for each in positions], [parameters[each] for each in positions]
-
-        return parts
+    def _parts_of(bucket: Bucket, gradients: Sequence[Any], parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return [gradients[each] for each in bucket.tensors], [parameters[each] for each in bucket.tensors]
 
     def _contiguous(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients in the order of their axes, as parameters lie; those that are not are copied."""

@@ -94,21 +94,24 @@ class SharedSegments:
         By rank: where in `flags` the last bucket stands that the rank has taken.
     verdict_words : tuple of int
         Where in `flags` local rank 0 tells the others what it knows of other nodes: a call, and two words about it.
-    turn, bucket : int
-        The numbers of turns and of buckets made so far; the same on all ranks between calls.
+    ping_words : tuple of int
+        By rank: where in `flags` it answers the others at once (`Nearness`).
+    turn, bucket, pings : int
+        The numbers of turns, of buckets and of pings made so far; the same on all ranks between calls.
     """
 
     PLACES = 4
 
     def __init__(self, memory: Any, size: int, segment_bytes: int, place_bytes: int) -> None:
         self.segment_bytes, self.place_bytes = segment_bytes, place_bytes
-        self.turn = self.bucket = 0
+        self.turn = self.bucket = self.pings = 0
         flag_bytes, segments_bytes = 2 * size * _LINE_BYTES, 2 * size * segment_bytes
         self.flags = memoryview(memory)[:flag_bytes].cast("Q")
         self.filled_words = tuple(2 * rank * _LINE_WORDS for rank in range(size))
         self.reduced_words = tuple((2 * rank + 1) * _LINE_WORDS for rank in range(size))
         self.taken_words = tuple(word + 1 for word in self.reduced_words)
         self.verdict_words = (1, 2, 3)  # behind the first word of local rank 0
+        self.ping_words = tuple(word + 4 for word in self.filled_words)
         values = numpy.frombuffer(memory, dtype=numpy.uint8)[: self.nbytes(size, segment_bytes, place_bytes)]
         self.segments = _cut(values[flag_bytes : flag_bytes + segments_bytes], 2, size)
         self.places = _cut(values[flag_bytes + segments_bytes :], self.PLACES, size)

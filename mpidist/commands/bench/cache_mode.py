@@ -17,15 +17,12 @@ from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
 
+from mpidist.collectives.nearness import THRESHOLD_NANOSECONDS
 from mpidist.transports.shared import map_together
 
 #: The modes of a launch, as they are told; `UNKNOWN` where there are no two cores to ask.
 MODES = ONE_CACHE, TWO_CACHES = ("one cache", "two caches")
 UNKNOWN, CHANGED = "unknown", "changed"
-
-#: Between the two kinds there is a wide gap.  In 40 launches on a virtual machine of two cores (AMD EPYC), idle and
-#: busy, a round trip took 100 to 195 ns more than the loop itself, or 450 to 510; it is their geometric mean.
-THRESHOLD_NANOSECONDS = 300.0
 
 #: Round trips in one try, and tries; the least disturbed try counts.
 _TRIPS, _TRIES = 200, 5

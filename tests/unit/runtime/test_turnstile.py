@@ -80,9 +80,10 @@ def test_no_rank_computes_with_the_values_of_a_call_that_was_broken_off(count):
         communicator = Communicator.world()
         fused = FusedAllReduce(communicator)
         fused([numpy.ones(count)])
+        (planned,) = fused._planned.values()
         if communicator.rank == 0:
             with pytest.raises(Broken), communicator.control.turnstile:
-                communicator.begin(fused._planned[next(iter(fused._planned))]._ways[0].call)
+                communicator.begin(planned.calls[planned.contest.turns])
                 raise Broken
         with pytest.raises(TransportError, match="broken off by Broken"):
             for _ in range(2):
