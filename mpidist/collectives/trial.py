@@ -16,14 +16,15 @@ class Trial:
     Parameters
     ----------
     ways : int
-
+    rounds : int
+        How often each way is tried.
     """
 
-    #: How often each way is tried: the first time, memory is touched for the first time.
-    ROUNDS = 5
+    #: Enough where memory is touched for the first time in the first round, and where it was touched before.
+    ROUNDS, FEW_ROUNDS = 5, 2
 
-    def __init__(self, ways: int) -> None:
-        self._seconds = numpy.full((self.ROUNDS, ways), numpy.inf)
+    def __init__(self, ways: int, rounds: int = ROUNDS) -> None:
+        self._seconds = numpy.full((rounds, ways), numpy.inf)
         self._turns = 0
 
     @property
@@ -41,8 +42,9 @@ class Trial:
         """This rank's median time of each way, array of float64; the ranks' maxima decide.
 
         Not the best time: caches may change hands in the middle, and the best of all ways would be from another time.
+        Of two times the median is the lower one.
         """
-        return numpy.median(self._seconds, axis=0)
+        return numpy.sort(self._seconds, axis=0)[(len(self._seconds) - 1) // 2]
 
     def record(self, seconds: float) -> None:
         """Take the time of the way that was tried, and go on to the next."""

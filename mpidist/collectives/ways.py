@@ -194,6 +194,9 @@ class Contest:
             stage.judge(times)
         else:
             self._stages[self.mode] = Lookout(times, self._window)
+            for mode, other in enumerate(self._stages):  # every way has been used: in other modes a short trial will do
+                if isinstance(other, Trial):
+                    self._stages[mode] = Trial(len(self.ways), Trial.FEW_ROUNDS)
 
 
 class Calls:

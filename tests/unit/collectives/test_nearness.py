@@ -103,13 +103,19 @@ def _use(contest, modes):
 @given(st.lists(st.tuples(st.sampled_from([NEAR, FAR]), st.integers(1, 5)), max_size=20))
 def test_the_choice_follows_the_mode_at_once(stretches):
     contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
-    _use(contest, [NEAR, FAR] * (2 * Trial.ROUNDS))
+    _use(contest, [NEAR] * (2 * Trial.ROUNDS) + [FAR] * (2 * Trial.FEW_ROUNDS))
     modes = [mode for mode, calls in stretches for _ in range(calls)]
     windows = [mode for mode in modes if mode == NEAR], [mode for mode in modes if mode == FAR]
     taken = _use(contest, modes)
     # The quicker way is taken, but for a look at the other one that is due after a window: two in three cost 50 %.
     wrong = sum(way != mode for way, mode in zip(taken, modes, strict=True))
     assert wrong <= sum(len(window) // 33 for window in windows)
+
+
+def test_once_all_ways_were_used_the_trial_of_another_mode_is_short():
+    contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
+    _use(contest, [FAR] + [NEAR] * (2 * Trial.ROUNDS))
+    assert _use(contest, [FAR] * (2 * Trial.FEW_ROUNDS + 10)) == [0, 1] * Trial.FEW_ROUNDS + [1] * 10
 
 
 def test_a_contest_of_one_way_has_one_mode():
