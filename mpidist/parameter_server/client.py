@@ -319,7 +319,7 @@ class Client:
         ready = []
         for part, some in zip(parts, chosen, strict=True):
             end = part.server
-            seen = end.steps[optimizer] if end.gathers else 0
+            seen = end.steps_of(optimizer) if end.gathers else 0
             if part.sparse:
                 header = PushHeader(optimizer, part.number, end.pushed + 1, seen, rate, scale)
                 ready.append((end, *self._packed_rows(part, some, gradients, header)))
@@ -503,7 +503,7 @@ class Client:
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""
         for end in self._clocks:
-            end.note("idle")
+            end.note("aside")
         self._clocks, self._in_step = [], True
 
     def _begin_step(self) -> None:

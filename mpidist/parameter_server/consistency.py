@@ -55,6 +55,9 @@ class Consistency:
     def set_active(self, client: int, is_active: bool) -> None:
         """Take note that a client has work, or has none, or has gone."""
 
+    def stand_aside(self, client: int) -> None:
+        """Take note that a client makes no steps: what it pushes now and then, as a chief may, counts for nobody."""
+
 
 class Asynchronous(Consistency):
     """Every push is applied when it arrives; nobody waits for anybody."""
@@ -88,6 +91,10 @@ class StaleSynchronous(Consistency):
         self.staleness = staleness
         self._clocks: dict[int, int] = {}
         self._pushes: dict[int, int] = {}
+        self._aside: set[int] = set()
+
+    def stand_aside(self, client: int) -> None:
+        self._aside.add(client)
 
     def start(self, clients: Sequence[int]) -> StaleSynchronous:
         policy = StaleSynchronous(self.staleness)
@@ -96,6 +103,8 @@ class StaleSynchronous(Consistency):
         return policy
 
     def pushed(self, client: int) -> None:
+        if client in self._aside:
+            return
         self.set_active(client, True)
         self._clocks[client] += 1
         self._pushes[client] += 1
@@ -146,6 +155,7 @@ class BackupWorkers(Consistency):
         self.count = count
         self.dropped = 0
         self._active: set[int] = set()
+        self._aside: set[int] = set()
         self._waiting: dict[tuple[int, int], list[Any]] = {}
 
     def start(self, clients: Sequence[int]) -> BackupWorkers:
@@ -153,7 +163,12 @@ class BackupWorkers(Consistency):
         policy._active = set(clients)
         return policy
 
+    def stand_aside(self, client: int) -> None:
+        self._aside.add(client)
+
     def arrived(self, push: Any) -> list[Any]:
+        if push.client in self._aside:
+            return [push]
         self._active.add(push.client)
         if push.iteration < push.iterations:
             self.dropped += 1

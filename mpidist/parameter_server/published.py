@@ -164,6 +164,11 @@ class Buffers:
             others.insert(0, others.pop(place))
         return buffer
 
+    def give_up(self, buffer: int) -> None:
+        """Take note that the copy that `begin` returned was not written to the end: nothing in it is to be believed."""
+        if self.count > 1:
+            self._versions_of[buffer][...] = -1
+
     def commit(self, buffer: int, changed: Any = None) -> None:
         """Make the copy that `begin` returned the current one; its `changed` variables have a new version each."""
         versions = self._versions_of[buffer]

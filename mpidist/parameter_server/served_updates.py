@@ -74,8 +74,8 @@ class ServedUpdates(RemoteUpdates):
         known, factor = self._known.get(tuple(map(id, variables))), optimizer.gradient_factor
         if known is None or factor is None:
             return False
-        keys, variables = known
-        if set(map(type, gradients)) != _ARRAYS or context.get_strategy() is not variables[0].strategy:
+        keys, in_use = known
+        if set(map(type, gradients)) != _ARRAYS or context.get_strategy() is not in_use[0].strategy:
             return False
         self._client.push_lists(self._number, keys, gradients, None, factor)
         return True

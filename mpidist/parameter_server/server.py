@@ -198,12 +198,13 @@ class Server:
             self.store.push(
                 header.optimizer, plan, ((header.counts, message.payload),), header.learning_rate, header.scale
             )
-            self.consistency.pushed(client.number)
         except TransportError:
             raise
         except Exception as error:  # the server outlives a client's mistake, and tells it
+            self.consistency.pushed(client.number)  # it was a step, though one in vain
             self._fail_push(client, header, message, error)
             return
+        self.consistency.pushed(client.number)
         message.release()
         self._done(client, header.optimizer)
 
@@ -311,6 +312,9 @@ class Server:
     def _note(self, client: _Client, note: dict[str, Any]) -> None:
         if note["verb"] == "leave":
             self._gone(client)
+        elif note["verb"] == "aside":
+            self.consistency.stand_aside(client.number)
+            self._set_active(client.number, False)
         else:
             self._set_active(client.number, note["verb"] == "active")
 

@@ -144,12 +144,12 @@ class ServerEnd:
         content = protocol.unpack(message.header)
         if message.header[0] == Kind.FAILURE:
             self._failures.append(content)
-        self._raise_failure()
-        found = None
-        if "array" in content:
-            found = protocol.as_described(message.payload, content["array"]).copy()
-        message.release()
-        return content, found
+        try:
+            self._raise_failure()
+            array = content.get("array")
+            return content, None if array is None else protocol.as_described(message.payload, array).copy()
+        finally:  # or the server would wait for its memory, for ever
+            message.release()
 
     def check(self) -> None:
         """Raise what went wrong with pushes of this client, if word of it has come."""
@@ -190,6 +190,10 @@ class ServerEnd:
         answer, _ = self.ask("step", pushed=self.pushed)
         self.steps = answer["steps"]
 
+    def steps_of(self, optimizer: int) -> int:
+        """Return an optimizer's steps as seen when this client's present step began, 0 if it was not there yet."""
+        return max(0, self.steps[optimizer]) if optimizer < len(self.steps) else 0
+
     def flush(self) -> None:
         """Wait until the server is done with all pushes of this client."""
         self.ask("flush")
@@ -211,6 +215,7 @@ class NearServer(ServerEnd):
     """A server on this node."""
 
     _reader: Reader | None = None
+    _pinned: Reader | None = None  # what the present snapshot is of; there may be a newer layout
     _layout_number = -1
     _buffer = -1
 
@@ -227,16 +232,18 @@ class NearServer(ServerEnd):
         if words[Ledger.LAYOUT] != self._layout_number:
             self._map()
         assert self._reader is not None
-        self._buffer = self._reader.pin()
-        return self._reader.views(self._buffer)
+        self._pinned = self._reader
+        self._buffer = self._pinned.pin()
+        return self._pinned.views(self._buffer)
 
     def look_for(self, key: Key) -> bool:
         self._map()
         return self._reader is not None and key in self._reader.layout.index
 
     def version(self, key: Key) -> int:
-        assert self._reader is not None
-        return int(self._reader.versions(self._buffer)[self._reader.layout.index[key]])
+        reader = self._pinned
+        assert reader is not None
+        return int(reader.versions(self._buffer)[reader.layout.index[key]])
 
     def begin_step(self, ask: bool = False) -> None:
         if ask:
@@ -245,9 +252,9 @@ class NearServer(ServerEnd):
         words = self._words
         if words[self._applied] < self.pushed:
             self._await(self._applied)
+        self.check()
         if self.has_clock and words[self._applied + 1] < self.pushed:
             self._await(self._applied + 1)
-        self.check()
         if self.gathers:
             self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
 
@@ -297,14 +304,14 @@ class FarServer(ServerEnd):
 
     _layout: Layout | None = None
     _layout_number = -1
-    _versions: Sequence[int] = ()
+    _versions: dict[Key, int] = {}
 
     def pull(self) -> dict[Key, Any]:
         answer, memory = self.ask("pull")
         if answer["layout"] != self._layout_number or self._layout is None:
             self._find_layout()
             return self.pull()
-        self._versions = answer["versions"]
+        self._versions = dict(zip(self._layout.index, answer["versions"], strict=True))
         memory.flags.writeable = False
         return self._layout.views(memory)
 
@@ -312,8 +319,7 @@ class FarServer(ServerEnd):
         return key in self._find_layout().index
 
     def version(self, key: Key) -> int:
-        assert self._layout is not None
-        return self._versions[self._layout.index[key]]
+        return self._versions[key]
 
     def _find_layout(self) -> Layout:
         answer, _ = self.ask("layout")

@@ -170,7 +170,7 @@ class Store:
         if operation is None:
             after[...] = value
         else:
-            operation(before, value, out=after, casting="same_kind")
+            operation(before, value, out=after, casting="same_kind")  # looks at dtypes before it writes
         buffers.commit(buffer, changed)
 
     def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
@@ -215,7 +215,9 @@ class Store:
     ) -> None:
         """Apply the mean of some gradients for the same variables as one step of an optimizer.
 
-        Nothing is changed if anything is wrong with them.
+        Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what
+        clients see of whole variables stays as it was; slots, tables, and variables of which there is no copy for
+        clients may be changed in part.
 
         Parameters
         ----------
@@ -238,7 +240,11 @@ class Store:
         if target.runs:
             buffers = self.buffers
             buffer = buffers.begin(target.changed)
-            optimizer.update(target.runs, buffers.current, buffer, payload, rate, scale)
+            try:
+                optimizer.update(target.runs, buffers.current, buffer, payload, rate, scale)
+            except BaseException:
+                buffers.give_up(buffer)
+                raise
             buffers.commit(buffer, target.changed)
         for variable, where, dtype in target.alone:
             optimizer.update_rows(variable, None, payload[where].view(dtype), rate, scale)

@@ -60,6 +60,8 @@ class ControlChannel:
     vital_ranks : frozenset of int
         The ranks that a fault-tolerant job cannot do without; to be set alike on all ranks.  While it is empty, the job
         can do without none.
+    duties : dict of int to (str, str)
+        By rank, where it has one of its own: what it is, such as "ps 1", and what to do when it has died.
     missed : MissedCalls
         The calls that this rank, or others, do not make because the function given to `run` raised there.
     """
@@ -93,6 +95,7 @@ class ControlChannel:
         self.settings = settings() if chosen is None else chosen
         self.call = 0
         self.vital_ranks: frozenset[int] = frozenset()
+        self.duties: dict[int, tuple[str, str]] = {}
         self._lost: dict[int, str] = {}
         self.turnstile = Turnstile(self)
         self.missed = MissedCalls(self)
@@ -282,7 +285,7 @@ class ControlChannel:
                 if state != states.LEFT and not self.board.alive(line):
                     return self.died(rank, watch)
             elif rank in self._lost:
-                return self.error(RankFailedError, f"{self.name(rank)} died in {watch.what}: {self._lost[rank]}", rank)
+                return self.loss(rank, f"died in {watch.what}: {self._lost[rank]}")
             elif self.arbiter is not None and rank in self.arbiter.failed_texts:
                 return self.failed(rank, self.arbiter.failed_texts[rank], watch)
         return None
@@ -310,7 +313,14 @@ class ControlChannel:
     def died(self, rank: int, watch: Watch) -> MpidistError:
         """Return the error that names a rank of the board whose process is gone, or about to be."""
         text = f"its process {self.board.pid(self.board_ranks.index(rank))} is gone (killed, or out of memory)"
-        return self.error(RankFailedError, f"{self.name(rank)} died in {watch.what}: {text}", rank)
+        return self.loss(rank, f"died in {watch.what}: {text}")
+
+    def loss(self, rank: int, how: str) -> MpidistError:
+        """Return the error that names a rank that is gone, and says what to do where it had a duty."""
+        if rank not in self.duties:
+            return self.error(RankFailedError, f"{self.name(rank)} {how}", rank)
+        title, remedy = self.duties[rank]
+        return self.error(RankFailedError, f"{title} ({self.name(rank)}) {how}. {remedy}", rank)
 
     def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
         """Return an error that begins with this rank's name; what else there is, is the rank that it is about."""

@@ -34,6 +34,12 @@ _log = logging.getLogger("mpidist")
 #: What becomes of the job when a server dies, where it is started so that it can go on.
 _ON_SERVER_FAILURE = ("end", "restore")
 
+#: What is said of a server that has ended the job.
+_SERVER_LOST = (
+    "The variables that it held are lost: start the job again from its newest checkpoint (to go on without a server, "
+    "on_server_failure='restore' needs a ClusterCoordinator and a fault-tolerant job)"
+)
+
 
 class ParameterServerStrategy(Strategy):
     """Asynchronous training: servers hold the variables, workers read them, and push gradients, each at its own pace.
@@ -101,6 +107,7 @@ class ParameterServerStrategy(Strategy):
         self._on_server_failure = on_server_failure
         vital = (self._roles.trainers[0][0], *(self._roles.servers if on_server_failure == "end" else ()))
         whole.control.vital_ranks = frozenset(vital)  # a fault-tolerant job can do without the others
+        whole.control.duties = {rank: (f"ps {n}", _SERVER_LOST) for n, rank in enumerate(self._roles.servers)}
         hosts = communicator.topology.hosts
         task = self._roles.tasks[self._rank]
         spec = self._roles.cluster_spec(hosts) if cluster_resolver is None else cluster_resolver.cluster_spec()

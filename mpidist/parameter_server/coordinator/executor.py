@@ -131,8 +131,10 @@ class Executor:
             self._client.flush()
         except Exception as error:  # noqa: BLE001 - whatever a server says of what a function has pushed
             if failure is None and results:
-                results.pop()
-                failure = failures.described(error, self._function_name(numbers[len(results)]))
+                failure = failures.described_of_batch(
+                    error, self._function_name(numbers[len(results) - 1]), len(results)
+                )
+                results.pop()  # some call has to be the one that failed
         self._chief.say(Kind.RESULTS, batch, time.perf_counter() - began, results, failure)
 
     def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:

@@ -39,6 +39,21 @@ def described(error: BaseException, name: str, frames: int = 1) -> Failure:
     return Failure(_pickled(error), text)
 
 
+def described_of_batch(error: BaseException, name: str, calls: int) -> Failure:
+    """Return an error that servers had to say of a push of one of so many calls, the last of them of `name`.  Local.
+
+    Pushes are not waited for one by one, so nobody knows which of the calls it was.
+    """
+    failure = described(error, name)
+    if calls == 1:
+        return failure
+    note = (
+        f"This is about what one of the last {calls} functions on this worker had pushed, which need not be {name}: "
+        "servers are asked for errors once for all of a batch."
+    )
+    return failure._replace(text=f"{failure.text.rstrip()}\n\n{note}\n")
+
+
 def _pickled(error: BaseException) -> bytes | None:
     """Return an error pickled, if it is the same when it is unpickled; a SystemExit would end the chief."""
     if not isinstance(error, Exception):

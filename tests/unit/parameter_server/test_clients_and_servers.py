@@ -575,3 +575,109 @@ def test_a_client_that_leaves_without_a_word_is_not_waited_for():
 
     _, served = run(2, job, 1, StaleSynchronous(0))
     assert value(served, (0, 0)) == -5
+
+
+@NEAR_AND_FAR
+def test_answers_that_bring_errors_of_pushes_give_their_memory_back(far):
+    """A server has memory for two answers to a client: it must get both back, however often a push has failed."""
+
+    def job(client):
+        make(client, [spec(0, (4, 2))])
+        optimizer = client.register_optimizer(SGD(1.0))
+        bad = mpidist.IndexedSlices(numpy.ones((1, 2)), numpy.array([7]))
+        for number in range(1, 6):
+            client.push(optimizer, [((0, 0), bad)])
+            with pytest.raises(IndexError, match=f"push {number}: row numbers from 7 to 7"):
+                client.lookup((0, 0), [1])
+        return client.lookup((0, 0), [1]).tolist()
+
+    results, _ = run(1, job, far=far, timeout_seconds=10)
+    assert results == [[[0.0, 0.0]]]
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_push_that_fails_is_a_step_that_was_made(far, clients):
+    """Or nobody would come further than the one whose push failed, itself included."""
+
+    def job(client):
+        make(client, [spec(0, (2, 2))])
+        optimizer = client.register_optimizer(SGD(1.0))
+        bad = mpidist.IndexedSlices(numpy.ones((1, 2)), numpy.array([7]))
+        client.value((0, 0))
+        client.push(optimizer, [((0, 0), bad if client.is_chief else numpy.ones((2, 2)))])
+        client.refresh()
+        if client.is_chief:
+            with pytest.raises(IndexError, match="push 1: row numbers from 7 to 7"):
+                client.value((0, 0))
+        client.refresh()
+        client.value((0, 0))
+        client.push(optimizer, [((0, 0), numpy.ones((2, 2)))])
+        client.flush()
+
+    _, served = run(clients, job, 1, StaleSynchronous(0), far=far, timeout_seconds=10)
+    assert value(served, (0, 0)).tolist() == [[-(2.0 * clients - 1)] * 2] * 2
+
+
+class _Fails(SGD):
+    """Fails at gradients that begin with 13, when it has written half of the variable."""
+
+    def update_slice(self, parameters, gradient, slots, scratch, coefficients):
+        if gradient[0] == 13:
+            parameters[: len(parameters) // 2] = 1e9
+            raise FloatingPointError("on purpose")
+        super().update_slice(parameters, gradient, slots, scratch, coefficients)
+
+    def renew_slice(self, new, parameters, gradient, slots, scratch, coefficients):
+        new[...] = parameters
+        self.update_slice(new, gradient, slots, scratch, coefficients)
+
+
+def test_nothing_of_a_push_whose_rule_fails_is_ever_seen():
+    def job(client):
+        make(client, [spec(0, (4,)), spec(1, (4,))])
+        optimizer = client.register_optimizer(_Fails(1.0))
+        ones = numpy.ones(4)
+        for number in (0, 1, 0, 1, 1):
+            client.push(optimizer, [((number, 0), ones)])
+        for again in range(3):
+            client.push(optimizer, [((0, 0), 13 * ones)])
+            with pytest.raises(ServerError, match="FloatingPointError: on purpose"):
+                client.flush()
+            client.push(optimizer, [((1, 0), ones)])  # into the copy that was given up, where that is free
+            client.refresh()
+            assert client.value((0, 0)).tolist() == [-2.0] * 4
+            assert client.value((1, 0)).tolist() == [-4.0 - again] * 4
+
+    run(1, job)
+
+
+@NEAR_AND_FAR
+def test_versions_are_those_of_the_snapshot_when_there_is_a_newer_layout(far):
+    pulled, made = threading.Event(), threading.Event()
+
+    def job(client):
+        make(client, [spec(number, (3, 2)) for number in range(3)])
+        optimizer = client.register_optimizer(SGD(1.0))
+        ones, whole = numpy.ones((1, 2)), numpy.ones((3, 2))
+        if client.number == 1:
+            client.scatter((0, 0), "scatter_add", [1], ones)
+            client.flush()
+            pulled.wait(10)
+            client.scatter((1, 0), "scatter_add", [1], ones)  # a table from now on: whole variables lie elsewhere
+            client.push(optimizer, [((2, 0), whole)])
+            client.flush()
+            made.set()
+            return
+        for _ in range(3):
+            client.push(optimizer, [((2, 0), whole)])
+        client.refresh()
+        assert client.value((2, 0)).tolist() == [[-3.0] * 2] * 3
+        before = client.version((2, 0))
+        pulled.set()
+        made.wait(10)
+        client.value((0, 0))  # a table, which is asked for: the new layout is met
+        assert client.value((2, 0)).tolist() == [[-3.0] * 2] * 3
+        assert client.version((2, 0)) == before == 3
+
+    run(2, job, far=far)

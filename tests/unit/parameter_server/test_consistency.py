@@ -100,6 +100,34 @@ def test_clients_that_push_different_variables_do_not_wait_for_each_other_for_ev
     policy.arrived(Push(0, plan=0, iteration=1, iterations=1))
 
 
+def test_who_stands_aside_is_not_waited_for_and_waits_for_nobody():
+    policy = StaleSynchronous(0).start(range(3))
+    policy.stand_aside(0)
+    policy.set_active(0, False)
+    policy.pushed(1)
+    policy.pushed(2)
+    policy.pushed(0)  # as a chief may, between the functions that it schedules
+    for client in (1, 2):
+        assert policy.permitted(client) == 1
+        policy.pushed(client)
+    assert policy.permitted(1) == policy.permitted(2) == 2
+    assert policy.permitted(0) == UNLIMITED
+
+
+def test_what_is_pushed_from_aside_is_a_step_of_its_own():
+    policy = BackupWorkers(2).start(range(3))
+    policy.stand_aside(0)
+    policy.set_active(0, False)
+    first, chief, second = Push(1), Push(0), Push(2, iteration=0)
+    assert policy.arrived(first) == []
+    assert policy.arrived(chief) == [chief]
+    assert policy.arrived(second) == [first, second]
+    policy.set_active(2, False)
+    alone = Push(1, iteration=2, iterations=2)
+    assert policy.arrived(alone) == [alone]  # the chief is not counted among those that are left
+    assert policy.dropped == 0
+
+
 @pytest.mark.parametrize("make", [lambda: StaleSynchronous(-1), lambda: BackupWorkers(0)])
 def test_impossible_numbers_are_refused(make):
     with pytest.raises(ValueError, match="or more"):

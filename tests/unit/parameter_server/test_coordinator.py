@@ -16,7 +16,10 @@ from mpidist.cluster.server_roles import Roles, alone
 from mpidist.cluster.spec import Task
 from mpidist.errors import OutOfRangeError, RemoteFunctionError
 from mpidist.input.dataset import Dataset
+from mpidist.parameter_server.coordinator import failures, functions
+from mpidist.parameter_server.coordinator.conversation import Kind
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
+from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.values import (
     PerWorkerValues,
     experimental_get_current_worker_index,
@@ -202,6 +205,36 @@ def test_the_first_error_is_raised_once_with_the_traceback_of_the_worker():
     text = str(cause)
     assert text.startswith("worker ") and "(rank " in text and " ran fail, which raised" in text
     assert "Traceback" in text and "in fail" in text and "raise ValueError(text)" in text
+
+
+class Recorder:
+    """A chief that keeps what a worker says."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+
+    def say(self, kind: Kind, *content: Any) -> None:
+        self.said.append((kind, *content))
+
+
+def one() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_an_error_of_a_push_is_said_to_be_of_one_of_a_batch(calls):
+    class Refused(Client):
+        def flush(self) -> None:
+            raise IndexError("push 4: row numbers from 7 to 7")
+
+    chief = Recorder()
+    worker = Executor(chief, Refused(), 0, 1, "worker 0")
+    worker.do(Kind.CALLS, 5, [0] * calls, [], {0: functions.by_value(one)})
+    ((kind, batch, _, results, failure),) = chief.said
+    error = failures.raised(failure, "worker 0", "one")
+    assert (kind, batch, results) == (Kind.RESULTS, 5, [1] * (calls - 1))
+    assert (type(error), str(error)) == (IndexError, "push 4: row numbers from 7 to 7")
+    assert ("one of the last 3 functions on this worker" in str(error.__cause__)) == (calls == 3)
 
 
 def test_what_waits_is_cancelled_by_an_error():

@@ -15,6 +15,7 @@ import mpidist
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.optimizers import LossScaleOptimizer
 from mpidist.optimizers.schedules import ExponentialDecay
+from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.testing import run_ranks
 from tests.unit.parameter_server.jobs import job, one_worker
 
@@ -511,3 +512,53 @@ def test_fit_of_several_workers_trains_one_model():
     first, *others = job(on_worker, 4)
     assert others == [first] * 2
     numpy.testing.assert_allclose(first, [2, -1], atol=0.01)
+
+
+# -- consistency -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "a", "b"]], ids=["near", "far"])
+def test_the_first_step_of_backup_workers_is_made_by_gradients_of_an_optimizer_that_is_new(hosts):
+    def main():
+        strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(2))
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(3)), mpidist.optimizers.SGD(1.0)
+
+        def step():
+            assert w.value.shape == (3,)  # a read begins the step: at first before servers have met the optimizer
+            optimizer.apply_gradients([(numpy.ones(3), w)])
+
+        for _ in range(5):
+            strategy.run(step)
+        strategy.extended.pull()
+        return optimizer.iterations, w.value.tolist()
+
+    # two workers and steps of two gradients: none can be missed
+    assert run_ranks(3, main, hosts=hosts, timeout_seconds=10)[:2] == [(5, [-5.0] * 3)] * 2
+
+
+@pytest.mark.parametrize("consistency", [None, StaleSynchronous(0), BackupWorkers(2)], ids=str)
+def test_a_chief_may_train_between_the_functions_that_it_schedules(consistency):
+    def on_rank(strategy):
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(3)), mpidist.optimizers.SGD(1.0)
+
+        def train():
+            assert w.value.shape == (3,)  # a read begins the step
+            optimizer.apply_gradients([(numpy.ones(3), w)])
+
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            coordinator.schedule(train)
+            coordinator.join()
+            strategy.run(train)
+            for _ in range(20):
+                coordinator.schedule(train)
+            coordinator.join()
+            strategy.extended.pull()
+            return w.value.tolist(), optimizer.iterations
+        finally:
+            coordinator._end()  # a rank that is a thread has no end of its program
+
+    # one worker: every push is a step, the chief's too
+    assert job(on_rank, 3, consistency=consistency) == [([-22.0] * 3, 22)]

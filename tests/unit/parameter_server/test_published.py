@@ -59,6 +59,22 @@ def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
     buffers.close()
 
 
+def test_nothing_of_a_copy_that_was_given_up_is_taken_for_written():
+    buffers, (reader,) = published(2, 1)
+    for value in (1.0, 2.0, 3.0):  # so that there are other copies with versions of their own
+        write(buffers, [0], value)
+        write(buffers, [1], value)
+    for again in range(3):
+        buffer = buffers.begin(numpy.array([0]))
+        buffers.views(buffer)[0, 0][...] = 99.0
+        buffers.give_up(buffer)
+        write(buffers, [1], 4.0 + again)
+        views = reader.views(pinned := reader.pin())
+        assert (views[0, 0].tolist(), views[1, 0].tolist()) == ([3.0] * 3, [4.0 + again] * 3)
+        assert reader.versions(pinned).tolist() == [3, 4 + again]
+    buffers.close()
+
+
 def test_what_clients_see_cannot_be_written():
     buffers, (reader,) = published(1, 1)
     view = reader.views(reader.pin())[0, 0]

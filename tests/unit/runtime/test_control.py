@@ -162,3 +162,16 @@ def test_many_missing_ranks_are_counted_not_listed():
     channels = _channels(20)
     with pytest.raises(TransportTimeoutError, match=r"rank 8 \(node8\) and 11 more"):
         channels[0].meet(channels[0].begin("barrier", 1))
+
+
+@pytest.mark.parametrize("duties", [{}, {1: ("ps 0", "Start again.")}])
+def test_a_rank_with_a_duty_is_named_by_it_and_what_to_do_is_said(duties):
+    channel = _channels(2)[0]
+    channel.duties = duties
+    error = channel.died(1, channel.watch("a wait"))
+    assert error.rank == 1
+    begins, ends = (
+        ("ps 0 (rank 1 (node1)) died in a wait: ", ". Start again.") if duties else ("rank 1 (node1) died", "")
+    )
+    assert str(error).startswith(f"rank 0 of 2: {begins}")
+    assert str(error).endswith(f"is gone (killed, or out of memory){ends}")
