@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grid import grid
 from tests.jobs import JobResult, environment, run_job, run_process
 from tests.launch import launcher
 
@@ -110,7 +111,7 @@ for value in [coordinator.schedule(numpy.negative, args=(x + n,)) for n in range
 """
 
 
-@pytest.mark.parametrize(("ranks", "num_ps"), [(3, 1), (4, 1), (6, 2), (8, 3)])
+@pytest.mark.parametrize(("ranks", "num_ps"), grid([(3, 1), (8, 3)], [(4, 1), (6, 2)]))
 def test_all_sorts_of_functions(ranks, num_ps):
     script = BEGIN.format(num_ps=num_ps) + ALL_SORTS.replace("WORKERS", str(ranks - 1 - num_ps)) + END
     result = run_job(ranks, script)
@@ -367,7 +368,7 @@ def server_killed(folder: Path, **constants: object) -> str:
 
 
 @needs_ulfm
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", grid([0], [1]))
 def test_what_a_server_held_is_restored_on_the_others(tmp_path, victim):
     result = run_tolerant(5, server_killed(tmp_path, VICTIM=victim), tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -494,7 +495,7 @@ print("the chief is done", flush=True)
 """
 
 
-@pytest.mark.parametrize("policy", ["stale", "backup"])
+@pytest.mark.parametrize("policy", grid(["stale"], ["backup"]))
 def test_a_worker_of_several_ranks_that_has_no_work_holds_nobody_back(policy):
     result = run_job(6, IDLE_GROUPS, [policy], env={"MPIDIST_TIMEOUT_SECONDS": "30"})
     assert result.returncode == 0, result.stdout + result.stderr

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.grid import grid
 from tests.jobs import ROOT, environment, run_job, run_process
 
 EXAMPLES = ROOT / "examples"
@@ -49,12 +50,10 @@ def accuracy(printed: str) -> float:
 
 @pytest.mark.parametrize(
     ("ranks", "options"),
-    [
-        (4, ()),
-        (6, ("--num-ps", "2")),
-        (3, ("--style", "between-graph")),
-        (8, ("--style", "between-graph", "--num-ps", "3")),
-    ],
+    grid(
+        [(4, ()), (8, ("--style", "between-graph", "--num-ps", "3"))],
+        [(6, ("--num-ps", "2")), (3, ("--style", "between-graph"))],
+    ),
 )
 def test_digits_come_within_one_per_cent_of_the_mirrored_run(ranks, options, mirrored, tmp_path):
     saved = tmp_path / "model.h5"
@@ -74,7 +73,7 @@ def test_digits_without_a_launcher(style, mirrored):
     assert accuracy(result.stdout) >= mirrored - 0.01
 
 
-@pytest.mark.parametrize(("ranks", "servers"), [(5, 2), (4, 1)])
+@pytest.mark.parametrize(("ranks", "servers"), grid([(5, 2)], [(4, 1)]))
 def test_the_recommender_learns_from_rows_of_sharded_tables(ranks, servers):
     result = run_job(ranks, EXAMPLES / "recommender.py", ("--num-ps", str(servers)))
     assert result.returncode == 0, result.stderr

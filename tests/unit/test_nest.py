@@ -14,10 +14,12 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 structures = st.recursive(
     st.integers(),
-    lambda parts: st.lists(parts, max_size=3)
-    | st.lists(parts, max_size=3).map(tuple)
-    | st.dictionaries(st.text(max_size=2), parts, max_size=3)
-    | st.builds(Pair, parts, parts),
+    lambda parts: (
+        st.lists(parts, max_size=3)
+        | st.lists(parts, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=2), parts, max_size=3)
+        | st.builds(Pair, parts, parts)
+    ),
     max_leaves=12,
 )
 
