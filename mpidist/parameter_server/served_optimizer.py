@@ -163,11 +163,6 @@ class ServedOptimizer:
         self._placed: set[Key] = set()
         self._scratch: dict[numpy.dtype, list[Any]] = {}
 
-    @property
-    def met(self) -> list[Key]:
-        """The variables updated so far, in the order of `Optimizer.state`."""
-        return list(self._met)
-
     # -- slots --------------------------------------------------------------------------------------------------------
 
     def laid_out(self) -> None:

@@ -148,18 +148,9 @@ class ServedVariable(DistributedVariable):
         self._put(verb, value)
         return self
 
-    def _aggregated(self, value: Any) -> Any:
-        self._require_aggregation()
-        return super()._aggregated(value)
-
-    def _rows_to_write(self, rows: IndexedSlices) -> IndexedSlices:
-        if self._place() is Place.REPLICA:
-            self._require_aggregation()
-        return super()._rows_to_write(rows)
-
-    def _require_aggregation(self) -> None:
-        if self.strategy.extended.num_replicas > 1:  # of this worker
-            super()._require_aggregation()
+    @property
+    def _is_shared(self) -> bool:
+        return self.strategy.extended.num_replicas > 1  # of this worker
 
     def _scatter(self, verb: str, write_fn: Callable[[Any, Any, Any], None], rows: Any) -> Any:
         self._put_rows(verb, self._rows_for(verb, rows))

@@ -65,10 +65,12 @@ class Area(abc.ABC):
 
     Attributes
     ----------
+    line : Line
     array : array, shape (nbytes,), uint8
         To be written by this rank while the area is not `busy`.  It begins at a multiple of 64 bytes.
     """
 
+    line: Line
     array: Any
 
     @property
@@ -76,9 +78,16 @@ class Area(abc.ABC):
     def busy(self) -> bool:
         """Whether its content was sent and is still needed: it must not be written."""
 
-    @abc.abstractmethod
     def wait_free(self) -> None:
         """Wait until the area is not busy; errors as for `Line.wait`."""
+        if not self.busy:
+            return
+        presence = self.line.presence
+        control, peer = presence.control, presence.name_of(self.line.peer)
+        what = f"rank {control.rank} waits for {control.name(peer)} to be done with what it was sent"
+        patience = Patience([self.line], what)
+        while self.busy:
+            patience.tick()
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -236,6 +236,8 @@ class MessageArea(Area):
         What `Transport.send` returned when its content was sent last.
     """
 
+    line: MessageLine
+
     def __init__(self, line: MessageLine, nbytes: int) -> None:
         self.line = line
         self.array = aligned(nbytes)
@@ -246,14 +248,6 @@ class MessageArea(Area):
         if self.pending is not None and self.line.sent(self.pending):
             self.pending = None
         return self.pending is not None
-
-    def wait_free(self) -> None:
-        if self.busy:
-            control, peer = self.line.presence.control, self.line.presence.name_of(self.line.peer)
-            what = f"rank {control.rank} waits for {control.name(peer)} to take what it was sent"
-            patience = Patience([self.line], what)
-            while self.busy:
-                patience.tick()
 
     def close(self) -> None:
         """Do nothing: the memory goes with the last reference to it."""

@@ -271,6 +271,8 @@ class _Free:
 class SharedArea(Area):
     """An area in shared memory."""
 
+    line: SharedLine
+
     def __init__(self, line: SharedLine, number: int, nbytes: int) -> None:
         self.line = line
         self.number = number
@@ -283,15 +285,6 @@ class SharedArea(Area):
     @property
     def busy(self) -> bool:
         return self.words[_BUSY] != 0
-
-    def wait_free(self) -> None:
-        if not self.busy:
-            return
-        control, peer = self.line.presence.control, self.line.presence.name_of(self.line.peer)
-        what = f"rank {control.rank} waits for {control.name(peer)} to be done with what it was sent"
-        patience = Patience([self.line], what)
-        while self.busy:
-            patience.tick()
 
     def close(self) -> None:
         self.line.drop(self)

@@ -9,9 +9,8 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.call import Call
-from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
-from mpidist.variables.variable import DistributedVariable, Place
+from mpidist.variables.variable import DistributedVariable
 
 
 class AggregatingVariable(DistributedVariable):
@@ -56,11 +55,6 @@ class AggregatingVariable(DistributedVariable):
         """Return values in the variable's dtype, and in the host's memory, where it is."""
         return super()._of_own_dtype(arrays.as_host(values) if arrays.is_device(values) else values)
 
-    def _aggregated(self, value: Any) -> Any:
-        self._require_aggregation()
-        return super()._aggregated(value)
-
-    def _rows_to_write(self, rows: IndexedSlices) -> IndexedSlices:
-        if self._place() is Place.REPLICA:
-            self._require_aggregation()
-        return super()._rows_to_write(rows)
+    @property
+    def _is_shared(self) -> bool:
+        return True

@@ -337,9 +337,14 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {values.dtype}; convert it")
         return arrays.in_memory_of(self._storage, values.astype(self.dtype))
 
+    @property
+    def _is_shared(self) -> bool:
+        """Whether several replicas write to one copy, and not each to its own."""
+        return False
+
     def _require_aggregation(self) -> None:
         """Raise ValueError unless it is known what becomes of the values that replicas write to one copy."""
-        if self.aggregation is VariableAggregation.NONE:
+        if self._is_shared and self.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 "You must specify an aggregation method to update a AggregatingVariable in Replica Context: the "
                 f"replicas share one copy of variable {self.name!r}, and each gives a value of its own. Make it with "
@@ -349,6 +354,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
     def _aggregated(self, value: Any) -> Any:
         """Return what a write in a replica writes to every copy."""
+        self._require_aggregation()
         if self.aggregation is VariableAggregation.NONE:
             return value
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -356,7 +362,10 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return self.strategy.extended.reduce_arrays(self._reduce_op(), [value], destinations=[self])[0]
 
     def _rows_to_write(self, rows: IndexedSlices) -> IndexedSlices:
-        if self._place() is not Place.REPLICA or self.aggregation is VariableAggregation.NONE:
+        if self._place() is not Place.REPLICA:
+            return rows
+        self._require_aggregation()
+        if self.aggregation is VariableAggregation.NONE:
             return rows
         extended = self.strategy.extended
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and extended.replica_id:
