@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grid import grid
 from tests.jobs import ROOT, JobResult, run_command, run_job
 
 #: Seconds within which a job must have ended, its start included; the deadline of its calls is far behind that.
@@ -184,7 +185,7 @@ def test_a_rank_that_ends_in_the_middle_ends_the_job_long_before_the_deadline(na
 
 
 #: Ranks and nodes: uneven ones, and with EVERY_GRID, as `make test-all` sets it, others.
-GRIDS = [(3, 2), (2, 2), (4, 2), (5, 3)] if os.environ.get("EVERY_GRID") else [(3, 2)]
+GRIDS = grid([(3, 2)], [(2, 2), (4, 2), (5, 3)])
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), GRIDS)
