@@ -15,6 +15,7 @@ from mpidist.collectives.bucket_reduction import BucketReduction, Piped, Pipelin
 from mpidist.collectives.clock import clock_offset
 from mpidist.collectives.pieces import Transform
 from mpidist.collectives.segment_pipeline import Fill, Take
+from mpidist.collectives.two_level import TwoLevel
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import About, Trace
@@ -167,15 +168,33 @@ class _TracedReduction:
 
 
 class _TracedPipeline:
-    """A pipeline, and when each segment was packed and handed out."""
+    """A pipeline, and when each segment was packed and handed out, and each bucket was between the nodes."""
 
     def __init__(self, pipeline: Pipeline, trace: Trace) -> None:
         self.bounds, self.owned = pipeline.bounds, pipeline.owned
         self._pipeline, self._trace = pipeline, trace
+        self._call = 0
+        if isinstance(pipeline, TwoLevel):
+            self._note_buckets(pipeline)
+
+    def _note_buckets(self, pipeline: TwoLevel) -> None:
+        """Note when a bucket was sent until it had come back; buckets count from 1, since waits for messages have 0."""
+        send, publish, begun = pipeline.send, pipeline.publish, {}
+
+        def traced_send(index: int) -> None:
+            begun[index] = time.monotonic_ns()
+            send(index)
+
+        def traced_publish(index: int) -> None:
+            self._trace.add(kinds.SEND, begun.pop(index), self._call, index + 1)
+            publish(index)
+
+        pipeline.send, pipeline.publish = traced_send, traced_publish  # type: ignore[method-assign]
 
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
         """As `SegmentPipeline.run`."""
         add, call = self._trace.add, watch.call
+        self._call = call
 
         def traced_fill(index: int, place: Any) -> None:
             start = time.monotonic_ns()

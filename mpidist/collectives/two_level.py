@@ -159,7 +159,7 @@ class TwoLevel:
         try:
             for index, bucket in enumerate(self._buckets):
                 self._gather(index, bucket, watch, fill)
-                self._start(index)
+                self.send(index)
                 if index >= behind:
                     self._take(index - behind, watch, take)
             for index in range(max(0, len(self._buckets) - behind), len(self._buckets)):
@@ -205,8 +205,8 @@ class TwoLevel:
         for place in places[2:]:
             self._combine(out, place[start:stop], out=out)
 
-    def _start(self, index: int) -> None:
-        """Begin to reduce a bucket between the nodes."""
+    def send(self, index: int) -> None:
+        """Begin to reduce a bucket between the nodes.  Called by `run`."""
         executors = self._last if index == len(self._buckets) - 1 else self._full
         progress = tuple(executor.start() for executor in executors[self._slot(index)])
         self._under_way.append(_UnderWay(index, progress))
@@ -216,11 +216,12 @@ class TwoLevel:
         """Move on what is under way, and publish what has come back, bucket after bucket."""
         under_way = self._under_way
         while under_way and under_way[0].poll():
-            self._publish(under_way.popleft().bucket)
+            self.publish(under_way.popleft().bucket)
         for later in islice(under_way, 1, None):
             later.poll()
 
-    def _publish(self, index: int) -> None:
+    def publish(self, index: int) -> None:
+        """Say that this rank's shards of a bucket have come back, scaled and transformed.  Called by `run`."""
         bucket, slot = self._buckets[index], self._slots[self._slot(index)]
         mine = [lane.shard for lane in self._lanes.mine]
         if self._scale is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.collectives.lanes import Lanes
 from mpidist.commands.quantities import show_seconds, table
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.trace import About, Recording, Trace, read
@@ -23,6 +24,9 @@ TIMELINE = "timeline.json"
 
 #: What tracing may cost of a step.
 COST_LIMIT = 0.02
+
+#: Rows of the timeline for buckets between nodes, of which so many are under way at a time.
+_LANES = Lanes.SLOTS
 
 
 def main(argv: Sequence[str]) -> int:
@@ -146,6 +150,8 @@ def timeline(recordings: dict[int, Recording]) -> Iterable[dict[str, Any]]:
         name = f"rank {rank} on {recording.about.host}"
         yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
+        for lane in range(1, 1 + _LANES) if _is_between(recording.events).any() else ():
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": "between nodes"}}
         names = recording.names
         for kind, begin, end, call, part in recording.events.tolist():
             shown = names[part] if kind in (kinds.CALL, kinds.ARRIVE) and part else names[kind]
@@ -154,11 +160,16 @@ def timeline(recordings: dict[int, Recording]) -> Iterable[dict[str, Any]]:
                 "name": f"wait for all: {shown}" if kind == kinds.ARRIVE else shown,
                 "cat": names[kind],
                 "pid": rank,
-                "tid": 0,
+                "tid": 1 + part % _LANES if kind == kinds.SEND and part else 0,
                 "ts": (begin - start) / 1e3,
                 "dur": (end - begin) / 1e3,
                 "args": {"call": call, "part": part},
             }
+
+
+def _is_between(events: Any) -> Any:
+    """Return which events are buckets between nodes: waits for messages have no part."""
+    return (events[:, 0] == kinds.SEND) & (events[:, 4] > 0)
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------
@@ -175,7 +186,8 @@ class Shares:
     total : float
         Of the steps.
     parts : dict of str to float
-        Inside the steps: calls as a whole, waiting for all to come, and what calls did.
+        Inside the steps: calls as a whole, waiting for all to come, and what calls did; what ran at the same time
+        counts once.
     events : int
     cost : float
         What adding the events took.
@@ -200,11 +212,20 @@ def shares(recording: Recording) -> Shares:
     steps = int(is_step.sum())
     stretches = events[is_step][:, 1:3] if steps else numpy.array([[events[:, 1].min(), events[:, 2].max()]])
     inside = _inside(events, stretches)
-    spans = (events[:, 2] - events[:, 1]) * 1e-9
-    parts = {name: float(spans[inside & (events[:, 0] == kind)].sum()) for name, kind in _PARTS.items()}
+    parts = {name: _covered(events[inside & (events[:, 0] == kind)]) for name, kind in _PARTS.items()}
     counted = int((inside | is_step).sum())
     total = float((stretches[:, 1] - stretches[:, 0]).sum()) * 1e-9
     return Shares(steps or 1, total, parts, counted, counted * recording.about.event_seconds)
+
+
+def _covered(events: Any) -> float:
+    """Return the seconds in which at least one of the events was under way."""
+    if not len(events):
+        return 0.0
+    begins, ends = events[numpy.argsort(events[:, 1]), 1:3].T
+    latest = numpy.maximum.accumulate(ends)
+    begins[1:] = numpy.maximum(begins[1:], latest[:-1])
+    return float(numpy.maximum(ends - begins, 0).sum()) * 1e-9
 
 
 def _inside(events: Any, stretches: Any) -> Any:

@@ -135,3 +135,24 @@ def test_sums_and_updates_in_gradient_buffers_are_noted(folder, monkeypatch):
     for recording in recordings.values():
         found = recording.events[:, 0].tolist()
         assert found.count(kinds.REDUCE) == 2 and kinds.APPLY in found
+
+
+@pytest.mark.parametrize("hosts", ["ab", "abab", "aab"])
+def test_every_bucket_is_noted_from_being_packed_to_having_come_back(hosts, folder):
+    def on_rank():
+        communicator = Communicator.world()
+        buffer = numpy.full(5000, communicator.rank, dtype=numpy.float32)
+        communicator.all_reduce(buffer, algorithm="two_level")
+        return float(buffer[-1])
+
+    assert run_ranks(len(hosts), on_rank, hosts=list(hosts)) == [sum(range(len(hosts)))] * len(hosts)
+    recordings, _ = gather(folder)
+    for recording in recordings.values():
+        events = {kind: [list(event) for event in recording.events if event[0] == kind] for kind in range(9)}
+        (reduced,) = events[kinds.REDUCE]
+        sent = [event for event in events[kinds.SEND] if event[4]]
+        assert len(sent) > 1 and sorted(event[4] for event in sent) == list(range(1, len(sent) + 1))
+        assert {event[3] for event in sent} == {reduced[3]}
+        assert all(reduced[1] <= event[1] <= event[2] <= reduced[2] for event in sent)
+        assert min(event[1] for event in events[kinds.PACK]) < min(event[1] for event in sent)
+        assert max(event[2] for event in sent) <= max(event[2] for event in events[kinds.UNPACK])

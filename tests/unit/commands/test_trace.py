@@ -74,6 +74,19 @@ def test_shares_are_those_inside_the_steps():
     assert {name: seconds * 1e3 for name, seconds in found.parts.items()} == pytest.approx(expected)
 
 
+def test_what_runs_at_the_same_time_counts_once():
+    sent = [(kinds.SEND, 10, 16, 1), (kinds.SEND, 14, 18, 1), (kinds.SEND, 11, 13, 1), (kinds.SEND, 19, 20, 1)]
+    assert shares(recording(*sent)).parts["send"] == pytest.approx(0.009)
+
+
+def test_buckets_between_nodes_have_rows_of_their_own():
+    found = recording(*[(kinds.SEND, at, at + 5, 1) for at in range(5)])
+    found.events[:, 4] = range(5)  # the first is a wait for messages
+    events = list(timeline({0: found}))
+    assert [event["tid"] for event in events if event["name"] == "send"] == [0, 2, 3, 1, 2]
+    assert [event["tid"] for event in events if event["name"] == "thread_name"] == [1, 2, 3]
+
+
 def test_without_steps_the_whole_trace_counts():
     found = shares(recording((kinds.CALL, 0, 4, 1), (kinds.CALL, 6, 8, 2)))
     assert (found.steps, found.total) == (1, pytest.approx(0.008))
