@@ -124,6 +124,10 @@ class ServerEnd:
         ServerError, ValueError, TypeError, KeyError, IndexError
             What went wrong at the server, here or in a push before.
         """
+        return self._answer(self._answered(verb, array, **fields))
+
+    def _answered(self, verb: str, array: Any = None, **fields: Any) -> Message:
+        """Send a request and return the message that answers it."""
         request = {"verb": verb, **fields}
         if array is None:
             self.line.send(protocol.pack(Kind.REQUEST, request))
@@ -138,7 +142,7 @@ class ServerEnd:
             if message.header[0] != Kind.PUSH_FAILURE:
                 break
             self._failures.append(protocol.unpack(message.header))
-        return self._answer(message)
+        return message
 
     def _answer(self, message: Message) -> tuple[dict[str, Any], Any]:
         content = protocol.unpack(message.header)
@@ -300,20 +304,45 @@ class NearServer(ServerEnd):
 
 
 class FarServer(ServerEnd):
-    """A server on another node, or one whose memory cannot be seen."""
+    """A server on another node, or one whose memory cannot be seen.
+
+    A snapshot lies where the line has received it, in memory that the line uses for the next one.
+    """
 
     _layout: Layout | None = None
     _layout_number = -1
     _versions: dict[Key, int] = {}
+    _kept: Message | None = None  # the present snapshot's
+    _views: dict[Key, Any] = {}
+    _viewed: tuple[Any, ...] = ()  # what the views are of: memory and layout
 
     def pull(self) -> dict[Key, Any]:
-        answer, memory = self.ask("pull")
-        if answer["layout"] != self._layout_number or self._layout is None:
+        self._give_back()
+        message = self._answered("pull")
+        content = protocol.unpack(message.header)
+        if message.header[0] == Kind.FAILURE or self._failures or self.line.is_shared:
+            content, memory = self._answer(message)  # memory of the server is not to be kept from it
+        else:
+            self._kept, memory = message, message.payload
+        if content["layout"] != self._layout_number or self._layout is None:
             self._find_layout()
             return self.pull()
-        self._versions = dict(zip(self._layout.index, answer["versions"], strict=True))
+        self._versions = dict(zip(self._layout.index, content["versions"], strict=True))
         memory.flags.writeable = False
-        return self._layout.views(memory)
+        viewed = memory.ctypes.data, self._layout
+        if viewed != self._viewed:
+            self._views, self._viewed = self._layout.views(memory), viewed
+        return self._views
+
+    def leave(self) -> None:
+        self._give_back()
+        super().leave()
+
+    def _give_back(self) -> None:
+        """Let the line receive into the memory of the present snapshot again."""
+        if self._kept is not None:
+            self._kept.release()
+            self._kept = None
 
     def look_for(self, key: Key) -> bool:
         return key in self._find_layout().index

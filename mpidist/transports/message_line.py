@@ -219,7 +219,7 @@ class MessageLine(Line):
             return self._spare.pop(min(fitting, key=lambda index: self._spare[index].size))
         if self._spare:
             self._spare.pop()  # too small by now: it grows
-        return numpy.empty(nbytes, dtype=numpy.uint8)
+        return aligned(nbytes)
 
     def close(self) -> None:
         super().close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import tracemalloc
 
 import numpy
 import pytest
@@ -176,6 +177,34 @@ def test_a_snapshot_outlives_variables_that_are_made_later(far):
         assert (client.value((0, 0)).tolist(), client.value((1, 0)).tolist()) == ([0.0, 0.0], [6.0] * 5)
 
     run(1, job, far=far)
+
+
+def test_what_far_servers_send_goes_to_memory_that_is_kept():
+    nbytes = 8 << 20
+
+    def job(client):
+        make(client, [spec(0, (nbytes // 8,)), spec(1)])
+        sgd, ones = client.register_optimizer(SGD(1.0)), numpy.ones(nbytes // 8)
+
+        def turn():
+            client.push(sgd, [((0, 0), ones)])
+            pulled = client.value((0, 0))
+            client.read((1, 0))  # takes no memory away from what was pulled
+            assert pulled[0] == pulled[-1] == -client.version((0, 0))
+            return pulled
+
+        taken = [turn() for _ in range(3)]
+        assert numpy.shares_memory(taken[0], taken[2]) or numpy.shares_memory(taken[1], taken[2])
+        tracemalloc.start()
+        try:
+            for _ in range(4):
+                turn()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    (most,), _ = run(1, job, far=True)
+    assert most < nbytes // 2
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
