@@ -6,7 +6,6 @@ memory of the snapshot is each rank's own.
 
 from __future__ import annotations
 
-import builtins
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,14 +14,11 @@ import numpy
 
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
-from mpidist.errors import ServerError
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.registry import WORDS
+from mpidist.parameter_server.server_end import error_kind
 from mpidist.variables import read_only
-
-#: Errors of the first rank that the others raise as what they are.
-_KINDS = ("IndexError", "KeyError", "MemoryError", "TypeError", "ValueError")
 
 
 class GroupClient:
@@ -226,7 +222,7 @@ class GroupClient:
         if error is not None:
             raise error
         kind, text = found
-        raise (getattr(builtins, kind) if kind in _KINDS else ServerError)(text)
+        raise error_kind(kind)(text)
 
     def _exchanged(self, payload: bytes, what: str) -> list[bytes]:
         return self._communicator.exchange(payload, what)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.errors import MissingDependencyError
+from mpidist.errors import MissingDependencyError, TornVariableError
 from mpidist.optimizers.base import Optimizer, Step
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
@@ -162,6 +162,7 @@ class ServedOptimizer:
         self._met: dict[Key, StoredVariable] = {}
         self._placed: set[Key] = set()
         self._scratch: dict[numpy.dtype, list[Any]] = {}
+        self._torn: str | None = None
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -192,6 +193,19 @@ class ServedOptimizer:
         """Return the slots of a variable, flat."""
         self._met.setdefault(variable.spec.key, variable)
         return self.optimizer.slot_arrays(variable)
+
+    def tear(self, cause: str) -> None:
+        """Take note that an update was broken off: slots have no value until they are restored."""
+        if self.optimizer.slot_names:
+            self._torn = cause
+
+    def require_whole(self) -> None:
+        """Raise TornVariableError if slots have been torn."""
+        if self._torn is not None:
+            raise TornVariableError(
+                f"the slots of {type(self.optimizer).__name__} are torn: {self._torn}. They are neither the old nor "
+                "the new ones. Restore a checkpoint that has the optimizer"
+            )
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
@@ -308,7 +322,8 @@ class ServedOptimizer:
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return steps and settings, and slots as ``"variable/shard/slot"``."""
+        """Return steps and settings, and slots as ``"variable/shard/slot"``; TornVariableError if slots are torn."""
+        self.require_whole()
         state = self.optimizer.state()
         found = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/.*", name)}
         for number, key in enumerate(self._met):
@@ -329,3 +344,4 @@ class ServedOptimizer:
         numbers = {key: number for number, key in enumerate(self._met)}
         numbered = {f"{numbers[key]}/{slot}": value for key, found in slots.items() for slot, value in found.items()}
         self.optimizer.restore({**plain, **numbered})
+        self._torn = None

@@ -351,6 +351,8 @@ class Server:
     def _on_pull(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(client)
         buffers = self.store.buffers
+        if buffers.count == 1:  # written in place
+            self.store.require_whole(buffers.layout.index)
         steps = self.ledger.words[Ledger.steps_word(0) : Ledger.steps_word(len(self.store.optimizers))].tolist()
         content = {"layout": self.store.layout_number, "versions": buffers.versions.tolist(), "steps": steps}
         return content, buffers.bytes[buffers.current][: buffers.layout.nbytes]

@@ -9,11 +9,10 @@ until the next pull.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist.errors import ServerError
+from mpidist.errors import ServerError, TornVariableError
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.protocol import Kind
@@ -23,7 +22,15 @@ from mpidist.runtime.shared_memory import map_file
 from mpidist.transports.lines import Area, Line, Message, Patience
 
 #: Errors of a server that are raised at the client as what they are.
-_KINDS = ("IndexError", "KeyError", "MemoryError", "OSError", "TypeError", "ValueError")
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (IndexError, KeyError, MemoryError, OSError, TypeError, ValueError, TornVariableError)
+}
+
+
+def error_kind(name: str) -> type[Exception]:
+    """Return what is raised at a client for an error of a server, or of another rank, of this type."""
+    return _KINDS.get(name, ServerError)
 
 
 def open_server(line: Line, number: int, client: int) -> ServerEnd:
@@ -168,7 +175,7 @@ class ServerEnd:
             return
         first = self._failures[0]
         self._failures = []
-        kind = getattr(builtins, first["kind"]) if first["kind"] in _KINDS else ServerError
+        kind = error_kind(first["kind"])
         named = "" if kind is not ServerError or first["kind"] == "RuntimeError" else f"{first['kind']}: "
         raise kind(f"{self.name}, {first['what']}: {named}{first['text']}")
 

@@ -6,12 +6,13 @@ operation are *tables*: each has memory of its own, is changed in place, and is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
+from mpidist.errors import TornVariableError
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
 from mpidist.parameter_server.published import Buffers
@@ -75,6 +76,8 @@ class Store:
         self._tables: set[Key] = set()
         self._table_versions: dict[Key, int] = {}
         self._fresh: set[Key] = set()
+        #: Variables that a push has changed in part, and why it got no further.
+        self._torn: dict[Key, str] = {}
         self.layout_number = 0
         self.buffers = Buffers(Layout([]), readers)
         self.plans: list[Plan] = []
@@ -98,7 +101,7 @@ class Store:
         before = self.buffers
         keys = [key for key in self.variables if key not in self._tables]
         versions = {key: self.version(key) for key in keys}
-        values = {key: self.read(key) for key in keys}
+        values = {key: self._value(key) for key in keys}
         buffers = Buffers(Layout(self.variables[key].spec for key in keys), self._readers)
         views = buffers.views(0)
         for key in keys:
@@ -122,7 +125,7 @@ class Store:
             self._fresh.remove(key)
             self._tables.add(key)
             return variable
-        storage = self.read(key).copy()
+        storage = self._value(key).copy()
         self._tables.add(key)
         try:
             self._lay_out()
@@ -133,7 +136,20 @@ class Store:
         return variable
 
     def read(self, key: Key) -> Any:
-        """Return the value of a variable: a view, until the next change."""
+        """Return the value of a variable: a view, until the next change; TornVariableError if it has none."""
+        self.require_whole([key])
+        return self._value(key)
+
+    def require_whole(self, keys: Container[Key] | None = None) -> None:
+        """Raise TornVariableError if one of these variables, or of all, was changed in part and not set since."""
+        for key, cause in self._torn.items() if self._torn else ():
+            if keys is None or key in keys:
+                raise TornVariableError(
+                    f"{self.variables[key].spec} is torn: {cause}. Its value is neither the old nor the new one. Set "
+                    "all of it with assign, or restore a checkpoint"
+                )
+
+    def _value(self, key: Key) -> Any:
         if key in self._tables or key in self._fresh:
             return self.variables[key].storage
         return self.buffers.views(self.buffers.current)[key]
@@ -157,6 +173,10 @@ class Store:
     def assign(self, key: Key, verb: str, value: Any) -> None:
         """Set all of a variable, or add to it, or subtract from it."""
         operation = _VERBS[verb]
+        if operation is None:
+            self._torn.pop(key, None)
+        else:
+            self.require_whole([key])
         if key in self._tables:
             _write(self.variables[key].storage, ..., operation, value)
             self._table_versions[key] += 1
@@ -176,6 +196,7 @@ class Store:
     def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         """Change some rows of a variable; a row that is named twice is changed twice."""
         _check_rows(self.variables[key].spec, indices)
+        self.require_whole([key])
         table = self.make_table(key).storage
         operation = _VERBS[verb]
         if operation is None:
@@ -187,6 +208,7 @@ class Store:
     def lookup(self, key: Key, indices: Any) -> Any:
         """Return some rows of a variable, as a copy."""
         _check_rows(self.variables[key].spec, indices)
+        self.require_whole([key])
         return self.make_table(key).storage[indices]
 
     def plan_number(self, plan: Plan) -> int:
@@ -215,9 +237,9 @@ class Store:
     ) -> None:
         """Apply the mean of some gradients for the same variables as one step of an optimizer.
 
-        Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what
-        clients see of whole variables stays as it was; slots, tables, and variables of which there is no copy for
-        clients may be changed in part.
+        Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what it
+        may have changed is torn: slots, until they are restored; tables, and variables of which there is no copy for
+        clients, until they are set.  All else is as it was.
 
         Parameters
         ----------
@@ -229,28 +251,44 @@ class Store:
             NaN for the optimizer's own.
         scale : float
             What the mean is multiplied by.
+
+        Raises
+        ------
+        TornVariableError
+            An earlier push was broken off, and left some of these variables, or their slots, changed in part.
         """
         optimizer, plan = self.optimizers[number], self.plans[plan_number]
         target = self._target(number, plan_number)
+        optimizer.require_whole()
+        if self._torn:
+            self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
         rows = self._rows(plan, pushed) if plan.sparse else []
         payload = pushed[0][1]
         if len(pushed) > 1:
             payload = _mean(plan, [each for _, each in pushed])
         rate = optimizer.rate(learning_rate)
-        if target.runs:
-            buffers = self.buffers
-            buffer = buffers.begin(target.changed)
-            try:
+        tables = [(variable, None, payload[where].view(dtype)) for variable, where, dtype in target.alone] + rows
+        buffers = self.buffers
+        buffer = buffers.begin(target.changed) if target.runs else -1
+        begun: list[Key] = []
+        if buffer == buffers.current:
+            begun += [spec.key for spec in plan.dense if spec.key not in self._tables]
+        try:
+            if buffer >= 0:
                 optimizer.update(target.runs, buffers.current, buffer, payload, rate, scale)
-            except BaseException:
+            for variable, indices, values in tables:
+                begun.append(variable.spec.key)
+                optimizer.update_rows(variable, indices, values, rate, scale)
+        except BaseException as error:
+            if buffer >= 0:
                 buffers.give_up(buffer)
-                raise
+            cause = f"its update ended with {type(error).__name__}: {error}"
+            self._torn.update(dict.fromkeys(begun, cause))
+            optimizer.tear(cause)
+            raise
+        if buffer >= 0:
             buffers.commit(buffer, target.changed)
-        for variable, where, dtype in target.alone:
-            optimizer.update_rows(variable, None, payload[where].view(dtype), rate, scale)
-            self._table_versions[variable.spec.key] += 1
-        for variable, indices, values in rows:
-            optimizer.update_rows(variable, indices, values, rate, scale)
+        for variable, *_ in tables:
             self._table_versions[variable.spec.key] += 1
         optimizer.optimizer.iterations += 1
 

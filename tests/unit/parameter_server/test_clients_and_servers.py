@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.errors import RankFailedError, ServerError
+from mpidist.errors import RankFailedError, ServerError, TornVariableError
 from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from tests.served import run, spec, value
@@ -679,6 +679,74 @@ def test_nothing_of_a_push_whose_rule_fails_is_ever_seen():
             assert client.value((1, 0)).tolist() == [-4.0 - again] * 4
 
     run(1, job)
+
+
+class _FailsLate(_Fails):
+    """Fails at gradients that begin with 13, when it has changed its slots."""
+
+    def update_slice(self, parameters, gradient, slots, scratch, coefficients):
+        if gradient[0] == 13:
+            slots[0][0] = 1e9
+        super().update_slice(parameters, gradient, slots, scratch, coefficients)
+
+
+@NEAR_AND_FAR
+def test_slots_that_a_failing_rule_has_changed_are_of_no_use_until_they_are_restored(far):
+    def job(client):
+        make(client, [spec(0, (4,))])
+        optimizer = client.register_optimizer(_FailsLate(1.0, momentum=0.5))
+        ones = numpy.ones(4)
+        client.push(optimizer, [((0, 0), ones)])
+        state, before = client.optimizer_state(optimizer), client.read((0, 0))
+        client.push(optimizer, [((0, 0), 13 * ones)])
+        with pytest.raises(ServerError, match="FloatingPointError: on purpose"):
+            client.flush()
+        torn = "slots of _FailsLate are torn: its update ended with FloatingPointError: on purpose.*Restore"
+        with pytest.raises(TornVariableError, match=torn):
+            client.optimizer_state(optimizer)
+        client.push(optimizer, [((0, 0), ones)])
+        with pytest.raises(TornVariableError, match=torn):
+            client.flush()
+        client.refresh()
+        if far:  # the server has one copy, which it writes in place
+            for use in (client.value, client.read, lambda key: client.assign(key, ones, "assign_add")):
+                with pytest.raises(TornVariableError, match=r"'v0' of shape \(4,\).* is torn: .*Set all of it"):
+                    use((0, 0))
+            client.assign((0, 0), before)
+        numpy.testing.assert_array_equal(client.value((0, 0)), before)
+        client.restore_optimizer(optimizer, state)
+        client.push(optimizer, [((0, 0), ones)])
+        assert client.iterations(optimizer) == 2
+        return client.read((0, 0)).tolist()
+
+    results, _ = run(1, job, far=far)
+    assert results == [[-1.0 - (0.5 + 1.0)] * 4]
+
+
+@NEAR_AND_FAR
+def test_a_table_that_a_failing_rule_has_changed_is_torn_and_whole_variables_are_as_they_were(far):
+    def job(client):
+        make(client, [spec(0, (4,)), spec(1, (3, 2))])
+        optimizer = client.register_optimizer(_Fails(1.0))
+        rows = mpidist.IndexedSlices(numpy.full((1, 2), 13.0), numpy.array([1]))
+        client.push(optimizer, [((0, 0), numpy.ones(4)), ((1, 0), rows)])
+        with pytest.raises(ServerError, match="FloatingPointError: on purpose"):
+            client.flush()
+        client.refresh()
+        for use in (client.value, client.read, lambda key: client.lookup(key, [0])):
+            with pytest.raises(TornVariableError, match="'v1' .* is torn"):
+                use((1, 0))
+        with pytest.raises(TornVariableError, match="'v1' .* is torn"):
+            client.scatter((1, 0), "scatter_add", [0], 1.0)
+        if not far:
+            assert client.value((0, 0)).tolist() == [0.0] * 4
+        client.assign((0, 0), numpy.zeros(4))
+        client.assign((1, 0), numpy.ones((3, 2)))
+        client.push(optimizer, [((0, 0), numpy.ones(4)), ((1, 0), numpy.ones((3, 2)))])
+        return client.value((0, 0)).tolist(), client.value((1, 0)).tolist()
+
+    results, _ = run(1, job, far=far)
+    assert results == [([-1.0] * 4, [[0.0] * 2] * 3)]
 
 
 @NEAR_AND_FAR
