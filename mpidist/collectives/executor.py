@@ -10,7 +10,7 @@ Received segments go to two pieces of scratch in turn; where a message replaces 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -104,7 +104,7 @@ class Executor:
     transport : Transport
         Over the ranks of the collective.
     buffer : array, contiguous, in the dtype that goes over the wire
-        Worked on in place, in memory order.  The executor keeps it; whoever replaces the array binds again.
+        Worked on in place, in memory order.  The executor keeps it, unless it is told to `release` it.
     op : str
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``, for collectives that reduce.
     root : int
@@ -148,12 +148,24 @@ class Executor:
         segment_elements = max(1, segment_bytes // flat.itemsize)
         turns = turns_of(schedule, transport.rank, transport.size, exact, segment_elements, root)
         self._transport = transport
-        self._steps = list(_bind(turns, flat, op, transport.rank, scratch))
+        pieces = _Scratch(turns, flat, scratch)
+        self._bind: Callable[[Any], Iterator[_Step]] = lambda values: _steps(turns, values, op, transport.rank, pieces)
+        self._steps = list(self._bind(flat))
 
-    def run(self, watch: Watch) -> None:
+    def release(self) -> None:
+        """Keep the buffer no more: from now on each run is given one.  Local."""
+        self._steps = []
+
+    def run(self, watch: Watch, buffer: Any = None) -> None:
         """Play the schedule on the buffer as it is now.
 
         Collective: every rank of the transport calls it in the same order.
+
+        Parameters
+        ----------
+        watch : Watch
+        buffer : array, shape (n,), contiguous, optional
+            In place of the executor's own: another one of its length, dtype and kind.
 
         Raises
         ------
@@ -161,7 +173,7 @@ class Executor:
             As `Transport.wait`; the buffer's content is then undefined.
         """
         wait = self._transport.wait
-        for pendings in self._run():
+        for pendings in self._run(self._steps if buffer is None else self._bind(buffer)):
             wait(pendings, watch)
 
     def start(self) -> Progress:
@@ -169,13 +181,13 @@ class Executor:
 
         Every rank of the transport starts it in the same order.
         """
-        return Progress(self._run(), self._transport)
+        return Progress(self._run(self._steps), self._transport)
 
-    def _run(self) -> Iterator[list[Any]]:
+    def _run(self, steps: Iterable[_Step]) -> Iterator[list[Any]]:
         """Post message after message, and yield what must be done before the next one."""
         receive, send = self._transport.receive, self._transport.send
         current: list[Any] = []
-        for received, sent, reduce, first, second, out in self._steps:
+        for received, sent, reduce, first, second, out in steps:
             coming = []
             if received is not None:
                 coming.append(receive(*received))
@@ -253,13 +265,12 @@ class _Step(NamedTuple):
 _NO_REDUCTION = (None, None, None, None)
 
 
-def _bind(turns: Sequence[Turn], flat: Any, op: str, rank: int, memory: Any) -> Iterator[_Step]:
+def _steps(turns: Sequence[Turn], flat: Any, op: str, rank: int, scratch: _Scratch) -> Iterator[_Step]:
     """Yield the steps for `turns` on a buffer.
 
     A turn's segment is posted in one step and waited for in the next.  That step also posts the round's next segment,
     unless there is none: then it posts nothing, because the next round sends what this one still has to receive.
     """
-    scratch = _Scratch(turns, flat, memory)
     waiting: tuple[Any, ...] = _NO_REDUCTION
     for turn in turns:
         target = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import SharedSegments
@@ -52,8 +52,7 @@ class Nearness:
         self._segments = segments
         self._rank = rank
         self._clock = clock
-        own = memoryview(bytearray(8)).cast("Q")
-        self._own = min(_trip(own, 0, 0, value, clock, None) for value in range(1, 1 + _TRIES)) if rank == 0 else 0
+        self._own = own_nanoseconds(clock) if rank == 0 else 0
 
     def look(self, watch: Watch) -> int:
         """Return `NEAR` or `FAR`, the same on both ranks.
@@ -67,7 +66,7 @@ class Nearness:
         flags, (mine, theirs), value = segments.flags, segments.ping_words, segments.pings
         for _ in range(_TRIPS):
             value += _STEP
-            if _trip(flags, mine, theirs, value, clock, watch) - self._own < THRESHOLD_NANOSECONDS:
+            if round_trip(flags, mine, theirs, value, clock, watch) - self._own < THRESHOLD_NANOSECONDS:
                 verdict = NEAR
                 break
         segments.pings = value + _STEP
@@ -79,22 +78,35 @@ class Nearness:
         flags, (theirs, mine), value = segments.flags, segments.ping_words, segments.pings
         while True:
             value += _STEP
-            more = _wait(flags, theirs, value, watch) - value
+            more = wait_for(flags, theirs, value, watch) - value
             if more:
                 segments.pings = value
                 return more - 1
             flags[mine] = value
 
 
-def _trip(flags: Any, mine: int, theirs: int, value: int, clock: Callable[[], int], watch: Watch | None) -> int:
+class Waiting(Protocol):
+    """What somebody who waits for a flag asks now and then: a `Watch`, for example."""
+
+    def tick(self) -> None:
+        """Raise if there is no use in waiting."""
+
+
+def own_nanoseconds(clock: Callable[[], int]) -> int:
+    """Return what the loop itself takes of a round trip: this rank answers its own flag.  Local."""
+    own = memoryview(bytearray(8)).cast("Q")
+    return min(round_trip(own, 0, 0, value, clock, None) for value in range(1, 1 + _TRIES))
+
+
+def round_trip(flags: Any, mine: int, theirs: int, value: int, clock: Callable[[], int], watch: Waiting | None) -> int:
     """Return the nanoseconds until a flag is answered."""
     start = clock()
     flags[mine] = value
-    _wait(flags, theirs, value, watch)
+    wait_for(flags, theirs, value, watch)
     return clock() - start
 
 
-def _wait(flags: Any, word: int, value: int, watch: Watch | None) -> int:
+def wait_for(flags: Any, word: int, value: int, watch: Waiting | None) -> int:
     """Wait until a flag stands at `value` or later, and return where it stands; without a watch it does already."""
     for _ in _SPINS:
         found: int = flags[word]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.collectives.bucket_reduction import BucketReduction, Piped, Pipeline
 from mpidist.collectives.clock import clock_offset
+from mpidist.collectives.messages import Replay
 from mpidist.collectives.pieces import Transform
 from mpidist.collectives.segment_pipeline import Fill, Take
 from mpidist.collectives.two_level import TwoLevel
@@ -107,13 +108,13 @@ class _Tracer:
             found._pipeline = _TracedPipeline(found._pipeline, self._trace)
         return None if found is None else _TracedReduction(found, self._trace)
 
-    def bind(self, *args: Any, **kwargs: Any) -> Callable[[Watch], None]:
+    def bind(self, *args: Any, **kwargs: Any) -> Replay:
         """Return what reduces a buffer, traced."""
         run, add = self._bind(*args, **kwargs), self._trace.add
 
-        def traced(watch: Watch) -> None:
+        def traced(watch: Watch, buffer: Any = None) -> None:
             start = time.monotonic_ns()
-            run(watch)
+            run(watch, buffer)
             add(kinds.REDUCE, start, watch.call)
 
         return traced

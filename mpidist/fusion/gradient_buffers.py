@@ -15,7 +15,8 @@ import numpy
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
-from mpidist.collectives.communicator import ONE_PACK, Communicator
+from mpidist.collectives.chooser import ONE_PACK
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_sum import SharedSum
 from mpidist.collectives.tracing import traced_reduction

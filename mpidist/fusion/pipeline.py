@@ -17,11 +17,12 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.contest import Calls
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.tracing import traced
-from mpidist.collectives.ways import Calls, Way
+from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.results import ResultSet

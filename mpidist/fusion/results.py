@@ -8,7 +8,8 @@ from itertools import chain
 from typing import Any
 
 from mpidist import arrays
-from mpidist.collectives.communicator import Communicator, Replay
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.messages import Replay
 from mpidist.fusion.plan import Bucket, Plan
 
 

@@ -17,9 +17,11 @@ from mpidist import arrays
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
-from mpidist.collectives.communicator import ONE_PACK, Communicator
+from mpidist.collectives.chooser import ONE_PACK
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.contest import Calls, Contest
 from mpidist.collectives.pieces import Pieces, SeenByAll, Transform
-from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Calls, Contest, Way
+from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.plan import Bucket, Plan, build
 

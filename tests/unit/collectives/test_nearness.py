@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from mpidist.collectives import nearness, selection, ways
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.contest import Calls, Contest
 from mpidist.collectives.nearness import _TRIPS, FAR, NEAR, THRESHOLD_NANOSECONDS, Nearness
 from mpidist.collectives.trial import Trial
-from mpidist.collectives.ways import Contest, Way
+from mpidist.collectives.ways import Way
 from mpidist.errors import TransportError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.runtime.control import _let_threads_run
@@ -126,7 +127,7 @@ def test_a_contest_of_one_way_has_one_mode():
 def test_ranks_must_have_all_ways_in_common_that_a_call_may_take():
     contest = Contest([Way("ring"), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
     labels = []
-    calls = ways.Calls(contest, lambda label: labels.append(label) or label)
+    calls = Calls(contest, lambda label: labels.append(label) or label)
     assert [calls[turns] for turns in [(0,), (0, 1), (1,), (0, 1)]] == [
         *labels,
         "ring or remote_read in segments of 1024 KiB",

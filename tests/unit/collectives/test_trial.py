@@ -7,6 +7,7 @@ import pytest
 
 from mpidist.collectives import ways
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.contest import Contests
 from mpidist.collectives.trial import Trial
 from mpidist.errors import CollectiveMismatchError, TransportError, TransportTimeoutError
 from mpidist.fusion.pipeline import FusedAllReduce
@@ -89,7 +90,7 @@ def _use(contest, seconds, calls):
 
 
 def test_a_way_that_has_become_slow_is_left_for_one_that_is_quicker_now():
-    contest = ways.Ways(2).contest([ways.Way("shared_memory", 1 << 20), ways.Way("remote_read", 1 << 20)], 1 << 26)
+    contest = Contests().of([ways.Way("shared_memory", 1 << 20), ways.Way("remote_read", 1 << 20)], 1 << 26)
     tried = _use(contest, [2.0, 3.0], 2 * Trial.ROUNDS)
     assert tried == [0, 1] * Trial.ROUNDS
     assert not contest.is_open
@@ -133,7 +134,7 @@ def test_ranks_whose_tensors_lie_otherwise_in_memory_try_the_same_way(kind, size
 def _until_times_are_compared(communicator, step):
     """Make calls of one kind until ranks must compare their times before the next; return their contest."""
     step()
-    (contest,) = (each for each in communicator._ways._contests.values() if len(each.ways) > 1)
+    (contest,) = (each for each in communicator._contests._found.values() if len(each.ways) > 1)
     while not contest.is_due:
         step()
     return contest
