@@ -1,8 +1,8 @@
 """Whether the cores of this launch share one last-level cache or not, found out by a ping-pong of flags.
 
-Two ranks answer each other through a word of shared memory each.  A round trip is two messages, and each takes one or
-two transfers of a cache line: 20 to 50 ns inside a last-level cache, 100 to 200 ns from one to another.  The rest of it
-is what a loop in Python costs, which a rank measures by answering itself; it is subtracted.
+Two ranks answer each other through a word of shared memory each, as the engine's do (`collectives.nearness`), but every
+pair of cores, and more often.  A round trip is two messages, and each takes one or two transfers of a cache line: 20 to
+50 ns inside a last-level cache, 100 to 200 ns from one to another.  What a loop in Python costs is subtracted.
 
 A virtual machine's cores may be moved in the middle of a launch, so a benchmark looks again after every turn.
 """
@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
 
-from mpidist.collectives.nearness import THRESHOLD_NANOSECONDS
+from mpidist.collectives.nearness import THRESHOLD_NANOSECONDS, own_nanoseconds, round_trip, wait_for
 from mpidist.transports.shared import map_together
 
 #: The modes of a launch, as they are told; `UNKNOWN` where there are no two cores to ask.
 MODES = ONE_CACHE, TWO_CACHES = ("one cache", "two caches")
 UNKNOWN, CHANGED = "unknown", "changed"
 
-#: Round trips in one try, and tries; the least disturbed try counts.
-_TRIPS, _TRIES = 200, 5
+#: Round trips in one look; the least disturbed one counts.
+_TRIPS = 200
 
 #: With more cores on a node than this, each is tried with the first one only.
 _ALL_PAIRS = 8
@@ -35,6 +35,15 @@ _STRIDE = 16
 
 #: How long a rank sleeps between two looks while others play: on crowded cores it would take their turn.
 _NAP_SECONDS = 50e-6
+
+
+class _Patient:
+    """Waits on: ranks that measure are there."""
+
+    tick = staticmethod(lambda: None)
+
+
+_PATIENT = _Patient()
 
 
 def classify(round_trip_nanoseconds: Sequence[float]) -> str:
@@ -70,7 +79,7 @@ class CacheProbe:
         self._core, is_pinned = _core_of(self._node.rank)
         self.is_pinned = all(comm.allgather(is_pinned))
         self._pairs = _pairs(self._node.allgather(self._core))
-        nbytes = 8 * _STRIDE * (2 * len(self._pairs) + self._node.size)
+        nbytes = 8 * _STRIDE * 2 * max(1, len(self._pairs))
         self._words = memoryview(map_together(nbytes, self._node.rank, self._node.allgather)).cast("Q")
         self._played = 0
         self.looks: Counter[str] = Counter()
@@ -98,19 +107,21 @@ class CacheProbe:
 
     def _trips(self) -> list[float]:
         """Return the round trips, in nanoseconds, of the pairs of which this rank is the first."""
-        node, words, found = self._node, self._words, []
+        node, words, found, clock = self._node, self._words, [], time.perf_counter_ns
+        values = range(self._played + 1, self._played + 1 + _TRIPS)
         for number, pair in enumerate(self._pairs):
             _meet(node)
             if node.rank not in pair:
                 continue
-            flags = 2 * number * _STRIDE, (2 * number + 1) * _STRIDE
+            asks, answers = 2 * number * _STRIDE, (2 * number + 1) * _STRIDE
             if node.rank == pair[0]:
-                own = _alone(words, (2 * len(self._pairs) + node.rank) * _STRIDE)
-                found.append(max(0.0, _ping_pong(words, *flags, played=self._played) - own))
+                trip = min(round_trip(words, asks, answers, value, clock, _PATIENT) for value in values)
+                found.append(max(0.0, float(trip - own_nanoseconds(clock))))
             else:
-                _ping_pong(words, *flags[::-1], played=self._played, serve=False)
+                for value in values:
+                    words[answers] = wait_for(words, asks, value, _PATIENT)
         _meet(node)
-        self._played += _TRIES * _TRIPS
+        self._played += _TRIPS
         return found
 
     def close(self) -> None:
@@ -151,32 +162,3 @@ def _meet(node: Any) -> None:
     request = node.Ibarrier()
     while not request.Test():
         time.sleep(_NAP_SECONDS)
-
-
-def _ping_pong(words: Any, mine: int, theirs: int, played: int, serve: bool = True) -> float:
-    """Return nanoseconds of a round trip: the quickest of some tries.  Both words are `played` before."""
-    tries = []
-    for first in range(played + 1, played + 1 + _TRIES * _TRIPS, _TRIPS):
-        start = time.perf_counter_ns()
-        for value in range(first, first + _TRIPS):
-            if serve:
-                words[mine] = value
-            while words[theirs] != value:
-                pass
-            if not serve:
-                words[mine] = value
-        tries.append(time.perf_counter_ns() - start)
-    return float(min(tries)) / _TRIPS
-
-
-def _alone(words: Any, mine: int) -> float:
-    """Return what the loop itself costs: this rank answers its own flag."""
-    tries = []
-    for _ in range(_TRIES):
-        start = time.perf_counter_ns()
-        for value in range(1, 1 + _TRIPS):
-            words[mine] = value
-            while words[mine] != value:
-                pass
-        tries.append(time.perf_counter_ns() - start)
-    return float(min(tries)) / _TRIPS
