@@ -9,12 +9,16 @@ from typing import Any
 from mpidist import arrays
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.checkpoint import writes_here
+from mpidist.variables import DistributedVariable
 
 _log = logging.getLogger("mpidist")
 
 
 class EarlyStopping(Callback):
-    """End a training when a log has stopped to get better.  All methods are Local: all ranks see the same logs.
+    """End a training when a log has stopped to get better.  All ranks see the same logs.
+
+    All methods are Local; with parameter servers, collective among the ranks of a worker.
 
     Parameters
     ----------
@@ -29,7 +33,8 @@ class EarlyStopping(Callback):
     baseline : float, optional
         What the log must get better than.
     restore_best_weights : bool
-        Whether to go back to the variables of the best epoch in the end.
+        Whether to go back to the variables of the best epoch in the end.  Of several workers that train by themselves
+        (parameter servers), the first puts back those of its best epoch when its training ends.
     start_from_epoch : int
         Epochs before it do not count.
 
@@ -86,7 +91,7 @@ class EarlyStopping(Callback):
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
         if self._best_copies is not None:
             for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
-                variable.storage[...] = copy
+                _put_back(variable, copy)
 
     def state(self) -> dict[str, Any]:
         """Return what is remembered of the epochs before, but for their variables, for a checkpoint.  Local."""
@@ -100,5 +105,19 @@ class EarlyStopping(Callback):
     def _keep(self, epoch: int) -> None:
         self.best_epoch = epoch
         if self.restore_best_weights:
-            storages = [variable.storage for variable in self.trainer.variables]
-            self._best_copies = [arrays.namespace(storage).array(storage) for storage in storages]
+            self.trainer.strategy.extended.pull()
+            self._best_copies = [_copy(variable) for variable in self.trainer.variables]
+
+
+def _copy(variable: DistributedVariable) -> Any:
+    """Return what this rank has of a variable, or what servers had when it last looked, as a new array."""
+    held = variable.storage if variable.has_live_value else variable.value
+    return arrays.namespace(held).array(held)
+
+
+def _put_back(variable: DistributedVariable, copy: Any) -> None:
+    """Set a variable to what `_copy` returned; one that servers hold, in the first worker only."""
+    if variable.has_live_value:
+        variable.storage[...] = copy
+    elif writes_here():
+        variable.restore(copy)

@@ -514,6 +514,35 @@ def test_fit_of_several_workers_trains_one_model():
     numpy.testing.assert_allclose(first, [2, -1], atol=0.01)
 
 
+@pytest.mark.parametrize("arguments", [(2, {}), (3, {"ranks_per_worker": 2}), (3, {})], ids=str)
+def test_early_stopping_puts_the_variables_of_the_best_epoch_back(arguments):
+    """Of several workers, the first does: the others' best is not what it was when they saw it."""
+    ranks, options = arguments
+    ended = threading.Barrier(2)
+
+    def on_worker(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(2), name="w")
+            optimizer = mpidist.optimizers.SGD(1.0)
+        losses = iter([3.0, 1.0, 2.0, 2.0, 2.0])
+        count = strategy.num_replicas_in_sync
+
+        def value_and_grad(parameters, x):
+            return next(losses), [numpy.full(2, 1.0 if strategy.extended.number == 0 else 0.0)]
+
+        trainer = mpidist.Trainer(value_and_grad, [w], optimizer)
+        stopping = mpidist.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+        trainer.fit(
+            mpidist.data.Dataset.from_arrays((numpy.zeros((count, 1)),)).batch(count), epochs=5, callbacks=[stopping]
+        )
+        if ranks == 3 and not options:
+            ended.wait(20)
+        strategy.extended.pull()
+        return w.value.tolist(), stopping.best_epoch, stopping.stopped_epoch
+
+    assert job(on_worker, ranks, **options)[0] == ([-2.0] * 2, 1, 2)
+
+
 # -- consistency -------------------------------------------------------------------------------------------------------
 
 
