@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy
 
 from mpidist import arrays
-from mpidist.errors import ServerError
+from mpidist.errors import PeerLostError, ServerError
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
@@ -154,7 +154,7 @@ class Client:
         self._plans: dict[Any, list[tuple[tuple[Key, ...], list[_Part]]]] = {}
         self._plan_count = 0
         self._optimizers = 0
-        self._clocks = [end for end in self.servers if end.gathers or (end.has_clock and end.number == 0)]
+        self._clocks = self._find_clocks()
         self._in_step = not self._clocks
         self._is_idle = False
 
@@ -370,7 +370,7 @@ class Client:
         for end in self.servers:
             own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
             is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
-            if not own and not (end.has_clock and end.number == 0):
+            if not own and not (end.has_clock and end is self.servers[0]):
                 continue
             dense = tuple(spec for spec in own if not is_sparse[spec])
             sparse = tuple(spec for spec in own if is_sparse[spec])
@@ -469,19 +469,26 @@ class Client:
         Raises
         ------
         ServerError
-            There is nobody else to say when clients may go on, or no other server.
+            There is no other server.
         """
         end = self._ends.get(server)
         if end is None:
             return []
-        if end in self._clocks or len(self.servers) == 1:
-            what = "said when workers may go on" if end in self._clocks else "was the only one"
-            raise ServerError(f"{end.name} is gone, which {what}: start the job again from its newest checkpoint")
+        if len(self.servers) == 1:
+            raise ServerError(f"{end.name} is gone, which was the only one: start the job again from its checkpoint")
         del self._ends[server]
         self.servers.remove(end)
         self._plans.clear()
         self.refresh()
+        if end in self._clocks:
+            self._clocks = self._find_clocks()
+            self._is_idle, self._in_step = False, False
+            self.idle()
         return [self._specs[key] for key, at in self._server_of.items() if at == server]
+
+    def _find_clocks(self) -> list[ServerEnd]:
+        """Return the servers that say when this client may go on: the first that is left, or all where they gather."""
+        return [end for end in self.servers if end.gathers or (end.has_clock and end is self.servers[0])]
 
     def known(self) -> list[tuple[Key, VariableSpec]]:
         """Return the variables that this client has created, by key."""
@@ -498,12 +505,14 @@ class Client:
         if self._clocks and not self._is_idle:
             self._is_idle = True
             for end in self._clocks:
-                end.note("idle")
+                with suppress(PeerLostError):  # whoever needs it again will be told
+                    end.note("idle")
 
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""
-        for end in self._clocks:
-            end.note("aside")
+        for end in self.servers:  # any of them may say one day who may go on
+            if end.has_clock or end.gathers:
+                end.note("aside")
         self._clocks, self._in_step = [], True
 
     def _begin_step(self) -> None:

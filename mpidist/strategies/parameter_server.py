@@ -105,11 +105,12 @@ class ParameterServerStrategy(Strategy):
         self._whole = whole  # whose control channel and exit hooks stay in force
         self._cluster_coordinator: Any = None
         self._on_server_failure = on_server_failure
-        vital = (self._roles.trainers[0][0], *(self._roles.servers if on_server_failure == "end" else ()))
+        task = self._roles.tasks[self._rank]
+        others_restore = on_server_failure == "restore" and task.type == "ps"  # a server does not know who coordinates
+        vital = (self._roles.trainers[0][0], *(() if others_restore else self._roles.servers))
         whole.control.vital_ranks = frozenset(vital)  # a fault-tolerant job can do without the others
         whole.control.duties = {rank: (f"ps {n}", _SERVER_LOST) for n, rank in enumerate(self._roles.servers)}
         hosts = communicator.topology.hosts
-        task = self._roles.tasks[self._rank]
         spec = self._roles.cluster_spec(hosts) if cluster_resolver is None else cluster_resolver.cluster_spec()
         self._cluster_resolver = cluster_resolver or SimpleClusterResolver(
             spec, task_type=task.type, task_id=task.index, rpc_layer=""
@@ -134,6 +135,11 @@ class ParameterServerStrategy(Strategy):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a reference: it is the same strategy in any process of the job."""
         return registry.strategy_here, ()
+
+    def _is_coordinated(self) -> None:
+        """Take note that there is a coordinator, which brings back what a lost server held if the user wants that."""
+        if self._on_server_failure == "restore":
+            self._whole.control.vital_ranks = frozenset(self._roles.trainers[0][:1])
 
     def _joined(
         self, number: int | None, push_dtype: Any, partitioner: Callable[..., Any] | None, placement: str

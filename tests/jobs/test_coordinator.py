@@ -306,7 +306,12 @@ import numpy
 import mpidist
 
 logging.basicConfig()
-strategy = mpidist.ParameterServerStrategy(num_ps=2, on_server_failure=MODE)
+policies = {
+    "async": None,
+    "stale": mpidist.parameter_server.StaleSynchronous(1),
+    "backup": mpidist.parameter_server.BackupWorkers(1),
+}
+strategy = mpidist.ParameterServerStrategy(num_ps=2, on_server_failure=MODE, consistency=policies[POLICY])
 with strategy.scope():
     variables = [mpidist.Variable(numpy.zeros(4, "float32"), name=f"v{n}") for n in range(5)]
     optimizer = mpidist.optimizers.SGD(0.5, momentum=0.5)
@@ -363,14 +368,19 @@ print("the chief is done", flush=True)
 
 
 def server_killed(folder: Path, **constants: object) -> str:
-    constants = {"FOLDER": str(folder / "checkpoints"), "MODE": "restore", "VICTIM": 1, "RESTORES": True, **constants}
+    defaults = {"FOLDER": str(folder / "checkpoints"), "MODE": "restore", "VICTIM": 1, "RESTORES": True}
+    constants = {**defaults, "POLICY": "async", **constants}
     return "".join(f"{name} = {value!r}\n" for name, value in constants.items()) + SERVER_KILLED
 
 
 @needs_ulfm
-@pytest.mark.parametrize("victim", grid([0], [1]))
-def test_what_a_server_held_is_restored_on_the_others(tmp_path, victim):
-    result = run_tolerant(5, server_killed(tmp_path, VICTIM=victim), tmp_path)
+@pytest.mark.parametrize(
+    ("victim", "policy", "ranks"),  # of the first server, workers ask whether they may go on
+    grid([(0, "stale", 5)], [(1, "async", 5), (1, "stale", 5), (0, "backup", 4), (1, "backup", 4)]),
+)
+def test_what_a_server_held_is_restored_on_the_others(tmp_path, victim, policy, ranks):
+    env = {"MPIDIST_TIMEOUT_SECONDS": "30"}
+    result = run_tolerant(ranks, server_killed(tmp_path, VICTIM=victim, POLICY=policy), tmp_path, env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "the chief is done" in result.stdout
     said = r"died: its process .*all variables are those of \S*checkpoint-1.h5, on the servers that are left"

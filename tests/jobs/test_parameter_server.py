@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 
 import pytest
 
 from tests.grid import grid
-from tests.jobs import run_job
+from tests.jobs import environment, run_job, run_process
+from tests.launch import launcher
+
+needs_ulfm = pytest.mark.skipif(
+    launcher().vendor != "Open MPI", reason="MPICH's launcher ends a job of which a rank dies"
+)
 
 TRAIN = """
 import sys
@@ -188,3 +195,81 @@ def test_workers_that_wait_for_each_other(kind, style, trainers):
     result = run_job(5, BOUNDED, [kind, style], env={"MPIDIST_TIMEOUT_SECONDS": "30"})
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("done") == trainers
+
+
+#: Three workers and two servers.  The second worker kills a rank, itself for one, in its 11th step.
+DYING = """
+import os, signal, sys
+import numpy
+import mpidist
+
+victim, policy, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+policies = {
+    "async": None,
+    "stale": mpidist.parameter_server.StaleSynchronous(0),
+    "backup": mpidist.parameter_server.BackupWorkers(2),
+}
+strategy = mpidist.ParameterServerStrategy(num_ps=2, consistency=policies[policy], on_server_failure=mode)
+with strategy.scope():
+    variables = [mpidist.Variable(numpy.zeros(3)) for _ in range(2)]
+    ended = mpidist.Variable(0)
+    optimizer = mpidist.optimizers.SGD(1.0)
+
+def step():
+    optimizer.apply_gradients([(1 + 0 * v.value, v) for v in variables])
+
+def kill(rank):
+    control = strategy._whole.control
+    os.kill(control.board.pid(control.board_ranks.index(rank)), signal.SIGKILL)
+
+for n in range(30):
+    if strategy.extended.number == 1 and n == 10 and victim >= 0:
+        strategy.extended.pull()
+        kill(victim)
+    strategy.run(step)
+strategy.extended.pull()
+ended.assign_add(1)
+while int(ended.read_value()) < 2 + (victim < 0):
+    pass
+strategy.extended.pull()
+os.write(1, f"rank {strategy._rank} ends with {[sorted({*v.value}) for v in variables]}\\n".encode())
+"""
+
+
+def run_dying(folder, *arguments, tolerant=True):
+    path = folder / "script.py"
+    path.write_text(DYING)
+    options = ["--fault-tolerant"] if tolerant else []
+    command = [sys.executable, "-m", "mpidist", "run", *options, "-n", "5", str(path), *map(str, arguments)]
+    return run_process(command, environment({"MPIDIST_TIMEOUT_SECONDS": "30"}), timeout_seconds=90)
+
+
+@needs_ulfm
+@pytest.mark.parametrize("policy", grid(["stale"], ["async", "backup"]))
+def test_the_others_go_on_without_a_worker_that_is_killed(tmp_path, policy):
+    result = run_dying(tmp_path, 1, policy, "end")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"mpidist run: rank 1 \(process .*\) was ended by signal 9", result.stderr), result.stderr
+    lines = sorted(result.stdout.splitlines())
+    assert [line[:11] for line in lines] == ["rank 0 ends", "rank 2 ends"]
+    if policy != "backup":  # which makes one step of two pushes
+        assert {line[16:] for line in lines} == {"[[-70.0], [-70.0]]"}, lines  # 30 + 10 + 30, on either server
+
+
+def test_a_job_that_does_not_tolerate_it_ends_with_the_name_of_the_worker_that_was_killed(tmp_path):
+    result = run_dying(tmp_path, 1, "stale", "end", tolerant=False)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert " ends with " not in result.stdout
+    named = r"mpidist run: (rank 1|one of ranks [\d, ]*\b1\b.*) \(.*\) was ended by signal 9"
+    assert re.search(named, result.stderr), result.stderr
+
+
+@needs_ulfm
+@pytest.mark.parametrize("victim, mode", grid([(4, "restore")], [(4, "end"), (3, "restore")]))
+def test_a_server_that_is_killed_ends_the_job_where_every_worker_runs_the_program(tmp_path, victim, mode):
+    result = run_dying(tmp_path, victim, "async", mode)
+    assert result.returncode not in (0, 124)
+    assert " ends with " not in result.stdout
+    assert re.search(rf"ps {victim - 3} \(rank {victim}.* died.*start the job again", result.stderr, re.I), (
+        result.stderr
+    )

@@ -90,6 +90,7 @@ class ClusterCoordinator:
         self.strategy = strategy
         rank = strategy._rank
         workers = _workers(strategy._roles)
+        strategy._is_coordinated()
         for index, ranks in enumerate(workers):
             if rank in ranks:
                 _execute(strategy, index, workers)
