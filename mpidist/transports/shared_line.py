@@ -27,6 +27,7 @@ _PREFIX_BYTES = _PREFIX.size
 #: Flags: more of this header follows; there is a payload; the place of a new area; an area is given back; the rest of
 #: the ring is skipped.
 _MORE, _PAYLOAD, _AREA, _DROP, _SKIP = 1, 2, 4, 8, 16
+_NO_MESSAGE = _MORE | _AREA | _DROP
 
 #: Counters of a ring: bytes filled, bytes emptied; in words from its beginning, and where its bytes begin.
 _FILLED, _EMPTIED, _START_BYTES = 0, 8, 128
@@ -97,53 +98,65 @@ class SharedLine(Line):
         self._filled = self._emptied = self._seen_emptied = 0
         self._areas: list[SharedArea] = []
         self._made = 0
-        self._theirs: dict[int, tuple[memoryview, Any]] = {}
+        self._theirs: dict[int, _TheirArea] = {}
         self._parts = bytearray()
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, header: Header, payload: Area | None = None, nbytes: int | None = None) -> None:
-        number = flags = length = 0
-        if payload is not None:
-            area = self._own(payload)
-            length = area.array.size if nbytes is None else nbytes
-            if area.busy or not 0 <= length <= area.array.size:
-                state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
-                raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
-            number, flags = area.number, _PAYLOAD
+        if payload is None:
+            if len(header) > self._most:
+                header = self._send_parts(memoryview(header).cast("B"))
+            self._put(_record(header, 0, 0, 0))
+            return
+        area = self._own(payload)
+        length = area.array.size if nbytes is None else nbytes
+        words = area.words
+        if words[_BUSY] or not 0 <= length <= area.array.size:
+            state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
+            raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
+        if area.file is not None:
             self._announce(area)
-            area.words[_BUSY] = 1
-        if len(header) > self._most:
-            header = self._send_parts(memoryview(header).cast("B"))
-        self._put(header, flags, number, length)
+        words[_BUSY] = 1
+        record = area.record_again(header, length)
+        if record is None:
+            if len(header) > self._most:
+                header = self._send_parts(memoryview(header).cast("B"))
+            record = area.keep_record(header, length)
+        self._put(record)
 
     def _send_parts(self, header: memoryview) -> memoryview:
         """Send all of a long header but its last part, and return that."""
         most = self._most
         while len(header) > most:
-            self._put(header[:most], _MORE, 0, 0)
+            self._put(_record(header[:most], _MORE, 0, 0))
             header = header[most:]
         return header
 
-    def _put(self, content: Header, flags: int, number: int, length: int) -> None:
+    def _put(self, record: bytes) -> None:
         """Write one record into the ring, waiting for room."""
-        nbytes = len(content)
-        record = (_PREFIX_BYTES + nbytes + 7) & ~7
+        nbytes = len(record)
         filled, size = self._filled, self._size
         at = filled % size
-        skipped = size - at if at + record > size else 0
-        if filled + skipped + record - self._seen_emptied > size or self._gone:
-            self._wait_for_room(filled + skipped + record - size)
-        if skipped:
-            self._out[at : at + 8] = _SKIPPED
-            filled += skipped
-            at = 0
-        _PREFIX.pack_into(self._out, at, nbytes, flags, number, length)
-        at += _PREFIX_BYTES
-        self._out[at : at + nbytes] = content
-        self._filled = filled = filled + record
+        end = at + nbytes
+        if end > size or filled + nbytes - self._seen_emptied > size or self._gone:
+            filled, at = self._place_for(nbytes, filled, at)
+            end = at + nbytes
+        self._out[at:end] = record
+        self._filled = filled = filled + nbytes
         fence()
         self._out_words[_FILLED] = filled
+
+    def _place_for(self, nbytes: int, filled: int, at: int) -> tuple[int, int]:
+        """Return counter and place of a record, behind what is skipped at the end of the ring; wait for room."""
+        size = self._size
+        skipped = size - at if at + nbytes > size else 0
+        if filled + skipped + nbytes - self._seen_emptied > size or self._gone:
+            self._wait_for_room(filled + skipped + nbytes - size)
+        if not skipped:
+            return filled, at
+        self._out[at : at + 8] = _SKIPPED
+        return filled + skipped, 0
 
     def _wait_for_room(self, emptied: int) -> None:
         """Wait until the peer has emptied the ring up to there."""
@@ -182,11 +195,10 @@ class SharedLine(Line):
 
     def _announce(self, area: SharedArea) -> None:
         """Tell the peer, once, where an area is; forget its way in when the peer has taken it."""
-        if area.file is None:
-            return
+        assert area.file is not None
         if not area.announced:
             area.announced = True
-            self._put(area.file.path.encode(), _AREA, area.number, 0)
+            self._put(_record(area.file.path.encode(), _AREA, area.number, 0))
         elif area.words[_MAPPED]:
             area.file.unlink()
             area.file = None
@@ -196,9 +208,15 @@ class SharedLine(Line):
         if area in self._areas:
             self._areas.remove(area)
             if area.announced and not self._gone and not self.closed:
-                self._put(b"", _DROP, area.number, 0)
+                self._put(_record(b"", _DROP, area.number, 0))
 
     # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def receive(self) -> Message | None:
+        inbox = self._inbox
+        if not inbox and (self._in_words[_FILLED] == self._emptied or not self.take_in() or not inbox):
+            return None
+        return inbox.popleft()
 
     def take_in(self) -> bool:
         emptied = self._emptied
@@ -221,7 +239,7 @@ class SharedLine(Line):
 
     def _take(self, content: bytes, flags: int, number: int, length: int) -> None:
         """Take one record in."""
-        if flags & (_MORE | _AREA | _DROP):
+        if flags & _NO_MESSAGE:
             if flags & _MORE:
                 self._parts += content
             elif flags & _AREA:
@@ -231,9 +249,9 @@ class SharedLine(Line):
             return
         if self._parts:
             content, self._parts = bytes(self._parts + content), bytearray()
-        if flags & _PAYLOAD:
-            words, array = self._theirs[number]
-            self._inbox.append(Message(content, array[:length], _Free(words)))
+        if flags:
+            area = self._theirs[number]
+            self._inbox.append(Message(content, area.beginning(length), area.free))
         else:
             self._inbox.append(Message(content))
 
@@ -242,11 +260,7 @@ class SharedLine(Line):
             memory = map_file(path)
         except OSError as error:
             raise TransportError(f"an area of rank {self.peer} cannot be mapped: {error}") from error
-        words = memoryview(memory)[:_AREA_START].cast("Q")
-        array = numpy.frombuffer(memory, dtype=numpy.uint8, offset=_AREA_START)
-        array.flags.writeable = False
-        words[_MAPPED] = 1
-        self._theirs[number] = (words, array)
+        self._theirs[number] = _TheirArea(memory)
 
     def close(self) -> None:
         super().close()
@@ -255,15 +269,26 @@ class SharedLine(Line):
         self._areas, self._theirs = [], {}
 
 
-class _Free:
-    """Says that an area is not needed any more."""
+class _TheirArea:
+    """An area of the peer."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("_words", "_array", "_length", "_beginning")
 
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
+    def __init__(self, memory: Any) -> None:
+        self._words = memoryview(memory)[:_AREA_START].cast("Q")
+        self._array = numpy.frombuffer(memory, dtype=numpy.uint8, offset=_AREA_START)
+        self._array.flags.writeable = False
+        self._length, self._beginning = -1, self._array
+        self._words[_MAPPED] = 1
 
-    def __call__(self) -> None:
+    def beginning(self, length: int) -> Any:
+        """Return so many bytes of it: the same object if it is as many as the last time."""
+        if length != self._length:
+            self._length, self._beginning = length, self._array[:length]
+        return self._beginning
+
+    def free(self) -> None:
+        """Say that the area is not needed any more."""
         fence()
         self._words[_BUSY] = 0
 
@@ -281,6 +306,19 @@ class SharedArea(Area):
         memory = self.file.map()
         self.words = memoryview(memory)[:_AREA_START].cast("Q")
         self.array = numpy.frombuffer(memory, dtype=numpy.uint8, offset=_AREA_START)[:nbytes]
+        self._sent: tuple[Header, int, bytes] = (b"", -1, b"")
+
+    def record_again(self, header: Header, length: int) -> bytes | None:
+        """Return the record that this area was sent with the last time, if it was with the same header object."""
+        last_header, last_length, record = self._sent
+        return record if header is last_header and length == last_length else None
+
+    def keep_record(self, header: Header, length: int) -> bytes:
+        """Return the record with which the area is sent; it is kept if the header cannot change."""
+        record = _record(header, _PAYLOAD, self.number, length)
+        if type(header) is bytes:
+            self._sent = header, length, record
+        return record
 
     @property
     def busy(self) -> bool:
@@ -295,6 +333,12 @@ class SharedArea(Area):
         if self.file is not None:
             self.file.unlink()
             self.file = None
+
+
+def _record(content: Header, flags: int, number: int, length: int) -> bytes:
+    """Return a record: a prefix and a header, or a part of one, up to a multiple of 8 bytes."""
+    nbytes = len(content)
+    return b"".join((_PREFIX.pack(nbytes, flags, number, length), content, bytes(-(_PREFIX_BYTES + nbytes) % 8)))
 
 
 #: The first word of a record that says that the rest of the ring is skipped.
