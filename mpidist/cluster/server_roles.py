@@ -176,12 +176,22 @@ def deal(tasks: Sequence[Task], topology: Topology, ranks_per_worker: RanksPerWo
 
 
 def component_of_rank(topology: Topology, environ: Mapping[str, str]) -> list[int] | None:
-    """Return the component of a heterogeneous Slurm job that each rank runs in, by its host; None in any other job."""
-    count = environ.get("SLURM_HET_SIZE", "")
-    lists = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", "") for number in range(int(count or 0))]
+    """Return the component of a heterogeneous Slurm job that each rank runs in, by its host; None in any other job.
+
+    None as well where a host is in two of them.
+    """
+    numbers = range(int(environ.get("SLURM_HET_SIZE", "") or 0))
+    # PACK is what older Slurms say, and a newer one's srun that has made the job itself
+    lists = [
+        environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}") or environ.get(f"SLURM_JOB_NODELIST_PACK_GROUP_{number}")
+        for number in numbers
+    ]
     if len(lists) < 2 or not all(lists):
         return None
-    component_of = {_short(host): number for number, text in enumerate(lists) for host in expand_hostlist(text)}
+    hosts_of = [[_short(host) for host in expand_hostlist(text or "")] for text in lists]
+    component_of = {host: number for number, hosts in enumerate(hosts_of) for host in hosts}
+    if len(component_of) < sum(map(len, hosts_of)):
+        return None
     found = [component_of.get(_short(host)) for host in topology.hosts]
     known = [each for each in found if each is not None]
     return known if len(known) == topology.size and len(set(known)) > 1 else None

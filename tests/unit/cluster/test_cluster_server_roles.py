@@ -77,6 +77,17 @@ def test_components_of_a_slurm_job():
     assert jobs(choose(topology, environ=three)) == ["chief", "worker", "worker", "ps", "ps"]
 
 
+def test_components_of_a_job_that_srun_has_made():
+    environ = {name.replace("_HET_GROUP_", "_PACK_GROUP_"): value for name, value in SLURM.items()}
+    assert jobs(choose(Topology(["gpu1", "gpu2", "big7"]), environ=environ)) == ["chief", "worker", "ps"]
+
+
+def test_components_that_share_a_host_say_nothing():
+    topology = Topology(["gpu1", "gpu2", "gpu2", "gpu2"])
+    shared = {**SLURM, "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu2"}
+    assert choose(topology, environ=shared).tasks == choose(topology).tasks
+
+
 @pytest.mark.parametrize("hosts", [["gpu1"] * 4, ["gpu1", "other", "big7"]])
 def test_components_that_the_ranks_are_not_in_say_nothing(hosts):
     by_node = choose(Topology(hosts))
