@@ -83,11 +83,11 @@ class Contest:
         stage = self._stages[self.mode]
         if isinstance(stage, Lookout):
             stage.judge(times)
-        else:
+        elif stage.judge(times):
             self._stages[self.mode] = Lookout(times, self._window)
-            for mode, other in enumerate(self._stages):  # every way has been used: in other modes a short trial will do
+            for mode, other in enumerate(self._stages):
                 if isinstance(other, Trial):
-                    self._stages[mode] = Trial(len(self.ways), Trial.FEW_ROUNDS)
+                    self._stages[mode] = Trial(len(self.ways), known=times)
 
 
 class Calls:

@@ -13,7 +13,6 @@ from mpidist.collectives import nearness, selection, ways
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.contest import Calls, Contest
 from mpidist.collectives.nearness import _TRIPS, FAR, NEAR, THRESHOLD_NANOSECONDS, Nearness
-from mpidist.collectives.trial import Trial
 from mpidist.collectives.ways import Way
 from mpidist.errors import TransportError
 from mpidist.fusion.pipeline import FusedAllReduce
@@ -104,7 +103,7 @@ def _use(contest, modes):
 @given(st.lists(st.tuples(st.sampled_from([NEAR, FAR]), st.integers(1, 5)), max_size=20))
 def test_the_choice_follows_the_mode_at_once(stretches):
     contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
-    _use(contest, [NEAR] * (2 * Trial.ROUNDS) + [FAR] * (2 * Trial.FEW_ROUNDS))
+    _use(contest, [NEAR] * 6 + [FAR] * 2)
     modes = [mode for mode, calls in stretches for _ in range(calls)]
     windows = [mode for mode in modes if mode == NEAR], [mode for mode in modes if mode == FAR]
     taken = _use(contest, modes)
@@ -115,8 +114,8 @@ def test_the_choice_follows_the_mode_at_once(stretches):
 
 def test_once_all_ways_were_used_the_trial_of_another_mode_is_short():
     contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
-    _use(contest, [FAR] + [NEAR] * (2 * Trial.ROUNDS))
-    assert _use(contest, [FAR] * (2 * Trial.FEW_ROUNDS + 10)) == [0, 1] * Trial.FEW_ROUNDS + [1] * 10
+    _use(contest, [FAR] + [NEAR] * 6)
+    assert _use(contest, [FAR] * 12) == [0] + [1] * 11
 
 
 def test_a_contest_of_one_way_has_one_mode():
