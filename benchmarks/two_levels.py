@@ -8,15 +8,14 @@ Needs root and iproute2; see ``tests/netns/up``, which makes the hosts.  The *bo
 the buffer once: in any all-reduce of two hosts or more, each must send that much and receive that much, or nearly so
 with many hosts.  All contenders take turns in one job; a time is the slowest rank's, and the median of all rounds.
 `link` is how many times the buffer left the first host, counted by the kernel, headers included.  The model's times are
-those of the schedules in the simulator, with the link's rate and nothing else.
+those of the schedules in the simulator, with the link's rate and nothing else.  The targets are for what is measured if
+nothing else is said; ``mpidist bench show FILE --targets`` holds against them what was saved.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import re
 import sys
 import tempfile
@@ -27,12 +26,15 @@ from typing import Any
 
 import numpy
 
+from mpidist.commands.bench import results, targets
+from mpidist.commands.bench.results import Launch
+from mpidist.commands.bench.rows import Row, bound_of, row_of
+from mpidist.commands.machine import machine
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: What `mpidist.collectives` calls them; `Allreduce` is mpi4py's, and `list` the public call on a list of tensors.
 OURS = ("two_level", "hierarchical", "ring")
-
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -44,22 +46,22 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from tests.netns.hosts import several_hosts
 
-    rows: list[Row] = []
+    launches: list[Launch] = []
     with several_hosts(len(options.slots), options.rate) as hosts, tempfile.TemporaryDirectory() as tuning:
         env = {"MPIDIST_TUNING_FOLDER": tuning, "MPIDIST_CALIBRATE": str(int(options.calibrate))}
         for placement in options.placements * options.launches:
-            forwarded = [a for name in ("bytes", "rounds", "rate") for a in (f"--{name}", str(getattr(options, name)))]
-            command = [str(Path(__file__).resolve()), "--rank", *forwarded]
+            names = ("bytes", "rounds", "rate")
+            forwarded = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+            command = [str(Path(__file__).resolve()), "--rank", *forwarded, "--placements", placement]
             job = hosts.run(options.slots, command, placement == "cyclic", env, timeout_seconds=600)
-            found = [json.loads(line[1:]) for line in job.stdout.splitlines() if line.startswith("@")]
+            found = [Launch.from_json(json.loads(line[1:])) for line in job.stdout.splitlines() if line[:1] == "@"]
             if job.returncode or not found:
                 raise SystemExit(f"the job ended with status {job.returncode}\n{job.stdout}\n{job.stderr}")
-            rows += found
-            show(found)
-    if options.launches > 1:
-        summary(rows)
+            launches += found
+            print(table(found[0]), flush=True)
+    print(f"\n{targets.report(launches)}")
     if options.save:
-        save(options.save, rows)
+        print(save(options.save, launches))
 
 
 def parsed() -> argparse.Namespace:
@@ -99,17 +101,24 @@ def measure(options: argparse.Namespace) -> None:
                 seconds[name].append(slowest)
                 sent[name].append((bytes_sent() - before) / buffer.nbytes)
     wrong = {name: count_wrong(run, buffer, comm, MPI) for name, run in running.items()}
-    bound = buffer.nbytes * 8 / bits_per_second(options.rate)
     if comm.rank == 0:
-        place = {"mpi": vendor(MPI), "topology": communicator.topology.describe(), "rate": options.rate}
-        predicted = model(communicator.topology, buffer.nbytes, bound)
-        for name in running:
-            ours = float(numpy.median(seconds[name]))
-            row = {**place, "bytes": buffer.nbytes, "who": name, "ms": ours * 1e3, "bound": bound / ours}
-            row["ratio"] = float(numpy.median(numpy.array(seconds[name]) / numpy.array(seconds["two_level"])))
-            row["link"] = float(numpy.median(sent[name]))
-            row["model_ms"] = predicted[name] * 1e3 if name in predicted else None
-            print("@" + json.dumps({**row, "wrong": wrong[name]}), flush=True)
+        work = f"{communicator.topology.node_count} hosts, {options.placements[0]}, {options.rate}"
+        what, reference = (work, buffer.nbytes, "float32"), ("two_level", float(numpy.median(seconds["two_level"])))
+        found = [row_of(*what, name, kind(name), seconds[name], reference, wrong=wrong[name]) for name in running]
+        found.append(bound_of(*what, reference, bits_per_second(options.rate)))
+        facts = {
+            **machine(),
+            "times over the link": {name: float(numpy.median(times)) for name, times in sent.items()},
+            "model_ms": model(communicator.topology, buffer.nbytes, found[-1].time_us * 1e-6),
+        }
+        described = communicator.topology.describe()
+        launch = Launch("two-levels", sys.argv, comm.size, vendor(MPI), described, {}, found, {}, facts)
+        print("@" + json.dumps(launch.as_json()), flush=True)
+
+
+def kind(name: str) -> str:
+    """Return the kind of a contender."""
+    return "peer" if name == "Allreduce" else "ours"
 
 
 def contenders(buffer: Any, communicator: Any, comm: Any) -> dict[str, Callable[[], Any]]:
@@ -162,7 +171,7 @@ def bytes_sent() -> int:
 
 
 def model(topology: Any, nbytes: int, bound: float) -> dict[str, float]:
-    """Return the seconds of the schedules with one link a node, and memory that takes no time."""
+    """Return the milliseconds of the schedules with one link a node, and memory that takes no time."""
     from mpidist.collectives.algorithms import algorithm, hierarchical
     from mpidist.collectives.cost import CostModel, Level
     from mpidist.collectives.simulator import simulate
@@ -170,7 +179,8 @@ def model(topology: Any, nbytes: int, bound: float) -> dict[str, float]:
     free, link = Level(0.0, 0.0), Level(1e-4, bound / nbytes)
     schedules = {"ring": algorithm("all_reduce", "ring"), "hierarchical": hierarchical(topology)}
     prices = CostModel(intra=free, inter=link, links_per_node=1)
-    return {name: simulate(each, topology.size, nbytes, prices, topology).seconds for name, each in schedules.items()}
+    found = {name: simulate(each, topology.size, nbytes, prices, topology) for name, each in schedules.items()}
+    return {name: each.seconds * 1e3 for name, each in found.items()}
 
 
 def bits_per_second(rate: str) -> float:
@@ -190,44 +200,32 @@ def vendor(mpi: Any) -> str:
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def show(rows: Sequence[Row]) -> None:
-    """Print a table."""
-    first = rows[0]
-    print(f"# {first['mpi']}, {first['topology']}, links of {first['rate']}, {first['bytes']} bytes")
-    print(f"{'who':>14} {'ms':>9} {'of bound':>9} {'ratio':>6} {'link':>6} {'model ms':>9} {'#wrong':>6}")
-    for row in rows:
-        predicted = "" if row["model_ms"] is None else f"{row['model_ms']:.1f}"
-        print(
-            f"{row['who']:>14} {row['ms']:>9.1f} {row['bound']:>9.1%} {row['ratio']:>6.2f} {row['link']:>6.2f} "
-            f"{predicted:>9} {row['wrong']:>6}",
-            flush=True,
-        )
+def table(launch: Launch) -> str:
+    """Return what a launch found."""
+    (bound,) = [row for row in launch.rows if row.kind == "reference"]
+    lines = [f"# {launch.mpi}, {launch.topology}; {bound.work}, {bound.size} bytes"]
+    lines.append(f"{'who':>14} {'ms':>9} {'of bound':>9} {'ratio':>6} {'link':>6} {'model ms':>9} {'#wrong':>6}")
+    lines += [_line(row, bound, launch.machine) for row in launch.rows if row is not bound]
+    return "\n".join(lines)
 
 
-def summary(rows: Sequence[Row]) -> None:
-    """Print what all launches say: medians, and from the least to the greatest."""
-    print("# of bound, and ratio to two_level: medians of the launches, and their range")
-    for topology in dict.fromkeys(row["topology"] for row in rows):
-        for name in dict.fromkeys(row["who"] for row in rows):
-            bound, ratio = (
-                [row[key] for row in rows if (row["topology"], row["who"]) == (topology, name)]
-                for key in ("bound", "ratio")
-            )
-            print(
-                f"{topology:>26} {name:>14} {numpy.median(bound):>7.1%} ({min(bound):.1%} to {max(bound):.1%}) "
-                f"{numpy.median(ratio):>5.2f} ({min(ratio):.2f} to {max(ratio):.2f}), {len(bound)} launches"
-            )
+def _line(row: Row, bound: Row, facts: dict[str, Any]) -> str:
+    predicted = f"{facts['model_ms'][row.who]:.1f}" if row.who in facts["model_ms"] else ""
+    return (
+        f"{row.who:>14} {row.time_us / 1e3:>9.1f} {bound.time_us / row.time_us:>9.1%} {row.ratio:>6.2f} "
+        f"{facts['times over the link'][row.who]:>6.2f} {predicted:>9} {row.wrong:>6}"
+    )
 
 
-def save(folder: Path, rows: Sequence[Row]) -> None:
-    """Add the rows to those of earlier runs, with the machine that they were measured on."""
-    machine = {"cores": os.cpu_count(), "processor": platform.machine(), "numpy": numpy.__version__}
-    mpi = rows[0]["mpi"].rpartition(" ")[0].lower().replace(" ", "")
-    path = folder / f"two_levels-{mpi}.json"
+def save(folder: Path, launches: Sequence[Launch]) -> Path:
+    """Add the launches to those of earlier runs, with the command that made them; return where they are."""
+    for launch in launches:
+        launch.command = ["python", *sys.argv]
+    mpi = launches[0].mpi.rpartition(" ")[0].lower().replace(" ", "")
+    path = folder / f"two_hosts-{mpi}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    earlier = json.loads(path.read_text())["rows"] if path.exists() else []
-    path.write_text(json.dumps({"machine": machine, "rows": [*earlier, *rows]}, indent=1) + "\n")
-    print(path)
+    results.write(path, [*(results.read(path) if path.exists() else ()), *launches])
+    return path
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from mpidist.collectives.comparison import candidates
 from mpidist.collectives.cost import CostModel
 from mpidist.collectives.measured_rounds import MeasuredRounds
 from mpidist.collectives.simulator import simulate
+from mpidist.commands.machine import machine
 from mpidist.commands.quantities import show_bytes, show_seconds, table
 from mpidist.commands.simulate import shown_level
 from mpidist.errors import MpidistError
@@ -117,11 +118,14 @@ def verdict(found: Sequence[Comparison], crowded: bool) -> str:
 def _as_json(communicator: Communicator, model: CostModel, found: Sequence[Comparison], crowded: bool) -> str:
     return json.dumps(
         {
+            "command": ["run", "-n", str(communicator.size), "-m", "mpidist", *sys.argv[1:]],
+            "machine": {"mpi": communicator.transport.library, **machine()},
             "ranks": communicator.size,
             "topology": communicator.topology.describe(),
             "oversubscribed": crowded,
             "model": asdict(model),
             "target": TARGET,
+            "verdict": verdict(found, crowded),
             "comparisons": [{**asdict(each), "deviation": each.deviation} for each in found],
         },
         indent=2,

@@ -84,7 +84,7 @@ def test_sizes_by_the_public_call_and_by_algorithms(tmp_path):
     }
     assert {row.wrong for row in rows if row.kind != "reference"} == {0}
     assert "# without OursByAlgorithm no_such: ValueError" in result.stdout
-    assert "# auto is furthest from the best fixed choice at " in result.stdout
+    assert " of the best fixed choice at " in result.stdout
 
 
 def test_whole_steps_end_where_the_rules_say(tmp_path):

@@ -25,6 +25,7 @@ from mpidist.commands.bench import (
 from mpidist.commands.bench.launches import launch
 from mpidist.commands.bench.ranks import Ranks
 from mpidist.commands.bench.results import Launch
+from mpidist.commands.machine import machine
 from mpidist.errors import LaunchError, MissingDependencyError
 
 #: Subcommand -> its module: ``WHAT``, ``add_arguments(parser)``, and either ``measure(options, ranks)``, which runs on
@@ -116,7 +117,11 @@ def main(argv: Sequence[str]) -> int:
             plot.pyplot()  # before minutes are spent
         if started:
             return _finish(options, _in_launch(options, module, argv))
-        return _finish(options, module.start(options) if hasattr(module, "start") else _launched(options, argv))
+        found = module.start(options) if hasattr(module, "start") else _launched(options, argv)
+        if module is not show:
+            for each in found:
+                each.command = ["bench", *argv]
+        return _finish(options, found)
     except (LaunchError, MissingDependencyError, ValueError, OSError) as error:
         if started and not isinstance(error, MissingDependencyError):
             raise  # a rank's traceback is passed on, and the other ranks are ended
@@ -155,7 +160,7 @@ def _in_launch(options: argparse.Namespace, module: Any, argv: Sequence[str]) ->
         mpi=ranks.library,
         topology=ranks.communicator.topology.describe(),
         looks={},
-        machine=results.machine(),
+        machine=machine(),
     )
     cores = f"{found.machine['cores']} cores"
     ranks.say(f"# {found.subcommand}: {found.mpi}, {found.topology}, {cores}, {ranks.probe.describe()}")

@@ -125,6 +125,8 @@ class OursByAlgorithm(Contender):
     def __init__(self, ranks: Ranks, tensors: TensorList, algorithm: str) -> None:
         super().__init__(ranks, tensors)
         self.name = self._algorithm = algorithm
+        if algorithm == "auto":
+            self.warm_ups = self.needed_warm_ups = Ours.warm_ups
         # one that refuses this size or these nodes does so now, on all ranks, and is left out
         ranks.communicator.all_reduce(numpy.zeros(tensors.elements, tensors.dtype), algorithm=algorithm)
 

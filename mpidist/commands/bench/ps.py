@@ -22,8 +22,9 @@ import numpy
 from mpidist.commands.bench import results
 from mpidist.commands.bench.ps_work import LARGE, MANY, MODEL, ONE, SAME, WORKS
 from mpidist.commands.bench.results import Launch
-from mpidist.commands.bench.rows import Row, table
+from mpidist.commands.bench.rows import Row, row_of, table
 from mpidist.commands.bench.targets import Target, report_of, time_of
+from mpidist.commands.machine import machine
 from mpidist.commands.probe import probe_mpi
 from mpidist.errors import LaunchError
 
@@ -178,7 +179,7 @@ def start(options: argparse.Namespace) -> list[Launch]:
 
 def _measured(options: argparse.Namespace) -> Launch:
     mpi = probe_mpi()
-    library, cores = f"{mpi.vendor} {'.'.join(map(str, mpi.version))}", results.machine()["cores"]
+    library, cores = f"{mpi.vendor} {'.'.join(map(str, mpi.version))}", machine()["cores"]
     print(f"# ps: {library}, chief, 2 workers and 1 server on {cores} cores", flush=True)
     running, missing = jobs(options.peers)
     for who, why in missing.items():
@@ -194,8 +195,8 @@ def _measured(options: argparse.Namespace) -> Launch:
         steps = ", ".join(f"{row.who} {1e6 / row.time_us:.0f}" for row in same)
         print(f"# {work}\n{table(same)}\n# steps per second: {steps}\n", flush=True)
     print(balance(times.server_bytes), flush=True)
-    machine = {**results.machine(), "server_bytes": times.server_bytes}
-    return Launch("ps", ["bench", "ps"], _RANKS, library, "1 node", {}, rows, missing, machine)
+    facts = {**machine(), "server_bytes": times.server_bytes}
+    return Launch("ps", ["bench", "ps"], _RANKS, library, "1 node", {}, rows, missing, facts)
 
 
 def rows_of(times: _Times) -> list[Row]:
@@ -213,25 +214,7 @@ def _place(key: tuple[str, str, str]) -> tuple[int, bool]:
 
 def _row(key: tuple[str, str, str], seconds: Sequence[float], base: float, wrong: int) -> Row:
     work, who, kind = key
-    median = float(numpy.median(seconds))
-    low, high = numpy.percentile(seconds, [25, 75]) * 1e6
-    return Row(
-        work=work,
-        size=WORKS[work].nbytes,
-        count=WORKS[work].nbytes // 4,
-        type="float32",
-        who=who,
-        kind=kind,
-        time_us=median * 1e6,
-        quartiles_us=(float(low), float(high)),
-        turns=len(seconds),
-        algbw=WORKS[work].nbytes / median / 1e9,
-        busbw=0.0,
-        reference=_REFERENCES[work],
-        ratio=median / base,
-        more_us=(median - base) * 1e6,
-        wrong=wrong,
-    )
+    return row_of(work, WORKS[work].nbytes, "float32", who, kind, seconds, (_REFERENCES[work], base), wrong=wrong)
 
 
 def balance(server_bytes: dict[str, int]) -> str:

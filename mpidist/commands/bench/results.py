@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,26 +55,6 @@ class Launch:
     def within(self, mode: str) -> list[Row]:
         """Return the rows that were measured in a cache mode."""
         return [row for row in self.rows if row.cache == mode]
-
-
-def machine() -> dict[str, Any]:
-    """Return what a reader must know about this machine and its Python.  Local."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def write(path: Path, launches: Sequence[Launch]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy
@@ -13,6 +13,9 @@ from mpidist.commands.bench.cache_mode import CHANGED, UNKNOWN
 from mpidist.commands.bench.contender import Contender
 from mpidist.commands.bench.tensors import TensorList
 from mpidist.commands.bench.turns import Timing
+
+#: Who takes the time that a link needs at least.
+BOUND = "bound of the link"
 
 
 @dataclass(frozen=True)
@@ -99,36 +102,68 @@ def rows_of(
     """
     mode = _mode_of(timings, [each.name for each in contenders].index(reference))
     within = {each.name: timing.within(mode) for each, timing in zip(contenders, timings, strict=True)}
-    base = float(numpy.median(within[reference]))
+    base = reference, float(numpy.median(within[reference]))
     found = []
     for contender, timing in zip(contenders, timings, strict=True):
-        if not within[contender.name]:
-            continue
-        seconds = float(numpy.median(within[contender.name]))
-        low, high = numpy.percentile(within[contender.name], [25, 75]) * 1e6
-        algbw = tensors.nbytes / seconds / 1e9
-        found.append(
-            Row(
-                work=work,
-                size=tensors.nbytes,
-                count=tensors.elements,
-                type=tensors.dtype.name,
-                who=contender.name,
-                kind=contender.kind,
-                time_us=seconds * 1e6,
-                quartiles_us=(float(low), float(high)),
-                turns=len(within[contender.name]),
-                algbw=algbw,
-                # what is no reduction uses no link
-                busbw=algbw * factor if contender.is_reduction else 0.0,
-                reference=reference,
-                ratio=seconds / base,
-                more_us=(seconds - base) * 1e6,
-                wrong=timing.wrong,
-                cache=mode,
-            )
-        )
+        who, seconds = contender.name, within[contender.name]
+        if seconds:
+            by = factor if contender.is_reduction else 0.0  # what is no reduction uses no link
+            what = work, tensors.nbytes, tensors.dtype.name, who, contender.kind
+            found.append(row_of(*what, seconds, base, by, timing.wrong, mode))
     return found
+
+
+def row_of(
+    work: str,
+    nbytes: int,
+    dtype: str,
+    who: str,
+    kind: str,
+    seconds: Sequence[float],
+    reference: tuple[str, float],
+    factor: float = 0.0,
+    wrong: int | None = None,
+    cache: str = UNKNOWN,
+) -> Row:
+    """Return the row of what was timed so many times.  Local, pure.
+
+    Parameters
+    ----------
+    work, nbytes, dtype, who, kind
+        As in `Row`.
+    seconds : sequence of float
+        At least one.
+    reference : (str, float)
+        A contender and its seconds.
+    factor, wrong, cache
+        As for `rows_of`, and in `Row`.
+    """
+    median = float(numpy.median(seconds))
+    low, high = numpy.percentile(seconds, [25, 75]) * 1e6
+    return Row(
+        work=work,
+        size=nbytes,
+        count=nbytes // numpy.dtype(dtype).itemsize,
+        type=dtype,
+        who=who,
+        kind=kind,
+        time_us=median * 1e6,
+        quartiles_us=(float(low), float(high)),
+        turns=len(seconds),
+        algbw=nbytes / median / 1e9,
+        busbw=nbytes / median / 1e9 * factor,
+        reference=reference[0],
+        ratio=median / reference[1],
+        more_us=(median - reference[1]) * 1e6,
+        wrong=wrong,
+        cache=cache,
+    )
+
+
+def bound_of(work: str, nbytes: int, dtype: str, reference: tuple[str, float], bits_per_second: float) -> Row:
+    """Return the time that a link between nodes needs: each must send and receive the buffer once.  Local, pure."""
+    seconds = nbytes * 8 / bits_per_second
+    return replace(row_of(work, nbytes, dtype, BOUND, "reference", [seconds], reference), turns=0)
 
 
 def _mode_of(timings: Sequence[Timing], reference: int) -> str:

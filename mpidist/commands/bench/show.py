@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mpidist.commands.bench import ps, results, targets
+from mpidist.commands.bench import markdown, ps, results, targets
 from mpidist.commands.bench.results import Launch
 
 WHAT = "files of earlier runs, as tables and a picture"
@@ -14,14 +14,14 @@ WHAT = "files of earlier runs, as tables and a picture"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written with --json")
+    parser.add_argument("--markdown", action="store_true", help="as tables of Markdown: what every contender took")
     parser.add_argument("--targets", action="store_true", help="say too which targets they reach")
 
 
 def start(options: argparse.Namespace) -> list[Launch]:
     """Print what the files hold, and return it.  Local."""
     launches = [launch for path in options.files for launch in results.read(path)]
-    print(results.summary(launches))
+    print(markdown.tables(launches) if options.markdown else results.summary(launches))
     if options.targets:
-        asked = [*targets.TARGETS, *(ps.TARGETS if any(each.subcommand == "ps" for each in launches) else ())]
-        print(f"\n{targets.report_of(asked, launches)}")
+        print(f"\n{targets.report_of([*targets.TARGETS, *ps.TARGETS], launches)}")
     return launches

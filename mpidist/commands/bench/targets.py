@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy
 
+from mpidist.commands.bench import auto_choice
 from mpidist.commands.bench.cache_mode import ONE_CACHE, TWO_CACHES
 from mpidist.commands.bench.contender import Copy, Ours, OursInBuffers
 from mpidist.commands.bench.launches import launch
 from mpidist.commands.bench.mpi_peers import Allreduce, AllreducePacked
 from mpidist.commands.bench.results import Launch
-from mpidist.commands.bench.rows import Row
+from mpidist.commands.bench.rows import BOUND, Row
 from mpidist.commands.bench.scaling import best_peer
 from mpidist.commands.bench.step import REFERENCE, ApplyGradients, BlockedAlone
 from mpidist.commands.bench.tensorflow_peers import TensorFlowRing
@@ -101,8 +102,10 @@ def more_than(who: str, by: str) -> Callable[[Rows], float | None]:
 
 
 _OURS, _COPY = Ours.name, Copy.name
-_LINK = (4_900_000, 5_100_000)
+_TWO_LEVEL, _LINK = "two_level", (4_900_000, 5_100_000)
 
+#: Those of ``auto-choice`` and ``two-levels`` are measured by the scripts ``benchmarks/auto_choice.py`` and
+#: ``benchmarks/two_levels.py``; the latter needs hosts of its own.
 TARGETS = (
     Target("gradients", "resnet50", 2, "against a copy", time_of(_OURS, _COPY), 1.25, mode=ONE_CACHE),
     Target("gradients", "resnet50", 2, "best peer / ours", best_peer_by(_OURS), 1.7, False, ONE_CACHE),
@@ -127,10 +130,19 @@ TARGETS = (
     Target("step", "resnet50 sgd", 2, "against update alone", time_of(ApplyGradients.name, BlockedAlone.name), 1.0),
     Target("step", "resnet50 adam", 2, "against update alone", time_of(ApplyGradients.name, BlockedAlone.name), 1.0),
     Target("all-reduce", "all_reduce", 2, "us above Allreduce", more_than(_OURS, Allreduce.name), 5, size=(4, 4096)),
-    # measured by hand, in a network that is slower than memory; --link-mbit gives the bound
-    Target("all-reduce", "all_reduce", 4, "bound / ours", time_of("bound of the link", _OURS), 0.9, False, size=_LINK),
-    Target("all-reduce", "all_reduce", 4, "flat ring / ours", time_of("ring", _OURS), 1.35, False, size=_LINK),
-    Target("all-reduce", "all_reduce", 4, "Allreduce / ours", time_of(Allreduce.name, _OURS), 1.0, False, size=_LINK),
+    *(
+        Target("auto-choice", "one array", ranks, "auto / what it may", auto_choice.by_allowed, 1.0)
+        for ranks in (1, 2, 4)
+    ),
+    *(
+        Target("two-levels", f"2 hosts, {placement}, 100mbit", 4, *rest, at_most=False, size=_LINK)
+        for placement, times_ring in (("block", 1.35), ("cyclic", 2.5))
+        for rest in (
+            ("bound of the link / ours", time_of(BOUND, _TWO_LEVEL), 0.9),
+            ("flat ring / ours", time_of("ring", _TWO_LEVEL), times_ring),
+            ("Allreduce / ours", time_of(Allreduce.name, _TWO_LEVEL), 1.0),
+        )
+    ),
 )
 
 #: What is launched for them: ranks, and words behind ``mpidist bench``.
@@ -162,7 +174,12 @@ def report(launches: Sequence[Launch]) -> str:
 
 
 def report_of(targets: Sequence[Target], launches: Sequence[Launch]) -> str:
-    """Return the table of targets: bound, median over the launches of each cache mode, verdict.  Local, pure."""
+    """Return the table of those targets that the launches are about: bound, figure, verdict.  Local, pure.
+
+    The figure is the median over the launches of a cache mode.
+    """
+    done = {each.subcommand for each in launches}
+    targets = [target for target in targets if target.subcommand in done]
     width = max([14, *(len(target.work) for target in targets)])
     columns = f"{'ranks':>5} {'figure':<24} {'target':>8} {'cache':<11} {'reached':>8} {'launches':>8}"
     heading = f"# {'work':<{width}} {columns}"

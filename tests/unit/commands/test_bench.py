@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.bench import all_reduce, command, plot, results, scaling, targets
+from mpidist.commands.bench import all_reduce, auto_choice, command, plot, results, scaling, targets
 from mpidist.commands.bench import measured as measured_module
 from mpidist.commands.bench.cache_mode import CHANGED, ONE_CACHE, TWO_CACHES, UNKNOWN, classify
 from mpidist.commands.bench.contender import Contender, Copy
 from mpidist.commands.bench.peers import PEERS, able, name_of
 from mpidist.commands.bench.results import Launch
-from mpidist.commands.bench.rows import Row, all_reduce_factor, rows_of, table
+from mpidist.commands.bench.rows import BOUND, Row, all_reduce_factor, rows_of, table
 from mpidist.commands.bench.step import Update
 from mpidist.commands.bench.tensor_lists import MODELS, shapes_of
 from mpidist.commands.bench.tensors import TensorList
@@ -322,16 +322,26 @@ def test_the_worst_size_decides():
     assert "5.50" in line and "missed" in line
 
 
-def test_targets_without_a_measurement_say_so():
-    lines = targets.report([]).splitlines()
-    assert len(lines) == 1 + len(targets.TARGETS)
+def test_targets_without_a_measurement_say_so_and_those_of_other_subcommands_say_nothing():
+    lines = targets.report([launch([], subcommand) for subcommand in ("step", "two-levels")]).splitlines()
+    assert len(lines) == 1 + sum(target.subcommand in ("step", "two-levels") for target in targets.TARGETS) > 1
     assert all(line.endswith("not measured") for line in lines[1:])
 
 
-def test_every_target_is_launched_or_is_of_a_slow_link():
+def test_every_target_is_launched_or_measured_by_a_script():
     launched = {(ranks, words[0]) for ranks, words in targets.LAUNCHES}
     missing = [target for target in targets.TARGETS if (target.ranks, target.subcommand) not in launched]
-    assert missing and all(target.size[0] > 4096 for target in missing)
+    assert {target.subcommand for target in missing} == {"auto-choice", "two-levels"}
+
+
+@pytest.mark.parametrize(("placement", "ring_ms", "reached"), [("block", 540, True), ("cyclic", 540, False)])
+def test_two_hosts_are_held_against_their_link_a_ring_and_mpi(placement, ring_ms, reached):
+    work, size = f"2 hosts, {placement}, 100mbit", 5_000_000
+    times_ms = {"two_level": 400.0, "ring": ring_ms, "Allreduce": 399.0, BOUND: 360.0}
+    rows = [row(who, 1e3 * time, work, size=size) for who, time in times_ms.items()]
+    lines = [line for line in targets.report([launch(rows, "two-levels", ranks=4)]).splitlines() if placement in line]
+    assert [line.split()[-1] == "reached" for line in lines] == [True, reached, False]
+    assert "0.90" in lines[0] and "1.35" in lines[1] and "1.00" in lines[2]
 
 
 def test_scaling_shows_every_rank_count_and_the_best_peer():
@@ -357,13 +367,20 @@ def test_the_bound_of_a_link_is_its_time_for_one_buffer():
 
 
 def test_auto_is_held_against_the_best_fixed_choice():
-    rows = [row("auto", 12.0, "all_reduce", "ours", 64), row("ring", 8.0, "all_reduce", "ours", 64)]
-    rows += [row("auto", 200.0, "all_reduce", "ours", 999), row("native", 100.0, "all_reduce", "ours", 999)]
-    (line,) = all_reduce.auto_against_best(rows)
-    assert "999 B" in line and "100.0 by native" in line and "beyond" in line
-    (line,) = all_reduce.auto_against_best(rows[:2])
-    assert "within" in line
-    assert all_reduce.auto_against_best([]) == []
+    def rows(size, auto_us, **fixed_us):
+        times = {"auto": auto_us, "mpidist": 0.5, **fixed_us}
+        return [row(who, time_us, "one array", "ours", size) for who, time_us in times.items()]
+
+    small, large = rows(64, 12.0, ring=8.0, native=9.0), rows(999, 200.0, native=100.0, ring=110.0)
+    found = auto_choice.held([*small, *large, row("auto", 1.0, "one array", "ours", 7), row("Allreduce", 1.0, size=64)])
+    assert [(each.size, each.best, each.best_us) for each in found] == [(64, "ring", 8.0), (999, "native", 100.0)]
+    assert [each.by_allowed for each in found] == [pytest.approx(12 / 13), pytest.approx(200 / 110)]
+    assert auto_choice.line(found[0]).split()[-2:] == ["reached", "ring"]
+    assert auto_choice.line(found[1]).split()[-2:] == ["missed", "native"]
+    assert "at 1 of 2 sizes; furthest from it at 999 B: 200.0 us against 100.0 by native" in auto_choice.verdict(found)
+    lines = targets.report([launch([*small, *large], "auto-choice", ranks=4)]).splitlines()
+    assert "1.82" in lines[-1] and "missed" in lines[-1]
+    assert auto_choice.held([]) == [] and auto_choice.by_allowed({}) is None
 
 
 # -- whole steps ------------------------------------------------------------------------------------------------------
@@ -509,6 +526,36 @@ def test_what_was_measured_is_shown_again_with_its_targets(capsys, monkeypatch, 
     assert "reached" in printed
     assert main(["bench", "show", str(tmp_path / "b.json")]) == 1
     assert "b.json" in capsys.readouterr().err
+
+
+def test_tables_of_markdown_have_lines_for_sizes_or_for_contenders(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "detect_launcher", lambda: None)
+
+    def rows(size, times=1):
+        found = [row("Allreduce", 2.0 * times, "all_reduce", size=size), row("mpidist", 7.0 * times, "all_reduce")]
+        return [replace(each, size=size, reference="Allreduce", ratio=each.time_us / 2 / times) for each in found]
+
+    sizes = [size for nbytes in (4, 65536, 1 << 20) for size in rows(nbytes)]
+    slower = [size for nbytes in (4, 65536, 1 << 20) for size in rows(nbytes, 3)]
+    found = [launch(sizes, "all-reduce"), launch(slower, "all-reduce"), launch(rows(5_000_000), "all-reduce", ranks=4)]
+    results.write(tmp_path / "a.json", found)
+    assert main(["bench", "show", str(tmp_path / "a.json"), "--markdown"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "all_reduce on 2 ranks, one cache, An MPI 1.0, 2 launches:",
+        "",
+        "| size | Allreduce | mpidist |",
+        "|---|---|---|",
+        "| 4 B | 4 us | 14 us (3.50x) |",
+        "| 64 KiB | 4 us | 14 us (3.50x) |",
+        "| 1 MiB | 4 us | 14 us (3.50x) |",
+        "",
+        "all_reduce on 4 ranks, one cache, An MPI 1.0, 1 launches:",
+        "",
+        "|  | 5 MB |",
+        "|---|---|",
+        "| Allreduce | 2 us |",
+        "| mpidist | 7 us (3.50x) |",
+    ]
 
 
 def test_wrong_results_make_the_command_fail(capsys, monkeypatch, tmp_path):

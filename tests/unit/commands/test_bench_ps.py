@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from mpidist.commands.bench import ps, ps_job, ps_work, show, targets
+from mpidist.commands.bench import ps, ps_job, ps_work, show
 from mpidist.commands.bench.ps_work import LARGE, MANY, MODEL, ONE, SAME, WORKS, timed
 from mpidist.commands.bench.results import Launch
 
@@ -64,9 +64,9 @@ def test_what_servers_hold():
 def test_show_adds_these_targets_to_files_that_have_them(tmp_path, capsys):
     path = tmp_path / "found.json"
     ps.results.write(path, [launch_of(ps.rows_of(times()))])
-    show.start(argparse.Namespace(files=[path], targets=True))
+    show.start(argparse.Namespace(files=[path], markdown=False, targets=True))
     printed = capsys.readouterr().out
-    assert len(printed[printed.index("# work") :].splitlines()) == 1 + len(targets.TARGETS) + len(ps.TARGETS)
+    assert len(printed[printed.index("# work") :].splitlines()) == 1 + len(ps.TARGETS)
 
 
 def test_a_number_of_ranks_is_refused():

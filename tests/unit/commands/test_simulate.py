@@ -213,6 +213,7 @@ def test_every_schedule_is_predicted_and_measured(hosts, capsys):
     for each in found["comparisons"]:
         assert each["measured"] > 0 and each["predicted"] > 0
         assert each["deviation"] == pytest.approx(each["predicted"] / each["measured"] - 1)
+    assert found["command"][:3] == ["run", "-n", str(len(hosts))] and found["machine"]["date"].startswith("20")
 
 
 def test_the_verdict_counts_what_is_on_target_and_names_the_worst():
