@@ -226,7 +226,7 @@ def test_a_rank_that_does_not_compare_its_times_is_told_what_the_other_does(host
                 communicator.barrier()
         gradient[...] = 1
         communicator.all_reduce(gradient)
-        return set(gradient.tolist()), contest.is_open
+        return set(gradient.tolist()), contest.is_due
 
     assert run_ranks(2, run, hosts=hosts) == [({2.0}, False)] * 2
 
