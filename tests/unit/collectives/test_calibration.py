@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from mpidist.cluster.topology import Topology
@@ -109,6 +112,54 @@ def test_what_seems_to_beat_the_fixed_table_is_measured_once_more_beside_it(monk
     del asked[:]
     assert calibration._confirmed(Stopwatch.__new__(Stopwatch), runs, "native") == [1e-4, 1e-5, 2e-5]
     assert asked == [(3, 1)]
+
+
+class Clocks:
+    """A clock for each rank, by which everything that is measured takes latency and bytes, and nothing else any time."""
+
+    def __init__(self, monkeypatch, latency, seconds_per_byte):
+        self._ranks, self._latency, self._per_byte = threading.local(), latency, seconds_per_byte
+        monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=self.now))
+        monkeypatch.setattr(calibration, "_all_reduce", lambda communicator, name, source, work: self.run(work.nbytes))
+        monkeypatch.setattr(calibration, "_addition", self.run)
+        monkeypatch.setattr(calibration, "_exchange", lambda communicator, circle: self.run)
+        monkeypatch.setattr(calibration, "_one_way", lambda *where: self.run)
+        for owner, name in ((Stopwatch, "slowest"), (Communicator, "barrier")):
+            monkeypatch.setattr(owner, name, self._after(self.run(8), getattr(owner, name)))
+
+    def now(self):
+        return getattr(self._ranks, "seconds", 0.0)
+
+    def run(self, nbytes):
+        def run():
+            self._ranks.seconds = self.now() + self._latency + nbytes * self._per_byte
+
+        return run
+
+    @staticmethod
+    def _after(run, do):
+        def both(*args):
+            run()
+            return do(*args)
+
+        return both
+
+
+@pytest.mark.parametrize("hosts", ["aa", "aabb"])
+@pytest.mark.parametrize("latency", [1e-6, 1e-4, 5e-3])
+@pytest.mark.parametrize("bytes_per_second", [1e6, 1e8, 1e10])
+def test_a_calibration_takes_less_than_five_seconds_however_slow_the_ranks_are(
+    hosts, latency, bytes_per_second, monkeypatch
+):
+    """From shared memory to a link of 8 Mbit/s whose messages take 5 ms; by a clock of its own, no second passes."""
+    clocks = Clocks(monkeypatch, latency, 1 / bytes_per_second)
+
+    def ranks():
+        calibrate(Communicator.world())
+        return clocks.now()
+
+    taken = run_ranks(len(hosts), ranks, hosts=list(hosts))
+    assert 0 < max(taken) < 5
 
 
 @pytest.mark.parametrize("rank", range(5))
