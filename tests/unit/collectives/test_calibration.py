@@ -115,7 +115,7 @@ def test_what_seems_to_beat_the_fixed_table_is_measured_once_more_beside_it(monk
 
 
 class Clocks:
-    """A clock for each rank, by which everything that is measured takes latency and bytes, and nothing else any time."""
+    """A clock for each rank, by which all that is measured takes latency and bytes, and nothing else any time."""
 
     def __init__(self, monkeypatch, latency, seconds_per_byte):
         self._ranks, self._latency, self._per_byte = threading.local(), latency, seconds_per_byte
