@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mpidist.commands.bench import markdown, ps, results, targets
@@ -14,6 +16,7 @@ WHAT = "files of earlier runs, as tables and a picture"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written with --json")
+    parser.add_argument("--who", metavar="A,B", help="only these contenders in the tables")
     parser.add_argument("--markdown", action="store_true", help="as tables of Markdown: what every contender took")
     parser.add_argument("--targets", action="store_true", help="say too which targets they reach")
 
@@ -21,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def start(options: argparse.Namespace) -> list[Launch]:
     """Print what the files hold, and return it.  Local."""
     launches = [launch for path in options.files for launch in results.read(path)]
-    print(markdown.tables(launches) if options.markdown else results.summary(launches))
+    shown = launches if options.who is None else [_only(each, options.who.split(",")) for each in launches]
+    print(markdown.tables(shown) if options.markdown else results.summary(shown))
     if options.targets:
         print(f"\n{targets.report_of([*targets.TARGETS, *ps.TARGETS], launches)}")
     return launches
+
+
+def _only(launch: Launch, names: Sequence[str]) -> Launch:
+    """Return a launch with the rows of these contenders."""
+    return replace(launch, rows=[row for row in launch.rows if row.who in names])

@@ -556,6 +556,8 @@ def test_tables_of_markdown_have_lines_for_sizes_or_for_contenders(capsys, monke
         "| Allreduce | 2 us |",
         "| mpidist | 7 us (3.50x) |",
     ]
+    assert main(["bench", "show", str(tmp_path / "a.json"), "--markdown", "--who", "mpidist,ring"]) == 0
+    assert "| size | mpidist |" in capsys.readouterr().out
 
 
 def test_wrong_results_make_the_command_fail(capsys, monkeypatch, tmp_path):
