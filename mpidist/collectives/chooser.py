@@ -19,7 +19,7 @@ from mpidist.collectives.nearness import FAR, Nearness
 from mpidist.collectives.node_memory import NodeMemory
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plain import PlainCollectives
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce
 from mpidist.collectives.ways import SEGMENTED, Way, worth_trying
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
@@ -93,9 +93,10 @@ class Chooser(PlainCollectives):
     def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
         """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
         nbytes, segments = elements * dtype.itemsize, self.segments
-        if segments is None or nbytes > segments.segment_bytes or nbytes * self.size > _MOST_BYTES_READ:
+        if segments is None or nbytes > segments.place_bytes or nbytes * self.size > _MOST_BYTES_READ:
             return None
-        return SegmentAllReduce(segments, self.control.line, (elements,), dtype, op)
+        kind = SegmentAllReduce if nbytes <= segments.segment_bytes else PlaceAllReduce
+        return kind(segments, self.control.line, (elements,), dtype, op)
 
     def reduction(
         self,

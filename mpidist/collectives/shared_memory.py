@@ -6,6 +6,7 @@ all segments itself, in rank order.  So all ranks get the same bits, and the bar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -32,11 +33,14 @@ class SegmentAllReduce:
     def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
         nbytes = prod(shape) * dtype.itemsize
         self._values = tuple(
-            tuple(segment[:nbytes].view(dtype).reshape(shape) for segment in segments.segments[parity])
-            for parity in (0, 1)
+            tuple(room[:nbytes].view(dtype).reshape(shape) for room in by_rank) for by_rank in self._rooms(segments)
         )
-        self._mine = tuple(self._values[parity][rank] for parity in (0, 1))
+        self._mine = tuple(values[rank] for values in self._values)
         self._combine = reduction(op, numpy)
+
+    @staticmethod
+    def _rooms(segments: SharedSegments) -> Sequence[Sequence[Any]]:
+        return segments.segments
 
     def slot(self, call: int) -> Any:
         """Return where this rank writes its values for collective `call`, before it begins it."""
@@ -44,7 +48,36 @@ class SegmentAllReduce:
 
     def combine(self, call: int, out: Any) -> None:
         """Write the reduced values of `call`, which all ranks have come to, into `out`."""
-        first, second, *rest = self._values[call & 1]
+        self._reduce(self._values[call & 1], out)
+
+    def _reduce(self, values: Sequence[Any], out: Any) -> None:
+        first, second, *rest = values
         self._combine(first, second, out=out)
-        for values in rest:
-            self._combine(out, values, out=out)
+        for other in rest:
+            self._combine(out, other, out=out)
+
+
+class PlaceAllReduce(SegmentAllReduce):
+    """The same through the places of `SegmentPipeline`, which are longer: it takes one turn.
+
+    All have posted this call when a rank goes on to its next one, which they did after they had taken the turns before:
+    so nobody reads what it fills then.
+    """
+
+    def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
+        super().__init__(segments, rank, shape, dtype, op)
+        self._segments = segments
+
+    @staticmethod
+    def _rooms(segments: SharedSegments) -> Sequence[Sequence[Any]]:
+        return segments.places
+
+    def slot(self, call: int) -> Any:
+        """Return where this rank writes its values for the next call, before it begins it."""
+        return self._mine[self._segments.turn % len(self._mine)]
+
+    def combine(self, call: int, out: Any) -> None:
+        """Write the reduced values of `call`, which all ranks have come to, into `out`."""
+        turn = self._segments.turn
+        self._segments.turn = turn + 1
+        self._reduce(self._values[turn % len(self._values)], out)

@@ -26,6 +26,7 @@ from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.results import ResultSet
+from mpidist.fusion.rows import Rows
 from mpidist.fusion.sources import Sources
 from mpidist.runtime.trace import PACK
 
@@ -99,9 +100,14 @@ class FusedAllReduce:
         if self._choices is not self._communicator.choices:
             self._forget()
         key, planned = None, None
-        if self._recent is not None and self._recent.is_for(tensors, op, names):
-            planned = self._recent.planned
-        else:
+        if self._recent is not None and self._recent.is_asked_alike(tensors, op, names):
+            with self._communicator.control.turnstile:
+                results = self._recent.planned.quickly(tensors, timeout_seconds)
+            if results is not None:
+                return results
+            if self._recent.is_for(tensors):
+                planned = self._recent.planned
+        if planned is None:
             kinds = frozenset(map(type, tensors))
             key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
             planned = self._planned.get(key)
@@ -166,17 +172,22 @@ class _Recent:
         self._shapes, self._dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
         self._only_dtype = set(self._dtypes) if len(set(self._dtypes)) == 1 else None
 
-    def is_for(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> bool:
-        """Whether the plan is one for these tensors."""
+    def is_asked_alike(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> bool:
+        """Whether the plan is one for so many tensors, reduced in that way and named like that."""
         return (
             len(tensors) == len(self._shapes)
             and op == self._op
-            and set(map(type, tensors)) == self._kinds
+            and (names if names is None else list(names)) == self._names
+        )
+
+    def is_for(self, tensors: Sequence[Any]) -> bool:
+        """Whether the plan is one for so many tensors of these kinds, shapes and dtypes."""
+        return (
+            set(map(type, tensors)) == self._kinds
             and all(
                 map(eq, map(_shape, tensors), self._shapes)
             )  # makes no list of new tuples: that takes twice as long
             and self._are_of_dtypes(tensors)
-            and (names if names is None else list(names)) == self._names
         )
 
     def _are_of_dtypes(self, tensors: Sequence[Any]) -> bool:
@@ -200,7 +211,7 @@ class _PlannedReduction:
         self.takes_any_strides = takes_any_strides
         self._plan = plan
         self._communicator = communicator
-        self._pack = traced(communicator, PACK, _pack)
+        self._pack, self._pack_rows = traced(communicator, PACK, _pack), traced(communicator, PACK, Rows.pack)
         self._sources = sources
         on_host = not (tensors and arrays.is_device(tensors[0]))
         # An empty array of the tensors' kind: no reference to a user's array is kept.
@@ -212,6 +223,9 @@ class _PlannedReduction:
         self.contest = communicator.contest(ways, largest)
         self._nbytes = max(1, sum(bucket.nbytes for bucket in plan.buckets))
         self._segment = self._small(ways[0]) if on_host else None
+        self._rows = None
+        if takes_any_strides and self._segment is not None:
+            self._rows = Rows.of(tensors, plan.buckets[0].dtype)
         in_place = on_host and self._segment is None
         contiguous = not takes_any_strides
         self._ways = [_Way(plan, communicator, way, self._scale, in_place, contiguous) for way in ways]
@@ -231,13 +245,10 @@ class _PlannedReduction:
         return self._communicator.small(only.elements, only.dtype, self._plan.reduction)
 
     def __call__(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
-        turns = self.contest.turns
         tensors = self._sources.in_order(tensors)
-        results = self._free_set()
         if self._segment is not None:
-            self._run_small(self.calls[turns], self._segment, tensors, results, timeout_seconds)
-            return list(results.views)
-        members = self._members(tensors)
+            return self._run_small(self._segment, tensors, timeout_seconds)
+        turns, results, members = self.contest.turns, self._free_set(), self._members(tensors)
         for at in turns:
             self._prepare(self._ways[at], members, results)
         watch = self._communicator.begin(self.calls[turns], timeout_seconds)
@@ -264,19 +275,31 @@ class _PlannedReduction:
             if reduction is not None:
                 reduction.prepare(call, sources, (result,))
 
-    def _run_small(
-        self,
-        call: Call,
-        segment: SegmentAllReduce,
-        tensors: Sequence[Any],
-        results: ResultSet,
-        timeout_seconds: float | None,
-    ) -> None:
+    def quickly(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any] | None:
+        """Reduce tensors of which nobody has looked whether the plan is for them, only whether they are as many.
+
+        Collective: every rank calls it in the same order.  None, and nothing done, if the plan is not for them, or this
+        is not the way.
+        """
+        segment, rows = self._segment, self._rows
+        if segment is None or rows is None:
+            return None
+        if not self._pack_rows(rows, tensors, segment.slot(self._communicator.control.call + 1)):
+            return None
+        return self._combine_small(segment, timeout_seconds)
+
+    def _run_small(self, segment: SegmentAllReduce, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
         """Reduce the only bucket in one step; its values lie in shared memory before the call is begun."""
-        members = [tensors[position] for position in self._plan.buckets[0].tensors]
+        (members,) = self._members(tensors)
         self._pack(members, segment.slot(self._communicator.control.call + 1))
-        segment.combine(self._communicator.begin(call, timeout_seconds).call, results.buffers[0])
+        return self._combine_small(segment, timeout_seconds)
+
+    def _combine_small(self, segment: SegmentAllReduce, timeout_seconds: float | None) -> list[Any]:
+        results = self._free_set()
+        watch = self._communicator.begin(self.calls[self.contest.turns], timeout_seconds)
+        segment.combine(watch.call, results.buffers[0])
         results.finish(0, self._scale)
+        return list(results.views)
 
     def _free_set(self) -> ResultSet:
         for results in self._sets:

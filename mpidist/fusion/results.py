@@ -43,7 +43,7 @@ class ResultSet:
         self.views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
-        self._idle = 0
+        self._idle_first = self._idle = 0
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan, orders: Mapping[int, Sequence[int]]) -> None:
         for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
@@ -77,11 +77,15 @@ class ResultSet:
 
     def settle(self) -> None:
         """Count the references there are while nobody else has any: after construction, whose locals hold some."""
-        self._idle = self._references()
+        self._idle_first, self._idle = self._first_references(), self._references()
 
     def is_free(self) -> bool:
         """Whether nobody else refers to a view, or to a view of one (which refers to the buffer behind it)."""
-        return self._references() == self._idle
+        # who holds results mostly holds the first: then nobody needs to look at a thousand others
+        return self._first_references() == self._idle_first and self._references() == self._idle
+
+    def _first_references(self) -> int:
+        return sys.getrefcount(self.views[0]) if self.views else 0
 
     def _references(self) -> int:
         """Return how many references there are to all of them: none ever has fewer than when it was made."""

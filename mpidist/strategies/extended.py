@@ -189,7 +189,7 @@ class StrategyExtended:
         Given to `apply_gradients` or to the replica context's `all_reduce`, the whole list in its order, they are
         reduced where they are, without being copied first.  What `all_reduce` returns for them can only be read: it
         is one array for all ranks.  The memory, twice the model's size and one more for each result that is held, is
-        kept until the job ends.
+        kept as long as the strategy is.
 
         Collective: every rank calls it in the same order.  The same variables get the same arrays again.
 
@@ -217,6 +217,12 @@ class StrategyExtended:
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
+
+    def reduce_plain(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> list[Any]:
+        """Return NumPy arrays, at least one, reduced over all replicas.  Collective."""
+        return self.reduce_arrays(reduce_op, values, options)
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
@@ -424,6 +430,12 @@ class MirroredExtended(StrategyExtended):
             return self._reduce_with_rows(reduce_op, values, options, destinations)
         return ops.reduce_list(reduce_op, values, destinations, options) if values else []
 
+    def reduce_plain(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> list[Any]:
+        """Return NumPy arrays, at least one, reduced over all replicas.  Collective."""
+        return self.cross_device_ops.reduce_list(reduce_op, values, None, self._options.merge(options))
+
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
         return self.cross_device_ops.fused_update(self._options)
@@ -443,9 +455,7 @@ class MirroredExtended(StrategyExtended):
             return super()._make_gradient_buffers(variables)
         signatures = [(variable.name, variable.dtype, variable.shape) for variable in variables]
         communicator.check(communicator.call("gradient_buffers", signatures), self._options.timeout_seconds)
-        buffers = GradientBuffers(communicator, signatures)
-        communicator.in_shared_memory[id(buffers.arrays[0])] = buffers
-        return buffers.arrays
+        return GradientBuffers(communicator, signatures, self._options.timeout_seconds).hand_out()
 
     def _reduce_with_rows(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions, destinations: Sequence[Any] | None

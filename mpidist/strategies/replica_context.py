@@ -76,7 +76,7 @@ class ReplicaContext:
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
             return self.strategy.extended.reduce_array(reduce_op, value, options)
         if type(value) is list and set(map(type, value)) == _ARRAYS:  # and for the commonest
-            return self.strategy.extended.reduce_arrays(reduce_op, value, options)
+            return self.strategy.extended.reduce_plain(reduce_op, value, options)
         leaves = nest.flatten(value)
         results = self.strategy.extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
         pairs = zip(results, leaves, strict=True)

@@ -112,6 +112,45 @@ def test_16_bit_floats_are_rounded_once_at_the_end():
         assert result[0] == numpy.float16(2051.0)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_lists_of_many_short_tensors_are_summed_between_other_calls(size):
+    """Some go through the places of long calls in one turn, others through two segments, or in shares."""
+    lists = [[(2000,)] * 100, [(5, 3)] * 70, [(3 + index % 5,) for index in range(64)]]
+
+    def steps():
+        communicator = Communicator.world()
+        fused, long = FusedAllReduce(communicator), numpy.empty(300_000)
+        for step in range(3):
+            for shapes in lists:
+                for _ in range(2):
+                    tensors = [_tensor(communicator.rank, i + step, shape, "f4") for i, shape in enumerate(shapes)]
+                    for i, (result, shape) in enumerate(zip(fused(tensors), shapes, strict=True)):
+                        assert result.shape == shape and (result == _sum(size, i + step, shape, "f4")).all()
+            long[:] = step
+            communicator.all_reduce(long)
+            assert (long == step * size).all()
+
+    run_ranks(size, steps)
+
+
+@pytest.mark.parametrize("other", [((4, 64), "f4"), ((256,), "i4"), ((255,), "f4"), ((256, 1), "f4"), ((), "f4")])
+def test_many_short_tensors_are_told_from_others_that_are_as_many(other):
+    shape, dtype = other
+
+    def steps():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        first = [_tensor(communicator.rank, i, (256,), "f4") for i in range(100)]
+        second = [*first[:50], _tensor(communicator.rank, 50, shape, dtype), *first[51:]]
+        for _ in range(3):
+            for tensors in (first, second):
+                for i, (result, tensor) in enumerate(zip(fused(tensors), tensors, strict=True)):
+                    assert (result.shape, result.dtype) == (tensor.shape, tensor.dtype)
+                    assert (result == _sum(2, i, tensor.shape, tensor.dtype)).all()
+
+    run_ranks(2, steps)
+
+
 def test_results_that_somebody_holds_never_change():
     def steps():
         communicator = Communicator.world()

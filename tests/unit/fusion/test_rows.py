@@ -1,0 +1,53 @@
+"""Lists of short tensors packed at one go: those that are like the first are, and no others."""
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.fusion.rows import Rows
+
+SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=3).map(tuple), min_size=1, max_size=4)
+DTYPES = st.sampled_from(["f4", "f8", "i4", ">f4"])
+
+
+def _list(shapes, dtype):
+    return [
+        (numpy.arange(numpy.prod(shape, dtype=int)) + index).reshape(shape).astype(dtype) for index, shape in shapes
+    ]
+
+
+def _flat(tensors):
+    return numpy.concatenate([tensor.ravel() for tensor in tensors])
+
+
+@given(SHAPES, SHAPES, DTYPES)
+def test_a_list_is_packed_if_all_its_shapes_and_dtypes_are_those_of_the_first(first, second, dtype):
+    planned, tensors = _list(enumerate(first), "f4"), _list(enumerate(second), dtype)
+    rows = Rows.of(planned, numpy.dtype("f4"))
+    alike = all(shape and shape[1:] == first[0][1:] for shape in first)
+    assert (rows is not None) == alike
+    if rows is not None:
+        out = numpy.full(_flat(planned).size, -1, "f4")
+        packed = rows.pack(tensors, out)
+        assert packed == (first == second and dtype == "f4")
+        if packed:
+            numpy.testing.assert_array_equal(out, _flat(tensors))
+
+
+def test_tensors_that_are_not_contiguous_are_packed_in_the_order_of_their_axes():
+    planned = _list(enumerate([(4, 3), (2, 3)]), "f4")
+    tensors = [planned[0].T.copy().T, planned[1][::-1]]
+    out = numpy.zeros(18, "f4")
+    assert Rows.of(planned, planned[0].dtype).pack(tensors, out)
+    numpy.testing.assert_array_equal(out, _flat(tensors))
+
+
+@pytest.mark.parametrize("strange", [[1.0, 2.0], None, 3.0, numpy.float32(1), "ab"])
+def test_what_is_no_array_is_refused(strange):
+    rows = Rows.of(_list(enumerate([(2,), (2,)]), "f4"), numpy.dtype("f4"))
+    assert not rows.pack([numpy.ones(2, "f4"), strange], numpy.zeros(4, "f4"))
+
+
+def test_tensors_of_another_dtype_than_is_reduced_are_not_for_rows():
+    assert Rows.of(_list(enumerate([(2,), (2,)]), "f2"), numpy.dtype("f4")) is None
