@@ -4,37 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpidist.commands.bench.cache_mode import UNKNOWN
 from mpidist.commands.bench.results import Launch, kinds, medians, works
 from mpidist.commands.bench.rows import Row
 from mpidist.commands.quantities import show_bytes, show_seconds
 
 
 def tables(launches: Sequence[Launch]) -> str:
-    """Return a table for each work, MPI, number of ranks and cache mode: medians over the launches.  Local, pure."""
+    """Return a table for each work, MPI and number of ranks: medians over the launches, by cache mode.  Local, pure."""
     found = []
-    for mpi in dict.fromkeys(launch.mpi for launch in launches):
-        for (_, ranks, mode), rows in kinds([launch for launch in launches if launch.mpi == mpi]).items():
-            same = medians(rows)
-            for work in works(same):
-                own = [row for row in same if row.work == work]
-                title = f"{work} on {ranks} ranks, {mode}, {mpi}, {max(row.launches for row in own)} launches:"
-                found.append("\n".join([title, "", *_lines(own)]))
+    for mpi, ranks in dict.fromkeys((launch.mpi, launch.ranks) for launch in launches):
+        same = [launch for launch in launches if (launch.mpi, launch.ranks) == (mpi, ranks)]
+        rows = [row for all_rows in kinds(same).values() for row in medians(all_rows)]
+        for work in works(rows):
+            own = [row for row in rows if row.work == work]
+            found.append("\n".join([f"{work} on {ranks} ranks, {mpi}:", "", *_lines(own)]))
     return "\n\n".join(found)
 
 
 def _lines(rows: Sequence[Row]) -> list[str]:
     """Return one table: a line for each size where there are some, else one for each contender."""
-    cells = {(_size(row.size), row.who): _cell(row) for row in rows}
-    sizes, names = (
-        [_size(size) for size in sorted({row.size for row in rows})],
-        [*dict.fromkeys(row.who for row in rows)],
-    )
-    if len(sizes) > 2:
-        table = [["size", *names], *([size, *(cells.get((size, name), "") for name in names)] for size in sizes)]
+    cells = {(_place(row), row.who): _cell(row) for row in rows}
+    sizes = [_place(row) for row in sorted(rows, key=lambda row: row.size)]
+    places, names = [*dict.fromkeys(sizes)], [*dict.fromkeys(row.who for row in rows)]
+    if len({row.size for row in rows}) > 2:
+        table = [["size", *names], *([place, *(cells.get((place, name), "") for name in names)] for place in places)]
     else:
-        table = [["", *sizes], *([name, *(cells.get((size, name), "") for size in sizes)] for name in names)]
+        table = [["", *places], *([name, *(cells.get((place, name), "") for place in places)] for name in names)]
     heading, *lines = (f"| {' | '.join(line)} |" for line in table)
     return [heading, "|" + "---|" * len(table[0]), *lines]
+
+
+def _place(row: Row) -> str:
+    """Return size, cache mode and number of launches."""
+    mode = "" if row.cache == UNKNOWN else f", {row.cache}"
+    return f"{_size(row.size)}{mode}" + (f", {row.launches} launches" if row.launches > 1 else "")
 
 
 def _size(nbytes: int) -> str:

@@ -541,17 +541,17 @@ def test_tables_of_markdown_have_lines_for_sizes_or_for_contenders(capsys, monke
     results.write(tmp_path / "a.json", found)
     assert main(["bench", "show", str(tmp_path / "a.json"), "--markdown"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "all_reduce on 2 ranks, one cache, An MPI 1.0, 2 launches:",
+        "all_reduce on 2 ranks, An MPI 1.0:",
         "",
         "| size | Allreduce | mpidist |",
         "|---|---|---|",
-        "| 4 B | 4 us | 14 us (3.50x) |",
-        "| 64 KiB | 4 us | 14 us (3.50x) |",
-        "| 1 MiB | 4 us | 14 us (3.50x) |",
+        "| 4 B, one cache, 2 launches | 4 us | 14 us (3.50x) |",
+        "| 64 KiB, one cache, 2 launches | 4 us | 14 us (3.50x) |",
+        "| 1 MiB, one cache, 2 launches | 4 us | 14 us (3.50x) |",
         "",
-        "all_reduce on 4 ranks, one cache, An MPI 1.0, 1 launches:",
+        "all_reduce on 4 ranks, An MPI 1.0:",
         "",
-        "|  | 5 MB |",
+        "|  | 5 MB, one cache |",
         "|---|---|",
         "| Allreduce | 2 us |",
         "| mpidist | 7 us (3.50x) |",
