@@ -71,15 +71,26 @@ class GroupClient:
         """Give all ranks the servers' present values."""
         if self._layout is None:
             self._layout = Layout(spec for key, spec in self._specs.items() if key not in self._apart)
-            self._memory = numpy.empty(self._layout.nbytes, numpy.uint8)
+            self._memory = numpy.zeros(self._layout.nbytes + 1, numpy.uint8)  # the last says whether it could be read
             self._views = self._layout.views(self._memory)
-        if self._client is not None:
-            self._client.refresh()
-            for key, view in self._views.items():
-                view[...] = self._client.value(key)
+        error = self._take_all()
         if self._views:
+            self._memory[-1] = error is not None
             self._communicator.broadcast(self._memory)
+            if self._memory[-1]:
+                self._first(lambda client: _raise(error))
         self._is_stale = False
+
+    def _take_all(self) -> Exception | None:
+        """Copy what the servers have, on the first rank; return what went wrong, for which the others wait."""
+        if self._client is not None:
+            try:
+                self._client.refresh()
+                for key, view in self._views.items():
+                    view[...] = self._client.value(key)
+            except Exception as error:  # whatever it is
+                return error
+        return None
 
     def value(self, key: Key) -> Any:
         """Return the value in the present snapshot; read-only."""
@@ -94,8 +105,7 @@ class GroupClient:
         """Return the value that the server has now, as a new array."""
         spec = self._specs[key]
         found = numpy.empty(spec.shape, spec.dtype)
-        if self._client is not None:
-            found[...] = self._client.read(key)
+        self._first(lambda client: found.__setitem__(..., client.read(key)))
         self._communicator.broadcast(found)
         return found
 
@@ -110,10 +120,8 @@ class GroupClient:
         asked = self._exchanged(numpy.asarray(indices, numpy.int64).tobytes(), "lookup")
         numbers = [numpy.frombuffer(each, numpy.int64) for each in asked]
         spec, count = self._specs[key], sum(map(len, numbers))
-        if self._client is None:
-            rows = numpy.empty((count, *spec.shape[1:]), spec.dtype)
-        else:
-            rows = numpy.ascontiguousarray(self._client.lookup(key, numpy.concatenate(numbers)))
+        rows = numpy.empty((count, *spec.shape[1:]), spec.dtype)
+        self._first(lambda client: rows.__setitem__(..., client.lookup(key, numpy.concatenate(numbers))))
         self._communicator.broadcast(rows)
         rank = self._communicator.rank
         start = sum(map(len, numbers[:rank]))
@@ -226,3 +234,8 @@ class GroupClient:
 
     def _exchanged(self, payload: bytes, what: str) -> list[bytes]:
         return self._communicator.exchange(payload, what)
+
+
+def _raise(error: Exception | None) -> None:
+    assert error is not None
+    raise error

@@ -235,7 +235,8 @@ class Server:
 
     def _fail_push(self, client: _Client, header: PushHeader, message: Message, error: Exception) -> None:
         message.release()
-        self._send(client, Kind.PUSH_FAILURE, self._failure(error, f"push {header.number}"))
+        failure = self._failure(error, f"push {header.number}")
+        self._send(client, Kind.PUSH_FAILURE, {**failure, "push": header.number})
         self._done(client, header.optimizer)
 
     def _done(self, client: _Client, number: int) -> None:

@@ -177,7 +177,10 @@ class ServerEnd:
         self._failures = []
         kind = error_kind(first["kind"])
         named = "" if kind is not ServerError or first["kind"] == "RuntimeError" else f"{first['kind']}: "
-        raise kind(f"{self.name}, {first['what']}: {named}{first['text']}")
+        error: Any = kind(f"{self.name}, {first['what']}: {named}{first['text']}")
+        if "push" in first:
+            error.failed_push = self.number, first["push"]
+        raise error
 
     # -- what near and far servers do each in their way ---------------------------------------------------------------
 

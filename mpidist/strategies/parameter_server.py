@@ -17,6 +17,7 @@ from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.server_roles import RanksPerWorker, Roles
 from mpidist.cluster.spec import ClusterSpec
 from mpidist.collectives.communicator import Communicator
+from mpidist.errors import PeerLostError
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.consistency import Consistency
@@ -128,13 +129,22 @@ class ParameterServerStrategy(Strategy):
         self._client, self.extended = self._joined(number, push_dtype, variable_partitioner, placement)
         self.extended.serves(self._client)
         if self._lines and threading.current_thread() is threading.main_thread():
-            atexit.register(self._client.leave)
+            atexit.register(self._leave)
         if number == 0 and self.extended.replica_id == 0:
             self._log_start(spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a reference: it is the same strategy in any process of the job."""
         return registry.strategy_here, ()
+
+    def _leave(self) -> None:
+        """Leave the servers at the end of the program: what they could not apply is an error of the program."""
+        try:
+            self._client.leave()
+        except PeerLostError as error:
+            self._whole.control.warn(f"at the end of its program: {error}")
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
 
     def _is_coordinated(self) -> None:
         """Take note that there is a coordinator, which brings back what a lost server held if the user wants that."""

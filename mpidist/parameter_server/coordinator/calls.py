@@ -316,21 +316,22 @@ class Calls:
         for call, result in zip(calls, results, strict=False):
             call._result = result
             call._payload = None
-        if len(results) < len(calls):
+        if len(results) < len(calls) or failure is not None:
             self._not_run(lane, batch, calls[len(results) :], failure)
 
     def _not_run(self, lane: Lane, batch: _Batch, calls: Sequence[RemoteValue], failure: Failure | None) -> None:
         """Settle the calls of a batch from the one that failed, or was cancelled, on."""
         if failure is not None:
-            error = failures.raised(Failure(*failure), str(lane), str(calls[0]._function))
+            failed = calls[0] if failure.place is None else batch.calls[failure.place]
+            error = failures.raised(failure, str(lane), str(failed._function))
             if self.recovery is not None and self.recovery.takes(error):
                 self.waiting.extendleft(reversed(calls))
                 return
-            first, *calls = calls
-            first._result, first._payload = Failed(error), None
+            calls = [call for call in calls if call is not failed]
+            failed._result, failed._payload = Failed(error), None
             if self.error is None and batch.number > self._cancelled:
                 self.error = error
-                self._cancel_all(f"{first._function}, scheduled earlier, failed")
+                self._cancel_all(f"{failed._function}, scheduled earlier, failed")
         _cancel(calls, "a function that was scheduled earlier failed")
 
     def _cancel_all(self, why: str) -> None:

@@ -18,6 +18,7 @@ from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotHere
 from mpidist.parameter_server.coordinator.values import on_worker
+from mpidist.parameter_server.server_end import ServerEnd
 
 #: Results of these types never change, and are sent all together; others are pickled before the next call begins.
 _PLAIN = frozenset(
@@ -51,6 +52,8 @@ class Executor:
         self._made: dict[int, Any] = {}
         self._waiting: list[tuple[Any, ...]] = []  # heard while a definition was waited for
         self._cancelled = -1
+        #: For each call of the present batch, the pushes to each server when it had returned.
+        self._pushed: list[list[int]] = []
 
     def serve(self) -> None:
         """Run functions until the chief has no more.  Local."""
@@ -126,21 +129,19 @@ class Executor:
         self._definitions.update(new)
         began = time.perf_counter()
         results: list[Any] = []
+        self._pushed = []
         failure = self._run(batch, numbers, payloads or [None] * len(numbers), results)
         try:
             self._client.flush()
         except Exception as error:  # noqa: BLE001 - whatever a server says of what a function has pushed
-            if failure is None and results:
-                failure = failures.described_of_batch(
-                    error, self._function_name(numbers[len(results) - 1]), len(results)
-                )
-                results.pop()  # some call has to be the one that failed
+            if results:
+                failure = self._failure_at_the_end(error, numbers, results, failure)
         self._chief.say(Kind.RESULTS, batch, time.perf_counter() - began, results, failure)
 
     def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:
         """Run the calls of a batch and add what they return to `results`, up to the first that raises."""
         refresh, known, looked = self._client.refresh, self._functions, time.monotonic()
-        number = -1
+        servers, pushed = self._servers, self._pushed
         try:
             for number, payload in zip(numbers, payloads, strict=True):
                 fn = known.get(number) or self._function(number)
@@ -151,13 +152,40 @@ class Executor:
                     args, kwargs = self._arguments(payload)
                     result = fn(*args, **kwargs)
                 results.append(result if type(result) in _PLAIN else pickle.dumps(result, PROTOCOL))
+                pushed.append([end.pushed for end in servers])
                 if time.monotonic() - looked > _LOOK_SECONDS:
                     looked = time.monotonic()
                     if self._is_cancelled(batch):
                         return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
-            return failures.described(error, self._function_name(number))
+            return self._failure(error, numbers, len(results))
         return None
+
+    def _failure(self, error: BaseException, numbers: Sequence[int], done: int) -> Failure:
+        """Return what to say of an error that a call met when so many before it were done."""
+        place = failures.place_of_push(error, self._servers, self._pushed)
+        if place is None or place == done:
+            return failures.described(error, self._function_name(numbers[min(done, len(numbers) - 1)]))
+        return failures.described_of_push(error, self._function_name(numbers[place]), place)
+
+    def _failure_at_the_end(
+        self, error: Exception, numbers: Sequence[int], results: list[Any], later: Failure | None
+    ) -> Failure | None:
+        """Return what to say of an error of the servers after a batch, in which a call may have failed, too."""
+        place = failures.place_of_push(error, self._servers, self._pushed)
+        if place is not None and place < len(results):
+            failure = failures.described_of_push(error, self._function_name(numbers[place]), place)
+            name = self._function_name(numbers[min(len(results), len(numbers) - 1)])
+            return failure if later is None else failures.followed(failure, later, name)
+        if later is None:
+            results.pop()  # some call has to be the one that failed
+            later = failures.described(error, self._function_name(numbers[len(results)]))
+        return later
+
+    @property
+    def _servers(self) -> Sequence[ServerEnd]:
+        client = self._own_client
+        return client.servers if isinstance(client, Client) else ()
 
     def _arguments(self, payload: Any) -> tuple[Any, Any]:
         if type(payload) is int:  # the usual argument, an iterator

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpidist.errors import OutOfRangeError, RemoteFunctionError
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.server_end import ServerEnd
 
 
 class Failure(NamedTuple):
@@ -19,10 +21,13 @@ class Failure(NamedTuple):
         Pickled; None for errors that cannot be.
     text : str
         Its traceback, from the function on.
+    place : int or None
+        Of the call in its batch, if there are results of it and of later ones.
     """
 
     error: bytes | None
     text: str
+    place: int | None = None
 
 
 def described(error: BaseException, name: str, frames: int = 1) -> Failure:
@@ -39,19 +44,37 @@ def described(error: BaseException, name: str, frames: int = 1) -> Failure:
     return Failure(_pickled(error), text)
 
 
-def described_of_batch(error: BaseException, name: str, calls: int) -> Failure:
-    """Return an error that servers had to say of a push of one of so many calls, the last of them of `name`.  Local.
+def described_of_push(error: BaseException, name: str, place: int) -> Failure:
+    """Return an error that a server had to say of what an earlier call, of the function `name`, had pushed.  Local."""
+    text = "".join(traceback.format_exception_only(error)).rstrip()
+    return Failure(_pickled(error), f"{text}\n\nThis is about what {name} had pushed, when it had returned.\n", place)
 
-    Pushes are not waited for one by one, so nobody knows which of the calls it was.
+
+def followed(failure: Failure, later: Failure, name: str) -> Failure:
+    """Return a failure that also tells of a later one, of the function `name`.  Local."""
+    return failure._replace(text=f"{failure.text.rstrip()}\n\nAfter that, {name} raised\n\n{later.text}")
+
+
+def place_of_push(error: BaseException, servers: Sequence[ServerEnd], pushed: Sequence[Sequence[int]]) -> int | None:
+    """Return the call whose push an error is about, None if it is about no push.  Local.
+
+    Parameters
+    ----------
+    error : BaseException
+    servers : sequence of ServerEnd
+    pushed : sequence of sequence of int
+        For each call that has returned, the pushes that had been sent to each server by then.
+
+    Returns
+    -------
+    int or None
+        The number of calls, if it is a later one.
     """
-    failure = described(error, name)
-    if calls == 1:
-        return failure
-    note = (
-        f"This is about what one of the last {calls} functions on this worker had pushed, which need not be {name}: "
-        "servers are asked for errors once for all of a batch."
-    )
-    return failure._replace(text=f"{failure.text.rstrip()}\n\n{note}\n")
+    if not hasattr(error, "failed_push"):
+        return None
+    server, number = error.failed_push
+    (at,) = [index for index, end in enumerate(servers) if end.number == server]
+    return sum(counts[at] < number for counts in pushed)
 
 
 def _pickled(error: BaseException) -> bytes | None:

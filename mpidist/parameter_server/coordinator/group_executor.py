@@ -10,7 +10,6 @@ from typing import Any
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import RemoteReplicaError
 from mpidist.parameter_server.client import Client
-from mpidist.parameter_server.coordinator import failures
 from mpidist.parameter_server.coordinator.conversation import Conversation
 from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.failures import Failure
@@ -78,11 +77,12 @@ class GroupExecutor(Executor):
                 args, kwargs = ((), {}) if payload is None else self._arguments(payload)
                 result = pickle.dumps(fn(*args, **kwargs), PROTOCOL)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
-                failure, is_consequence = failures.described(error, self._function_name(number)), _is_consequence(error)
+                failure, is_consequence = self._failure(error, numbers, len(results)), _is_consequence(error)
             failure = self._agreed(failure, is_consequence)
             if failure is not None:
                 return failure
             results.append(result)
+            self._pushed.append([end.pushed for end in self._servers])
         return None
 
     def _agreed(self, failure: Failure | None, is_consequence: bool) -> Failure | None:

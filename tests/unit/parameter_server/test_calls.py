@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpidist.errors import CancelledError, PeerLostError
 from mpidist.parameter_server.coordinator.calls import Calls
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
-from mpidist.parameter_server.coordinator.failures import described
+from mpidist.parameter_server.coordinator.failures import described, described_of_push
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
 
 
@@ -40,14 +40,16 @@ class Worker(Conversation):
     def hear(self) -> tuple[Any, ...] | None:
         return self.answers.popleft() if self.answers else None
 
-    def answer(self, fails: bool) -> None:
-        """Run the oldest batch, or all of it but the last call, which fails."""
+    def answer(self, fails: bool, refused: bool = False) -> None:
+        """Run the oldest batch, or all of it but the last call, which fails; or find then that its first has failed."""
         if not self.batches or self.is_dead:
             return
         number, payloads = self.batches.popleft()
         done = payloads[:-1] if fails else payloads
         self.ran.update(payloads)
         failure = described(ValueError("boom"), "fn") if fails else None
+        if refused:
+            failure = described_of_push(ValueError("boom"), "fn", 0)
         self.answers.append((Kind.RESULTS, number, 1e-6 * len(payloads), [float(each) for each in done], failure))
 
     @property
@@ -71,6 +73,7 @@ STEPS = st.lists(
         st.tuples(st.just("schedule"), st.integers(1, 40)),
         st.tuples(st.just("answer"), st.integers(0, 2)),
         st.tuples(st.just("fail"), st.integers(0, 2)),
+        st.tuples(st.just("refuse"), st.integers(0, 2)),
         st.tuples(st.just("die"), st.integers(1, 2)),  # worker 0 stays
         st.tuples(st.just("pump"), st.just(0)),
     ),
@@ -97,8 +100,8 @@ def test_every_call_comes_to_one_end_whatever_workers_do(steps):
         elif step == "pump":
             calls.pump()
         else:
-            failures += step == "fail" and bool(workers[number].batches) and not workers[number].is_dead
-            workers[number].answer(fails=step == "fail")
+            failures += step != "answer" and bool(workers[number].batches) and not workers[number].is_dead
+            workers[number].answer(fails=step == "fail", refused=step == "refuse")
     while calls.waiting or calls.running:
         for worker in workers:
             worker.answer(fails=False)

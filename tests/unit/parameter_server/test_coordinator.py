@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -12,10 +14,12 @@ from typing import Any
 import numpy
 import pytest
 
+import mpidist
 from mpidist.cluster.server_roles import Roles, alone
 from mpidist.cluster.spec import Task
-from mpidist.errors import OutOfRangeError, RemoteFunctionError
+from mpidist.errors import OutOfRangeError, RemoteFunctionError, ServerError
 from mpidist.input.dataset import Dataset
+from mpidist.optimizers import SGD
 from mpidist.parameter_server.coordinator import failures, functions
 from mpidist.parameter_server.coordinator.conversation import Kind
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
@@ -27,6 +31,7 @@ from mpidist.parameter_server.coordinator.values import (
 from mpidist.testing import run_ranks
 from mpidist.transports import world
 from mpidist.transports.lines import open_lines
+from tests.unit.parameter_server.jobs import one_worker
 
 
 class Client:
@@ -61,6 +66,7 @@ def strategy_of(workers: int) -> Any:
         _whole=world(),
         _lines=open_lines(world(), peers),
         _client=Client(),
+        _is_coordinated=lambda: None,
         scope=nullcontext,
     )
 
@@ -216,25 +222,71 @@ class Recorder:
     def say(self, kind: Kind, *content: Any) -> None:
         self.said.append((kind, *content))
 
+    def hear(self) -> None:
+        return None
 
-def one() -> int:
-    return 1
+
+class Refuses(SGD):
+    """Cannot apply gradients that begin with 13."""
+
+    def renew_slice(self, new, parameters, gradient, slots, scratch, coefficients):
+        if gradient[0] == 13:
+            raise ArithmeticError("no 13 here")
+        super().renew_slice(new, parameters, gradient, slots, scratch, coefficients)
 
 
-@pytest.mark.parametrize("calls", [1, 3])
-def test_an_error_of_a_push_is_said_to_be_of_one_of_a_batch(calls):
-    class Refused(Client):
-        def flush(self) -> None:
-            raise IndexError("push 4: row numbers from 7 to 7")
+@pytest.mark.parametrize(
+    ("calls", "outcome"),
+    [
+        ("good bad good good", ([0, 1, 2, 3], 1, "ran bad, which raised")),
+        ("good good", ([0, 1], None, "")),
+        ("bad reads good", ([0], 0, "ran bad, which raised")),
+        ("good bad fails", ([0, 1], 1, "After that, .*fails raised.*ValueError: of its own")),
+        ("bad_and_reads good", ([], None, "ran bad_and_reads, which raised.*in bad_and_reads")),
+    ],
+)
+def test_the_call_is_blamed_that_pushed_what_could_not_be_applied(calls, outcome):
+    def on_worker(strategy: Any) -> None:
+        with strategy.scope():
+            variables = [mpidist.Variable(numpy.zeros(3)) for _ in range(2)]
+            optimizer = Refuses(1.0)
 
-    chief = Recorder()
-    worker = Executor(chief, Refused(), 0, 1, "worker 0")
-    worker.do(Kind.CALLS, 5, [0] * calls, [], {0: functions.by_value(one)})
-    ((kind, batch, _, results, failure),) = chief.said
-    error = failures.raised(failure, "worker 0", "one")
-    assert (kind, batch, results) == (Kind.RESULTS, 5, [1] * (calls - 1))
-    assert (type(error), str(error)) == (IndexError, "push 4: row numbers from 7 to 7")
-    assert ("one of the last 3 functions on this worker" in str(error.__cause__)) == (calls == 3)
+        def good(n: int, value: float = 1.0) -> int:
+            optimizer.apply_gradients([(numpy.ones(3), variables[0])])
+            optimizer.apply_gradients([(numpy.full(3, value), variables[1])])
+            return n
+
+        def bad(n: int) -> int:
+            return good(n, 13.0)
+
+        def bad_and_reads(n: int) -> int:
+            return reads(good(n, 13.0))
+
+        def reads(n: int) -> int:
+            return n + int(variables[1].value[0])
+
+        def fails(n: int) -> int:
+            raise ValueError("of its own")
+
+        known = [good, bad, bad_and_reads, reads, fails]
+        numbers = [[each.__name__ for each in known].index(name) for name in calls.split()]
+        arguments = [pickle.dumps(((n,), {})) for n in range(len(numbers))]
+        chief = Recorder()
+        worker = Executor(chief, strategy._client, 0, 1, "worker 0")
+        worker.do(Kind.CALLS, 5, numbers, arguments, {n: functions.by_value(each) for n, each in enumerate(known)})
+        ((kind, batch, _, results, failure),) = chief.said
+        expected, place, text = outcome
+        assert (kind, batch, results) == (Kind.RESULTS, 5, expected), failure
+        if text:
+            name = calls.split()[len(results) if place is None else place]
+            error = failures.raised(failure, "worker 0", name)
+            assert (type(error), failure.place) == (ServerError, place)
+            assert re.search("ps 1 .*push .: ArithmeticError: no 13 here", str(error))
+            assert re.search(text, str(error.__cause__), re.DOTALL), str(error.__cause__)
+        else:
+            assert failure is None
+
+    one_worker(on_worker, 2)
 
 
 def test_what_waits_is_cancelled_by_an_error():
@@ -464,7 +516,13 @@ def test_there_is_no_worker_index_outside():
 
 def coordinator_alone() -> ClusterCoordinator:
     strategy = SimpleNamespace(
-        _cluster_coordinator=None, _roles=alone(), _rank=0, _lines={}, _client=Client(), scope=nullcontext
+        _cluster_coordinator=None,
+        _roles=alone(),
+        _rank=0,
+        _lines={},
+        _client=Client(),
+        _is_coordinated=lambda: None,
+        scope=nullcontext,
     )
     return ClusterCoordinator(strategy)
 

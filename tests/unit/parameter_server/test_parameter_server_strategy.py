@@ -362,6 +362,32 @@ def test_an_error_of_the_servers_reaches_all_ranks_of_a_worker():
     assert job(on_rank, 3, ranks_per_worker=2) == [True, True]
 
 
+class Refuses(mpidist.optimizers.SGD):
+    """Applies nothing."""
+
+    def renew_slice(self, *arguments):
+        raise ArithmeticError("not today")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda w: w.value, lambda w: w.read_value(), lambda w: w.sparse_read([0])],
+    ids=["value", "read_value", "sparse_read"],
+)
+def test_an_error_of_a_push_reaches_all_ranks_of_a_worker_when_they_read(read):
+    def on_worker(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros((3, 2)))
+            optimizer = Refuses(1.0)
+        assert w.value.shape == (3, 2)
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.ones((3, 2)), w)]))
+        with pytest.raises(mpidist.errors.ServerError, match="push 1: ArithmeticError: not today"):
+            read(w)
+        return read(w).sum()
+
+    assert job(on_worker, 3, ranks_per_worker=2) == [0.0, 0.0]
+
+
 def test_input_pipelines_are_those_of_all_workers():
     def on_rank(strategy):
         seen = []
