@@ -16,7 +16,7 @@ WHAT = "files of earlier runs, as tables and a picture"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written with --json")
-    parser.add_argument("--who", metavar="A,B", help="only these contenders in the tables")
+    parser.add_argument("--who", metavar="A,B", help="only these contenders in tables and picture")
     parser.add_argument("--markdown", action="store_true", help="as tables of Markdown: what every contender took")
     parser.add_argument("--targets", action="store_true", help="say too which targets they reach")
 
@@ -28,7 +28,7 @@ def start(options: argparse.Namespace) -> list[Launch]:
     print(markdown.tables(shown) if options.markdown else results.summary(shown))
     if options.targets:
         print(f"\n{targets.report_of([*targets.TARGETS, *ps.TARGETS], launches)}")
-    return launches
+    return shown
 
 
 def _only(launch: Launch, names: Sequence[str]) -> Launch:
