@@ -281,7 +281,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             raise ValueError(f"{self.title} requires num_packs >= 0, but {num_packs} is specified")
         self.num_packs = num_packs
         self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
-        self._updates: dict[str | None, FusedUpdate] = {}
+        self._updates: dict[tuple[str | None, float | None], FusedUpdate] = {}
 
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
@@ -342,10 +342,10 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Return the update in one pass, unless a subclass reduces in its own way, or nothing is fused.  Local."""
         if self._has_own_way() or not self.num_packs or not self.communicator.control.settings.sharded_updates:
             return None
-        algorithm = self._algorithm(options)
-        if algorithm not in self._updates:
-            self._updates[algorithm] = FusedUpdate(self.communicator, algorithm, options.timeout_seconds)
-        return self._updates[algorithm]
+        key = algorithm, timeout_seconds = self._algorithm(options), options.timeout_seconds
+        if key not in self._updates:
+            self._updates[key] = FusedUpdate(self.communicator, algorithm, timeout_seconds)
+        return self._updates[key]
 
     def _algorithm(self, options: CommunicationOptions) -> str | None:
         pinned = PINNED if options.deterministic else None

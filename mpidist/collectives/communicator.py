@@ -87,7 +87,8 @@ class Communicator(Chooser):
         if nbytes >= selection.least_bytes(self.facts()):
             self.check(call, timeout_seconds)
             self._is_tuned = True
-            self.choices = tuning.choices_for(self)
+            with self.control.deadline(timeout_seconds):
+                self.choices = tuning.choices_for(self)
             self._calls.clear()  # what was planned before by the fixed table
             self._short.clear()
 

@@ -7,8 +7,10 @@ So it can only be read; and it is used again when no rank refers to it any more,
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import finalize, ref
 
 import numpy
 
@@ -43,11 +45,7 @@ class GradientBuffers:
     communicator : Communicator
         Of ranks that share memory.
     signatures : sequence of (name, dtype, shape)
-
-    Attributes
-    ----------
-    arrays : list of array
-        This rank's, zeros at first.
+    timeout_seconds : float, optional
 
     Raises
     ------
@@ -57,7 +55,9 @@ class GradientBuffers:
         On all ranks: there is not so much shared memory.
     """
 
-    def __init__(self, communicator: Communicator, signatures: Sequence[Signature]) -> None:
+    def __init__(
+        self, communicator: Communicator, signatures: Sequence[Signature], timeout_seconds: float | None = None
+    ) -> None:
         for name, dtype, _ in signatures:
             if wire_dtype(dtype) != dtype:
                 raise UnsupportedDtypeError(f"variable {name!r} is {dtype}: gradient buffers are for 32 bits or more")
@@ -66,19 +66,36 @@ class GradientBuffers:
         self._segments = communicator.segments
         self._plan = build(signatures, "sum", ONE_PACK)
         self._line = communicator.control.line
-        memory = self._map(communicator.size, lambda raw: communicator.exchange(raw, "gradient_buffers"))
+        self._timeout_seconds = timeout_seconds
+        memory = self._map(communicator.size, self._exchange)
         self._by_rank = [_flat(part, self._plan) for part in _parts(memory, communicator.size)]
-        self.arrays: list[Any] = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).views
+        self._arrays: list[ref[Any]] = []
         self._results: list[ResultSet] = []
         self._ways: dict[tuple[int, str], list[BucketReduction]] = {}
         self._calls: dict[str, Call] = {}
+
+    def hand_out(self) -> list[Any]:
+        """Return this rank's buffers, zeros at first: a call with all of them reduces them where they are.  Local.
+
+        When they die, and nothing else refers to the memory, it is given back.
+        """
+        found = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).views
+        self._arrays = [ref(each) for each in found]
+        known, key = self._communicator.in_shared_memory, id(found[0])
+        known[key] = self
+        finalize(found[0], known.pop, key, None).atexit = False  # before another array may get that id
+        return found
+
+    def _exchange(self, raw: bytes) -> list[bytes]:
+        return self._communicator.exchange(raw, "gradient_buffers", self._timeout_seconds)
 
     def _map(self, copies: int, exchange: Callable[[bytes], list[bytes]]) -> Any:
         return map_together(copies * _nbytes(self._plan), self._line, exchange)
 
     def holds(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the buffers, all of them in their order.  Local."""
-        return len(tensors) == len(self.arrays) and all(a is b for a, b in zip(tensors, self.arrays, strict=True))
+        own = [alive() for alive in self._arrays]
+        return len(tensors) == len(own) and all(map(operator.is_, tensors, own))
 
     def all_reduce(self, op: str, timeout_seconds: float | None) -> list[Any]:
         """Return the buffers reduced over all ranks, as arrays to be read.
@@ -167,7 +184,7 @@ class GradientBuffers:
 
         Collective: every rank calls it in the same order.
         """
-        memory = self._map(1, lambda raw: self._communicator.exchange(raw, "gradient_buffers"))
+        memory = self._map(1, self._exchange)
         flat = _flat(memory, self._plan)
         return [
             self._sum(index, each, "sum", 1, where)

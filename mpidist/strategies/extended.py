@@ -189,7 +189,7 @@ class StrategyExtended:
         Given to `apply_gradients` or to the replica context's `all_reduce`, the whole list in its order, they are
         reduced where they are, without being copied first.  What `all_reduce` returns for them can only be read: it
         is one array for all ranks.  The memory, twice the model's size and one more for each result that is held, is
-        kept until the job ends.
+        kept as long as the strategy is.
 
         Collective: every rank calls it in the same order.  The same variables get the same arrays again.
 
@@ -455,9 +455,7 @@ class MirroredExtended(StrategyExtended):
             return super()._make_gradient_buffers(variables)
         signatures = [(variable.name, variable.dtype, variable.shape) for variable in variables]
         communicator.check(communicator.call("gradient_buffers", signatures), self._options.timeout_seconds)
-        buffers = GradientBuffers(communicator, signatures)
-        communicator.in_shared_memory[id(buffers.arrays[0])] = buffers
-        return buffers.arrays
+        return GradientBuffers(communicator, signatures, self._options.timeout_seconds).hand_out()
 
     def _reduce_with_rows(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions, destinations: Sequence[Any] | None

@@ -16,6 +16,7 @@ from mpidist.collectives.figures import Figures
 from mpidist.collectives.tuning import Record, folder, look_up, path_of, read, stored, write
 from mpidist.errors import CollectiveMismatchError
 from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.fusion.update import FusedUpdate
 from mpidist.options import Settings
 from mpidist.testing import run_ranks
 
@@ -186,6 +187,29 @@ def test_what_was_planned_before_is_chosen_anew_when_there_are_measurements(wher
         return chosen, quick
 
     assert run_ranks(2, run) == [(["shared_memory in segments of 512 KiB", "ring"], [True, False, False])] * 2
+
+
+@pytest.mark.parametrize("is_update", [False, True])
+def test_the_deadline_of_the_call_that_measures_is_that_of_measuring(where, monkeypatch, is_update):
+    seen = []
+
+    def calibrate(communicator):
+        seen.append(communicator.control.watch("a message").timeout_seconds)
+        return RECORD.figures
+
+    monkeypatch.setattr(tuning, "calibrate", calibrate)
+
+    def run():
+        communicator, gradient = _communicator(), numpy.ones(1 << 18, "f4")
+        before = communicator.control.watch("a message").timeout_seconds
+        if is_update:
+            FusedUpdate(communicator, timeout_seconds=77.0).plan([gradient], ["v"])
+        else:
+            communicator.all_reduce(gradient, timeout_seconds=77.0)
+        assert communicator.control.watch("a message").timeout_seconds == before
+
+    run_ranks(2, run)
+    assert seen == [77.0, 77.0]
 
 
 def test_a_short_one_does_not(where, measuring):

@@ -1,6 +1,7 @@
 """Gradients written into shared memory: sums, ownership of results over ranks, updates, and what else is passed."""
 
 import errno
+from weakref import ref
 
 import numpy
 import pytest
@@ -10,6 +11,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.fusion import update
 from mpidist.fusion.gradient_buffers import GradientBuffers
+from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam
 from mpidist.testing import run_ranks
 from mpidist.transports import shared
@@ -59,7 +61,7 @@ def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again(
         buffers = GradientBuffers(communicator, [("", numpy.dtype("f8"), (500,))])
         held = []
         for step in range(6):
-            _write(buffers.arrays, communicator.rank, step)
+            _write(buffers.hand_out(), communicator.rank, step)
             (result,) = buffers.all_reduce("mean", None)
             assert not result.flags.writeable
             if communicator.rank == step % 2 and step < 3:  # one rank holds on to it, the other does not
@@ -79,14 +81,14 @@ def test_ranks_go_on_when_there_is_no_memory_for_one_more_result(monkeypatch):
     def run():
         communicator = Communicator.world()
         buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (700,))])
-        buffers.arrays[0][...] = communicator.rank + 1
+        buffers.hand_out()[0][...] = communicator.rank + 1
         held = buffers.all_reduce("sum", None)
         communicator.barrier()
         monkeypatch.setattr(shared, "SharedFile", full)
         with pytest.raises(TransportError, match="no memory for result 2 .*no space left; drop or copy"):
             buffers.all_reduce("sum", None)
         kept = held.pop().tolist()
-        buffers.arrays[0][...] = 5
+        buffers.hand_out()[0][...] = 5
         (again,) = buffers.all_reduce("mean", None)
         return kept == [3.0] * 700, again.tolist() == [5.0] * 700
 
@@ -111,6 +113,25 @@ def test_updates_from_buffers_are_those_from_other_arrays(make, monkeypatch):
         return [variable.value.tobytes() for variable in variables]
 
     assert run_ranks(2, run, True) == run_ranks(2, run, False)
+
+
+def test_buffers_that_nobody_refers_to_any_more_are_given_back():
+    def run():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator)
+        buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (500,)), ("", numpy.dtype("f4"), (3,))])
+        arrays, alive = buffers.hand_out(), ref(buffers)
+        del buffers
+        for each in arrays:
+            each[...] = 1 + communicator.rank
+        assert not fused(arrays)[0].flags.writeable  # the buffers were reduced where they are
+        arrays.reverse()
+        assert fused(arrays)[0].flags.writeable  # another list
+        del arrays, each
+        assert not communicator.in_shared_memory
+        return alive() is None
+
+    assert run_ranks(2, run) == [True, True]
 
 
 def test_ranks_that_pass_different_kinds_of_arrays_are_told():
@@ -144,7 +165,7 @@ def test_reductions_that_a_dtype_does_not_have_are_refused_and_the_ranks_go_on(d
         communicator = Communicator.world()
         signatures = [("", numpy.dtype("f8"), (3,)), ("", numpy.dtype(dtype), (3,))]
         buffers = GradientBuffers(communicator, signatures)
-        for array in buffers.arrays:
+        for array in buffers.hand_out():
             array[...] = 1
         with pytest.raises(UnsupportedDtypeError):
             buffers.all_reduce(op, None)

@@ -120,6 +120,7 @@ def test_gradients_in_another_memory_order_are_taken_by_their_axes():
     [
         lambda: SGD(0.1, global_clipnorm=1.0),
         lambda: SGD(0.1, skip_nonfinite=True),
+        lambda: mpidist.optimizers.LossScaleOptimizer(SGD(0.1)),
         lambda: mpidist.optimizers.LARS(0.1),
         lambda: mpidist.optimizers.LAMB(0.1),
     ],
