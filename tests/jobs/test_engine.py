@@ -12,6 +12,7 @@ import pytest
 
 from tests.grid import grid
 from tests.jobs import ROOT, JobResult, run_command, run_job
+from tests.jobs.test_failures import NAMED_FILES
 
 #: Seconds within which a job must have ended, its start included; the deadline of its calls is far behind that.
 LIMIT_SECONDS, DEADLINE_SECONDS = 40, 600
@@ -116,6 +117,9 @@ WAYS = {
 RUN = """
 step()
 step()
+with open("/proc/self/maps") as maps:
+    shared = [line for line in maps if "mpidist" in line and "(deleted)" in line]
+    say(f"rank {rank} shares memory {'with' if any('/mpidist-' in line for line in shared) else 'without'} a name")
 Armed.left = 2
 try:
     for _ in range(3):
@@ -134,7 +138,9 @@ say(f"rank {rank} came to the end")
 
 def _run(name: str, how: str, **env: str) -> JobResult:
     ranks, nodes, body, algorithm = WAYS[name]
-    script = f"HOW, ALGORITHM = {how!r}, {algorithm!r}\n" + START + body + RUN
+    # Memory without a name goes with the last process, and `run_job` looks for those; a file with one would stay.
+    files = NAMED_FILES if how == "kill" else ""
+    script = f"HOW, ALGORITHM = {how!r}, {algorithm!r}\n" + files + START + body + RUN
     before = _ours()
     with tempfile.TemporaryDirectory() as folder:
         env = {
@@ -147,6 +153,8 @@ def _run(name: str, how: str, **env: str) -> JobResult:
         result = run_job(ranks, script, timeout_seconds=LIMIT_SECONDS, env=env)
         assert not list(Path(folder).glob("mpidist*")), "temporary files were left behind"
     assert _ours() <= before, "shared memory was left behind"
+    kinds = re.findall(r"shares memory (\w+) a name", result.stdout)
+    assert kinds == ["with" if files else "without"] * ranks, result.stdout + result.stderr
     return result
 
 
