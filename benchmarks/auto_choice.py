@@ -14,17 +14,21 @@ reads what is saved.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
 
+from mpidist.collectives.communicator import Communicator
 from mpidist.commands.bench import results
 from mpidist.commands.bench.all_reduce import sizes
 from mpidist.commands.bench.auto_choice import AUTO, fixed_choices, heading, held, line, verdict
 from mpidist.commands.bench.cache_mode import CHANGED
+from mpidist.commands.bench.contender import Ours
 from mpidist.commands.bench.ranks import Ranks
 from mpidist.commands.bench.results import Launch
 from mpidist.commands.bench.rows import Row, all_reduce_factor, row_of
@@ -34,23 +38,23 @@ from mpidist.fusion.pipeline import FusedAllReduce
 #: Seconds that a contender's part of a round takes at least, and the most calls in it.
 ROUND_SECONDS, MOST_CALLS = 4e-3, 200
 
-#: Steps before AUTO is timed: it has tried all its ways by then.
-WARM_STEPS = 40
+#: Arrays of so many bytes are too large for all contenders to keep buffers at a time; they warm up in every turn then.
+LARGE_BYTES = 1 << 26
 
 #: Fixed choices that take so many times what the best does in the first round are not timed further.
-HOPELESS = 8.0
+HOPELESS, HOPELESS_IF_LARGE = 8.0, 2.5
 
 
 def main() -> None:
     """Measure; rank 0 prints the table.  Collective."""
     options, ranks = arguments(), Ranks()
     communicator = ranks.communicator
-    reducers = {name: FusedAllReduce(communicator, algorithm=name) for name in (AUTO, *fixed_choices(communicator))}
+    names = [AUTO, *fixed_choices(communicator)]
     topology, facts = communicator.topology.describe(), machine()
     ranks.say(f"# {ranks.library}, {topology}, {facts['cores']} cores\n{heading()}")
     rows: list[Row] = []
     for nbytes in sizes(options.smallest, options.largest):
-        rows += measure(nbytes, options.rounds, ranks, reducers)
+        rows += measure(nbytes, options.rounds, ranks, names)
         ranks.say(f"{line(held(rows)[-1]):<80} AUTO takes {communicator.ways(nbytes, AUTO)[0].label}")
     ranks.say(f"{verdict(held(rows))}\n# cache mode: {ranks.probe.describe()}")
     if options.save and ranks.rank == 0:
@@ -70,18 +74,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(nbytes: int, rounds: int, ranks: Ranks, reducers: dict[str, FusedAllReduce]) -> list[Row]:
+def measure(nbytes: int, rounds: int, ranks: Ranks, names: Sequence[str]) -> list[Row]:
     """Return the rows of one size.  Collective."""
-    contenders, before = {name: Contender(reduce, nbytes) for name, reduce in reducers.items()}, ranks.probe.look()
-    once = {name: ranks.slowest(contender.seconds(2)) for name, contender in contenders.items()}
-    best = min(seconds for name, seconds in once.items() if name != AUTO)
-    contenders = {
-        name: each for name, each in contenders.items() if name == AUTO or once[name] <= HOPELESS * max(best, 1e-4)
-    }
-    for name in contenders:
-        contenders[name].seconds(WARM_STEPS if name == AUTO else 2)
-    once = {name: ranks.slowest(contender.seconds(2)) for name, contender in contenders.items()}
-    calls = {name: max(1, min(MOST_CALLS, int(ROUND_SECONDS / once[name]))) for name in contenders}
+    contenders, before = {name: Contender(ranks.communicator, name, nbytes) for name in names}, ranks.probe.look()
+    is_large = nbytes >= LARGE_BYTES
+    once = {name: ranks.slowest(contender.seconds(1 if is_large else 2)) for name, contender in contenders.items()}
+    limit = (HOPELESS_IF_LARGE if is_large else HOPELESS) * max(1e-4, min(once[name] for name in names if name != AUTO))
+    contenders = {name: each for name, each in contenders.items() if name == AUTO or once[name] <= limit}
+    contenders[AUTO].seconds(Ours.warm_ups)
+    if not is_large:
+        once = {name: ranks.slowest(contender.seconds(2)) for name, contender in contenders.items()}
+    calls = {name: 1 if is_large else max(1, min(MOST_CALLS, int(ROUND_SECONDS / once[name]))) for name in contenders}
     times: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders)
     for round_ in range(rounds):
@@ -98,21 +101,31 @@ def measure(nbytes: int, rounds: int, ranks: Ranks, reducers: dict[str, FusedAll
 class Contender:
     """One way to reduce arrays of one size, new ones every time."""
 
-    def __init__(self, reduce: FusedAllReduce, nbytes: int) -> None:
-        self._reduce = reduce
-        self._count = max(1, nbytes // 4)
+    def __init__(self, communicator: Communicator, algorithm: str, nbytes: int) -> None:
+        self._communicator, self._algorithm, self._nbytes = communicator, algorithm, nbytes
+        self._reduce: FusedAllReduce | None = None
         self._kept: Any = None
 
     def seconds(self, calls: int) -> float:
-        """Return the seconds of one call, without those of making the arrays."""
-        taken = 0.0
-        for _ in range(calls):
-            gradients = [numpy.full(self._count, 0.0, dtype=numpy.float32)]
-            start = time.perf_counter()
-            result = self._reduce(gradients)
-            taken += time.perf_counter() - start
-            self._kept = result
+        """Return the seconds of one call, without those of making the arrays.  Collective."""
+        reduce = self._reduce or FusedAllReduce(self._communicator, algorithm=self._algorithm)
+        if self._reduce is None:
+            self._once(reduce)
+        taken = sum(self._once(reduce) for _ in range(calls))
+        if self._nbytes >= LARGE_BYTES:
+            self._reduce = self._kept = reduce = None
+            gc.collect()  # what is bound to buffers refers to itself
+        else:
+            self._reduce = reduce
         return taken / calls
+
+    def _once(self, reduce: FusedAllReduce) -> float:
+        gradients = [numpy.full(max(1, self._nbytes // 4), 0.0, dtype=numpy.float32)]
+        start = time.perf_counter()
+        result = reduce(gradients)
+        taken = time.perf_counter() - start
+        self._kept = result
+        return taken
 
 
 if __name__ == "__main__":
