@@ -1,11 +1,14 @@
 """The communicator on loopback ranks: every collective, every algorithm, every placement."""
 
+from weakref import ref
+
 import ml_dtypes
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpidist.collectives import messages
 from mpidist.collectives.algorithms import names
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
@@ -195,3 +198,30 @@ def test_the_communicator_of_a_world_is_one():
         return Communicator.world() is Communicator.world()
 
     assert run_ranks(2, step) == [True, True]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "hierarchical"])
+def test_a_buffer_over_messages_is_bound_once_for_all_of_its_shape_and_not_kept(algorithm, dtype, monkeypatch):
+    made = []
+    executor = messages.Executor
+
+    def noted(*args, **kwargs):
+        made.append(kwargs)
+        return executor(*args, **kwargs)
+
+    monkeypatch.setattr(messages, "Executor", noted)
+
+    def step():
+        communicator = Communicator.world()
+        for count in (3000, 3000, 7, 3000):
+            buffer = _values(communicator.rank, count, dtype)
+            communicator.all_reduce(buffer, algorithm=algorithm)
+            numpy.testing.assert_array_equal(buffer, _sum(3, count, dtype))
+            last = ref(buffer)
+            del buffer
+            assert last() is None
+        return True
+
+    assert run_ranks(3, step, hosts="aab") == [True] * 3
+    assert len(made) == 3 * 2

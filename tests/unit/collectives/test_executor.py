@@ -133,6 +133,24 @@ def test_running_again_posts_the_same_arrays_and_makes_none():
     assert transport.asked == first and len(first) > 20
 
 
+@pytest.mark.parametrize("length", [0, 1, 1000])
+def test_a_run_may_be_given_another_buffer_which_is_not_the_one_it_was_bound_to(length):
+    def step():
+        transport = world().transport
+        own = contribution("sum", "f8", length, transport.rank, 3)
+        executor = Executor(algorithm("all_reduce", "ring"), transport, own, segment_bytes=800)
+        others = [contribution("sum", "f8", length, transport.rank, 3) for _ in range(2)]
+        executor.run(watch_of(transport), others[0])
+        executor.release()
+        executor.run(watch_of(transport), others[1])
+        assert np.array_equal(own, contribution("sum", "f8", length, transport.rank, 3))
+        return others
+
+    for others in run_ranks(3, step):
+        for other in others:
+            np.testing.assert_array_equal(other, reduced("sum", "f8", length, 3))
+
+
 def test_scratch_is_two_segments_whatever_the_length():
     transport = RecordingTransport(0, 2, incoming=itertools.repeat(1.0))
     targets = []
