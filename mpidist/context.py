@@ -64,7 +64,8 @@ def get_replica_context() -> Any:
 
     Outside of all scopes it is the default strategy's, with replica 0 of 1.
     """
-    return current_mode().replica_context
+    stack = _state.stack
+    return stack[-1].replica_context if stack else current_mode().replica_context
 
 
 def in_cross_replica_context() -> bool:
@@ -138,7 +139,8 @@ def require_cross_replica(strategy: Any) -> None:
 
 def require_replica(replica_context: Any) -> None:
     """Raise RuntimeError unless `replica_context` is the current one.  Local."""
-    mode = current_mode()
+    stack = _state.stack
+    mode = stack[-1] if stack else current_mode()
     if mode.replica_context is replica_context:
         return
     if mode.strategy is not replica_context.strategy:

@@ -32,10 +32,9 @@ class SegmentAllReduce:
 
     def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
         nbytes = prod(shape) * dtype.itemsize
-        self._values = tuple(
-            tuple(room[:nbytes].view(dtype).reshape(shape) for room in by_rank) for by_rank in self._rooms(segments)
-        )
-        self._mine = tuple(values[rank] for values in self._values)
+        values = [[room[:nbytes].view(dtype).reshape(shape) for room in by_rank] for by_rank in self._rooms(segments)]
+        self._mine = tuple(by_rank[rank] for by_rank in values)
+        self._values = tuple((first, second, tuple(rest)) for first, second, *rest in values)
         self._combine = reduction(op, numpy)
 
     @staticmethod
@@ -44,17 +43,14 @@ class SegmentAllReduce:
 
     def slot(self, call: int) -> Any:
         """Return where this rank writes its values for collective `call`, before it begins it."""
-        return self._mine[call & 1]
+        return self._mine[call % len(self._mine)]
 
     def combine(self, call: int, out: Any) -> None:
         """Write the reduced values of `call`, which all ranks have come to, into `out`."""
-        self._reduce(self._values[call & 1], out)
-
-    def _reduce(self, values: Sequence[Any], out: Any) -> None:
-        first, second, *rest = values
-        self._combine(first, second, out=out)
+        first, second, rest = self._values[call % len(self._values)]
+        self._combine(first, second, out)
         for other in rest:
-            self._combine(out, other, out=out)
+            self._combine(out, other, out)
 
 
 class PlaceAllReduce(SegmentAllReduce):
@@ -74,10 +70,10 @@ class PlaceAllReduce(SegmentAllReduce):
 
     def slot(self, call: int) -> Any:
         """Return where this rank writes its values for the next call, before it begins it."""
-        return self._mine[self._segments.turn % len(self._mine)]
+        return super().slot(self._segments.turn)
 
     def combine(self, call: int, out: Any) -> None:
         """Write the reduced values of `call`, which all ranks have come to, into `out`."""
         turn = self._segments.turn
         self._segments.turn = turn + 1
-        self._reduce(self._values[turn % len(self._values)], out)
+        super().combine(turn, out)

@@ -26,6 +26,8 @@ from mpidist.runtime.turnstile import Turnstile
 #: Turns of a waiting loop between two looks at the alarm word, and seconds between two looks at clock and processes.
 _LOOK_TURNS = 64
 _LOOK_SECONDS = 0.05
+#: A rank that comes a little earlier than another looks so often before its first look around, which takes longer.
+_SPINS = range(50)
 #: Seconds of waiting after which a rank sleeps between looks instead of spinning, and for how long.
 _PATIENCE_SECONDS = 0.1
 _NAP_SECONDS = 0.0002
@@ -105,6 +107,7 @@ class ControlChannel:
         self.line = self.board_ranks.index(rank)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None
         self._broken: MpidistError | None = None
+        self._own_words = board.call_words(self.line)
         lines = [line for line in range(board.lines) if line != self.line]
         self._peer_words = tuple(tuple(board.call_words(line)[parity] for line in lines) for parity in (0, 1))
         board.sign_on(self.line)
@@ -143,7 +146,7 @@ class ControlChannel:
         """
         words, call = self.board.words, watch.call
         peers = self.gather(watch)
-        mine = words[self.board.call_words(self.line)[call & 1] + 1]
+        mine = words[self._own_words[call & 1] + 1]
         for word in peers:
             if words[word + 1] != mine:
                 remote = self.missed.error(watch)
@@ -157,10 +160,19 @@ class ControlChannel:
         words, call = self.board.words, watch.call
         peers = self._peer_words[call & 1]
         for word in peers:
-            while words[word] < call:
-                watch.tick()
+            if words[word] < call:
+                self._await(word, watch)
         fence()
         return peers
+
+    def _await(self, word: int, watch: Watch) -> None:
+        """Wait until another rank has posted the call of `watch` in that word."""
+        words, call = self.board.words, watch.call
+        for _ in _SPINS if self.pause is None else ():
+            if words[word] >= call:
+                return
+        while words[word] < call:
+            watch.tick()
 
     def watch(self, what: str, timeout_seconds: float | None = None) -> Watch:
         """Return a watch over waits that belong to no numbered call."""

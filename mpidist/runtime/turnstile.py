@@ -45,7 +45,7 @@ class Turnstile:
 
     def __enter__(self) -> None:
         control = self._control
-        if not self.try_acquire():
+        if not self._lock.acquire(False):
             raise RuntimeError(
                 f"{control.own_name}: a collective was called while another one is under way, from "
                 "another thread or a signal handler. Ranks count their calls: make all of them from one thread"
@@ -71,7 +71,9 @@ class Turnstile:
     ) -> None:
         begun = self._control.call != self._call
         self._lock.release()
+        if error is None:
+            return
         # These are raised on all ranks together, with nothing under way: they go on in step.
         in_step = isinstance(error, (CollectiveMismatchError, RemoteReplicaError))
-        if error is not None and begun and not in_step:
+        if begun and not in_step:
             self._control.break_off(error)

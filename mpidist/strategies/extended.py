@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from mpidist.strategies.base import Strategy
 
 
-_OP_NAMES = {op: op.name.lower() for op in ReduceOp}
+#: Looked up in every short call; the hash of an enumeration is slow.
+_SUM = ReduceOp.SUM
 
 
 class StrategyExtended:
@@ -443,7 +444,7 @@ class MirroredExtended(StrategyExtended):
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
         if options is None and self._may_be_quick:
-            result = self.communicator.reduced(value, _OP_NAMES[reduce_op])
+            result = self.communicator.reduced(value, "sum" if reduce_op is _SUM else "mean")
             if result is not None:
                 return result
         return self.reduce_arrays(reduce_op, [value], options)[0]
