@@ -39,10 +39,10 @@ from mpidist.fusion.pipeline import FusedAllReduce
 ROUND_SECONDS, MOST_CALLS = 4e-3, 200
 
 #: Arrays of so many bytes are too large for all contenders to keep buffers at a time; they warm up in every turn then.
-LARGE_BYTES = 1 << 26
+LARGE_BYTES = 1 << 28
 
 #: Fixed choices that take so many times what the best does in the first round are not timed further.
-HOPELESS, HOPELESS_IF_LARGE = 8.0, 2.5
+HOPELESS, HOPELESS_IF_LARGE = 4.0, 2.5
 
 
 def main() -> None:
@@ -78,6 +78,7 @@ def measure(nbytes: int, rounds: int, ranks: Ranks, names: Sequence[str]) -> lis
     """Return the rows of one size.  Collective."""
     contenders, before = {name: Contender(ranks.communicator, name, nbytes) for name in names}, ranks.probe.look()
     is_large = nbytes >= LARGE_BYTES
+    gc.collect()  # what is bound to buffers refers to itself
     once = {name: ranks.slowest(contender.seconds(1 if is_large else 2)) for name, contender in contenders.items()}
     limit = (HOPELESS_IF_LARGE if is_large else HOPELESS) * max(1e-4, min(once[name] for name in names if name != AUTO))
     contenders = {name: each for name, each in contenders.items() if name == AUTO or once[name] <= limit}
@@ -110,11 +111,12 @@ class Contender:
         """Return the seconds of one call, without those of making the arrays.  Collective."""
         reduce = self._reduce or FusedAllReduce(self._communicator, algorithm=self._algorithm)
         if self._reduce is None:
-            self._once(reduce)
+            for _ in range(2):  # a result is kept while the next one is made: there is memory for both then
+                self._once(reduce)
         taken = sum(self._once(reduce) for _ in range(calls))
         if self._nbytes >= LARGE_BYTES:
             self._reduce = self._kept = reduce = None
-            gc.collect()  # what is bound to buffers refers to itself
+            gc.collect()
         else:
             self._reduce = reduce
         return taken / calls
