@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 import numpy
 
 import mpidist
+from mpidist.commands.machine import machine
 
 MIB = 1 << 20
 SIZES_MIB = (16, 64, 256)
@@ -124,8 +124,7 @@ def node_bytes(strategy: Any) -> int:
 def save(folder: Path, rows: list[Row]) -> None:
     """Write the rows, with what they were measured on, and draw them."""
     folder.mkdir(parents=True, exist_ok=True)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": numpy.__version__}
-    found = {"machine": machine, "system": platform.release(), "rows": rows}
+    found = {"machine": machine(), "rows": rows}
     (folder / "central_memory.json").write_text(json.dumps(found, indent=1) + "\n")
     draw(folder / "central_memory.png", rows)
 

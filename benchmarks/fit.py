@@ -17,7 +17,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores among the
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-import platform  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -26,6 +25,7 @@ from typing import Any  # noqa: E402
 import numpy  # noqa: E402
 
 import mpidist  # noqa: E402
+from mpidist.commands.machine import machine  # noqa: E402
 
 #: Rows of a global batch, inputs, and shapes of the variables: 0.9 MB of float32 in 20 arrays.
 BATCH, INPUTS, LAYERS = 256, 64, 10
@@ -148,8 +148,8 @@ def report(rows: list[Row], ranks: int, before: Row | None) -> None:
 def save(folder: Path, rows: list[Row], ranks: int) -> None:
     """Write the rows, with what they were measured on."""
     folder.mkdir(parents=True, exist_ok=True)
-    machine = {"ranks": ranks, "cores": os.cpu_count(), "python": platform.python_version(), "numpy": numpy.__version__}
-    (folder / f"fit-{ranks}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    found = {"machine": {"ranks": ranks, **machine()}, "rows": rows}
+    (folder / f"fit-{ranks}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

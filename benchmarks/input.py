@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ from typing import Any
 import h5py
 import numpy
 
+from mpidist.commands.machine import machine
 from mpidist.input import Dataset, DistributedDataset
 
 ROUNDS = 3
@@ -63,8 +63,7 @@ def main() -> None:
                 rows += measure(Path(folder), shape_name, layout, options.rounds)
     rows.append(step_cost())
     if options.save:
-        facts = {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version, "numpy": numpy.__version__}
-        facts["python"] = platform.python_version()
+        facts = {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version, **machine()}
         options.save.mkdir(parents=True, exist_ok=True)
         (options.save / "input.json").write_text(json.dumps({**facts, "rows": rows}, indent=1))
 
