@@ -259,9 +259,12 @@ class ShardedVariable(ServedVariable):
         return super().__getitem__(key)
 
     def pushed(self, gradient: Any) -> list[tuple[Key, Any]]:
-        """Return what to push of a gradient, by shard; of rows, only to the shards that have some.  Local."""
+        """Return what to push of a gradient, by shard: none of its rows, too, is a step of a shard.  Local."""
         if isinstance(gradient, IndexedSlices):
-            return [(self.specs[shard].key, rows) for shard, rows in self._rows_by_shard(gradient)]
+            none = gradient.values[:0], numpy.asarray(gradient.indices)[:0]
+            found = {spec.key: IndexedSlices(*none, spec.shape) for spec in self.specs}
+            found.update({self.specs[shard].key: rows for shard, rows in self._rows_by_shard(gradient)})
+            return list(found.items())
         return [(spec.key, part) for spec, part in zip(self.specs, self._cut(gradient), strict=True)]
 
     def _put(self, verb: str, value: Any) -> None:

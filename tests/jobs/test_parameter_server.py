@@ -197,6 +197,29 @@ def test_workers_that_wait_for_each_other(kind, style, trainers):
     assert result.stdout.count("done") == trainers
 
 
+LAST_PUSH_FAILS = """
+import numpy
+import mpidist
+
+class Refuses(mpidist.optimizers.SGD):
+    def renew_slice(self, *arguments):
+        raise ArithmeticError("not today")
+
+strategy = mpidist.ParameterServerStrategy(num_ps=1)
+with strategy.scope():
+    w = mpidist.Variable(numpy.zeros(3))
+    optimizer = Refuses(1.0)
+if strategy.extended.number == 1:
+    strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(3), w)]))
+"""
+
+
+def test_a_push_that_fails_at_the_end_of_the_program_is_its_error():
+    result = run_job(3, LAST_PUSH_FAILS)
+    assert result.returncode != 0
+    assert re.search(r"rank 1 of 3 failed.*ServerError: ps 0 .*push 1: ArithmeticError: not today", result.stderr, re.S)
+
+
 #: Three workers and two servers.  The second worker kills a rank, itself for one, in its 11th step.
 DYING = """
 import os, signal, sys

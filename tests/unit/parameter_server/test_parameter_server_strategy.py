@@ -388,6 +388,41 @@ def test_an_error_of_a_push_reaches_all_ranks_of_a_worker_when_they_read(read):
     assert job(on_worker, 3, ranks_per_worker=2) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", "Adagrad"])
+def test_shards_without_rows_make_the_step_too(name):
+    """As the whole table does elsewhere: moments fade, and the steps that Adam counts are those of all shards."""
+
+    def trained(strategy):
+        with strategy.scope():
+            table = mpidist.Variable(numpy.arange(8.0).reshape(4, 2))
+            optimizer = getattr(mpidist.optimizers, name)(0.1, **({"momentum": 0.9} if name == "SGD" else {}))
+        for row in (0, 3, 3, 0, 1):
+            rows = mpidist.IndexedSlices(numpy.full((1, 2), 1.0 + row), numpy.array([row]), (4, 2))
+            strategy.run(lambda rows=rows: optimizer.apply_gradients([(rows, table)]))
+        return table.read_value()
+
+    expected = trained(mpidist.OneDeviceStrategy("cpu:0"))
+    found = one_worker(trained, 2, variable_partitioner=FixedShardsPartitioner(2))
+    numpy.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_chief_that_restores_leaves_no_word_for_workers_that_it_coordinates(tmp_path):
+    def on_rank(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(3))
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            checkpoint = mpidist.Checkpoint(w=w)
+            checkpoint.save(tmp_path / "saved.h5")
+            w.assign(numpy.ones(3))
+            checkpoint.restore(tmp_path / "saved.h5")
+            return w.value.tolist(), [key for key, _ in strategy._client.known()]
+        finally:
+            coordinator._end()  # a rank that is a thread has no end of its program
+
+    assert job(on_rank, 3) == [([0.0] * 3, [(0, 0)])]
+
+
 def test_input_pipelines_are_those_of_all_workers():
     def on_rank(strategy):
         seen = []
