@@ -48,9 +48,9 @@ class SegmentAllReduce:
     def combine(self, call: int, out: Any) -> None:
         """Write the reduced values of `call`, which all ranks have come to, into `out`."""
         first, second, rest = self._values[call % len(self._values)]
-        self._combine(first, second, out)
+        self._combine(first, second, out=out)
         for other in rest:
-            self._combine(out, other, out)
+            self._combine(out, other, out=out)
 
 
 class PlaceAllReduce(SegmentAllReduce):
