@@ -462,30 +462,80 @@ def test_who_has_no_work_holds_nobody_back(far):
     assert value(served, (0, 0)) == -9
 
 
+class _Recorded(BackupWorkers):
+    """Notes in which order gradients come, and who has no more."""
+
+    events: list[tuple[str, int, int]]
+
+    def start(self, clients):
+        policy = super().start(clients)
+        policy.__class__, policy.events = _Recorded, []
+        return policy
+
+    def arrived(self, push):
+        self.events.append(("push", push.client, push.iteration))
+        return super().arrived(push)
+
+    def set_active(self, client, is_active):
+        self.events.append(("active" if is_active else "ended", client, 0))
+        super().set_active(client, is_active)
+
+
+def first_gradients(events, workers, needed):
+    """Return what steps the first `needed` gradients of each make: clients by step, and how many came too late."""
+    active, waiting, steps, late = set(range(workers)), [], [], 0
+    for what, client, iteration in events:
+        if what == "ended":
+            active.discard(client)
+        elif what == "push" and iteration < len(steps):
+            late += 1
+        elif what == "push":
+            waiting.append(client)
+        if waiting and len(waiting) >= min(needed, max(1, len(active))):
+            steps.append(waiting)
+            waiting = []
+    assert not waiting
+    return steps, late
+
+
 @NEAR_AND_FAR
-@pytest.mark.parametrize("servers", [1, 2])
-def test_backup_workers_take_the_first_gradients_of_every_step(far, servers):
-    workers, needed, steps = 3, 2, 6
+@pytest.mark.parametrize(("workers", "needed", "servers"), [(3, 2, 1), (4, 2, 2), (3, 3, 2), (4, 1, 1)])
+def test_exactly_the_first_gradients_of_every_step_count_once(far, workers, needed, servers):
+    least = 8
 
     def job(client):
         make(client, [spec(0, (2,)), spec(1)], servers)
         optimizer = client.register_optimizer(SGD(1.0))
-        while True:
+        one = float(needed * DIGIT**client.number)  # of which the mean of so many keeps one in its own digit
+        delays = random.Random(f"{client.number} {workers} {needed}")
+        pushes = 0
+        while client.iterations(optimizer) < least or pushes < 2:
             client.refresh()
-            done = -int(client.value((0, 0))[0])
-            if done >= steps:
-                return done
-            # every gradient of a step is the same, so their mean is too, whichever come first
-            client.push(optimizer, [((0, 0), numpy.ones(2)), ((1, 0), numpy.full((), done + 1.0))])
+            client.value((0, 0))
+            time.sleep(delays.choice([0, 0, 1e-3, 3e-3]))
+            client.push(optimizer, [((0, 0), numpy.full(2, one)), ((1, 0), numpy.full((), one))])
+            pushes += 1
+        client.flush()
+        return pushes
 
-    results, served = run(workers, job, servers, BackupWorkers(needed), far=far)
-    assert all(steps <= done <= steps + 1 for done in results)
-    for server in served:
+    pushes, served = run(workers, job, servers, _Recorded(needed), far=far)
+    for number, server in enumerate(served):
         policy = server.consistency
-        made = server.store.optimizers[0].optimizer.iterations
-        assert made >= steps
-        assert server.pushes - policy.dropped >= made
-    assert value(served, (0, 0)).tolist() == [-float(served[0].store.optimizers[0].optimizer.iterations)] * 2
+        came = [client for what, client, _ in policy.events if what == "push"]
+        assert [came.count(client) for client in range(workers)] == pushes  # none is lost, none comes twice
+        steps, late = first_gradients(policy.events, workers, needed)
+        before_any_ended = [each[0] for each in policy.events].index("ended")
+        whole, _ = first_gradients(
+            [*policy.events[:before_any_ended], *[("ended", n, 0) for n in range(workers)]], workers, needed
+        )
+        assert all(len({*clients}) == needed for clients in whole[:-1])  # of different clients each
+        expected = -sum(needed * DIGIT**client / len(clients) for clients in steps for client in clients)
+        for key in [(0, 0), (1, 0)][number::servers]:
+            assert set(numpy.ravel(server.store.read(key)).tolist()) == {expected}
+        assert policy.dropped == late
+        assert server.store.optimizers[0].optimizer.iterations == len(steps) >= least
+    if needed < workers:
+        assert sum(server.consistency.dropped for server in served) > 0
 
 
 def test_the_mean_of_the_first_gradients_is_applied():
