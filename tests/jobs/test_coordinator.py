@@ -433,6 +433,9 @@ def fail_on(failing):
 
     return strategy.run(on_replica)
 
+def doubled(x):
+    return 2 * x
+
 def worker():
     time.sleep(0.001)
     return mpidist.coordinator.experimental_get_current_worker_index()
@@ -446,6 +449,7 @@ values = [coordinator.schedule(train, args=(1.0,)) for _ in range(20)]
 coordinator.join()
 assert coordinator.fetch(values) == [2] * 20
 assert w.value.tolist() == [-0.5 * 3 * 20] * 3 and optimizer.iterations == 20
+assert (coordinator.schedule(doubled, args=(numpy.arange(5000.0),)).fetch() == numpy.arange(0, 10000, 2)).all()
 
 two = 2.0
 assert coordinator.schedule(lambda: (train(two), strategy.num_replicas_in_sync)).fetch() == (2, 2)

@@ -21,6 +21,7 @@ from mpidist.parameter_server.coordinator import failures, functions
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, UNKNOWN_SECONDS, Function
+from mpidist.parameter_server.coordinator.packed import size_of
 from mpidist.parameter_server.coordinator.recovery import Recovery
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
 from mpidist.parameter_server.layout import Key
@@ -267,8 +268,7 @@ class Calls:
             call = waiting.popleft()
             calls.append(call)
             seconds += call._function.seconds
-            if type(call._payload) is bytes:
-                nbytes += len(call._payload)
+            nbytes += size_of(call._payload)
         self._batches += 1
         begin = max(time.monotonic(), lane.batches[-1].end if lane.batches else 0.0)
         lane.batches.append(_Batch(self._batches, calls, seconds, begin))

@@ -1,5 +1,7 @@
 """What chief and workers say to each other: pickled tuples over a line, long ones through memory that is kept.
 
+Large arrays in them are not pickled: they lie behind the text, and the header has the lengths.
+
 Only small facts and what users pass or return travel here; variables and gradients go to the servers, unpickled.
 """
 
@@ -12,7 +14,7 @@ from typing import Any
 import numpy
 
 from mpidist.errors import MpidistError
-from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.coordinator import packed
 from mpidist.transports.lines import Area, Line, Message, Patience
 
 #: What is longer goes through an area: the ring of a line would be full of it, and the sender would wait.
@@ -64,13 +66,16 @@ class Conversation:
 
     def say(self, *content: Any) -> None:
         """Send a kind and what belongs to it.  Local; does not wait for the other to listen."""
-        text = pickle.dumps(content, PROTOCOL)
-        if len(text) <= _LONG_BYTES:
+        text, buffers = packed.parted(content)
+        if len(text) <= _LONG_BYTES and not buffers:
             self.line.send(text)
             return
-        area = self._free_area(len(text))
-        area.array[: len(text)] = numpy.frombuffer(text, numpy.uint8)
-        self.line.send(b"", area, len(text))
+        pieces = [text, *buffers]
+        lengths = numpy.array([len(piece) for piece in pieces], numpy.int64)
+        where = packed.places(lengths.tolist())
+        area = self._free_area(where[-1].stop)
+        packed.fill(area.array, pieces, where)
+        self.line.send(lengths.tobytes(), area, where[-1].stop)
 
     def hear(self) -> tuple[Any, ...] | None:
         """Return what the other has said next, None if it has said nothing.  Local; never waits."""
@@ -112,6 +117,7 @@ def _content(message: Message) -> tuple[Any, ...]:
     if message.payload is None:
         return pickle.loads(message.header)
     try:
-        return pickle.loads(message.payload)
+        lengths = numpy.frombuffer(message.header, numpy.int64)
+        return packed.joined(message.payload, packed.places(lengths.tolist()))
     finally:
         message.release()

@@ -19,6 +19,7 @@ from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotAnArgument
 from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
+from mpidist.parameter_server.coordinator.packed import Packed, packed
 from mpidist.parameter_server.coordinator.recovery import Checkpoints
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
 
@@ -297,13 +298,13 @@ def _execute(strategy: Any, index: int, workers: Sequence[Sequence[int]]) -> NoR
     sys.exit(0)
 
 
-def _packed(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Return arguments as bytes."""
+def _packed(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes | Packed:
+    """Return arguments as they are now."""
     if not isinstance(args, (list, tuple)):
         raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
     given = (tuple(args), dict(kwargs or {}))
     try:
-        return pickle.dumps(given, PROTOCOL)
+        return packed(given)
     except (pickle.PicklingError, AttributeError, TypeError):
         return functions.carried(given, f"an argument of {functions.name_of(fn)}")
 

@@ -16,7 +16,8 @@ from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.coordinator import failures, functions, recovery
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
-from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotHere
+from mpidist.parameter_server.coordinator.functions import NotHere
+from mpidist.parameter_server.coordinator.packed import packed, unpacked
 from mpidist.parameter_server.coordinator.values import on_worker
 from mpidist.parameter_server.server_end import ServerEnd
 
@@ -151,7 +152,7 @@ class Executor:
                 else:
                     args, kwargs = self._arguments(payload)
                     result = fn(*args, **kwargs)
-                results.append(result if type(result) in _PLAIN else pickle.dumps(result, PROTOCOL))
+                results.append(result if type(result) in _PLAIN else packed(result))
                 pushed.append([end.pushed for end in servers])
                 if time.monotonic() - looked > _LOOK_SECONDS:
                     looked = time.monotonic()
@@ -190,7 +191,7 @@ class Executor:
     def _arguments(self, payload: Any) -> tuple[Any, Any]:
         if type(payload) is int:  # the usual argument, an iterator
             return (self._made_here(payload),), _NO_KWARGS
-        return pickle.loads(payload)
+        return unpacked(payload)
 
     def _is_cancelled(self, batch: int) -> bool:
         while (content := self._chief.hear()) is not None:

@@ -14,6 +14,7 @@ from mpidist.parameter_server.coordinator.conversation import Conversation
 from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.coordinator.packed import packed
 
 #: After so long without work the first rank shows the others that it is there, before they warn that it is not.
 _SIGN_SECONDS = 15.0
@@ -70,12 +71,13 @@ class GroupExecutor(Executor):
 
     def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:
         for number, payload in zip(numbers, payloads, strict=True):
-            result, failure, is_consequence = b"", None, False
+            result: Any = b""
+            failure, is_consequence = None, False
             try:
                 fn = self._function(number)
                 self._client.refresh()
                 args, kwargs = ((), {}) if payload is None else self._arguments(payload)
-                result = pickle.dumps(fn(*args, **kwargs), PROTOCOL)
+                result = packed(fn(*args, **kwargs))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
                 failure, is_consequence = self._failure(error, numbers, len(results)), _is_consequence(error)
             failure = self._agreed(failure, is_consequence)

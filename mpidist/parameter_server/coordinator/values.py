@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist import nest
 from mpidist.parameter_server.coordinator.functions import NotAnArgument
+from mpidist.parameter_server.coordinator.packed import Packed, unpacked
 
 if TYPE_CHECKING:
     from mpidist.parameter_server.coordinator.calls import Calls
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: What a `RemoteValue` has before its function has run.
 PENDING: Any = object()
+
+_PACKED = (bytes, Packed)
 
 _OUTSIDE = (
     "Cannot retrieve the worker index. `experimental_get_current_worker_index` should be called from a dataset "
@@ -62,8 +64,8 @@ class RemoteValue:
         result = self._result
         if type(result) is Failed:
             raise result.error
-        if type(result) is bytes and self._function is not None:  # pickled, as the worker sent it
-            self._result = result = pickle.loads(result)
+        if type(result) in _PACKED and self._function is not None:  # as the worker sent it
+            self._result = result = unpacked(result)
             self._function = None  # a result that is bytes itself is not unpickled again
         return result
 

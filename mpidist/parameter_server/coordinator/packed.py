@@ -1,0 +1,109 @@
+"""Values on their way between chief and workers: pickled, but for the memory of large arrays, which goes as it is.
+
+An array is copied three times: when the value is packed, since the program may change it then, into the memory that the
+line sends from, and out of the memory that the other side received it in.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.parameter_server.coordinator.functions import PROTOCOL
+
+#: Buffers of fewer bytes are pickled with the rest.
+_LARGE_BYTES = 1 << 12
+
+_ALIGN = 64
+
+
+class Packed:
+    """A pickled value beside which its large buffers lie.
+
+    Parameters
+    ----------
+    text : bytes
+        Pickled, without the buffers.
+    buffers : sequence of array of uint8, or what has a buffer of bytes
+        Nobody else's.
+    """
+
+    __slots__ = ("_text", "_buffers")
+
+    def __init__(self, text: bytes, buffers: Sequence[Any]) -> None:
+        self._text = text
+        self._buffers = buffers
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return len(self._text) + sum(memoryview(buffer).nbytes for buffer in self._buffers)
+
+    def value(self) -> Any:
+        """Return the value, once: its arrays lie in the buffers."""
+        return pickle.loads(self._text, buffers=self._buffers)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return Packed, (self._text, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
+
+
+def packed(value: Any) -> bytes | Packed:
+    """Return a value as it is now, with copies of its arrays."""
+    text, buffers = parted(value)
+    return Packed(text, [buffer.copy() for buffer in buffers]) if buffers else text
+
+
+def unpacked(value: bytes | Packed) -> Any:
+    """Return what was packed; once."""
+    return value.value() if type(value) is Packed else pickle.loads(value)  # type: ignore[arg-type]
+
+
+def size_of(payload: Any) -> int:
+    """Return the size in bytes of what was packed, 0 of anything else."""
+    return len(payload) if type(payload) is bytes else payload.nbytes if type(payload) is Packed else 0
+
+
+def parted(value: Any) -> tuple[bytes, list[Any]]:
+    """Return a value pickled without its large buffers, and these: views of bytes."""
+    buffers: list[Any] = []
+    return pickle.dumps(value, PROTOCOL, buffer_callback=_taken_by(buffers)), buffers
+
+
+def _taken_by(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return what tells pickle which buffers to take with the rest, and keeps the others."""
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _LARGE_BYTES:
+            return True
+        buffers.append(numpy.frombuffer(raw, numpy.uint8))
+        return False
+
+    return is_small
+
+
+# -- in one piece of memory -------------------------------------------------------------------------------------------
+
+
+def places(lengths: Sequence[int]) -> list[slice]:
+    """Return where pieces of so many bytes lie, one after the other, each at a multiple of 64."""
+    found, end = [], 0
+    for length in lengths:
+        start = -(-end // _ALIGN) * _ALIGN
+        end = start + length
+        found.append(slice(start, end))
+    return found
+
+
+def fill(memory: Any, pieces: Sequence[Any], where: Sequence[slice]) -> None:
+    """Copy pieces, bytes or arrays of them, to their places in an array of bytes."""
+    for piece, place in zip(pieces, where, strict=True):
+        memory[place] = numpy.frombuffer(piece, numpy.uint8)
+
+
+def joined(memory: Any, where: Sequence[slice]) -> Any:
+    """Return the value of which the pickled text and then the buffers lie in these places; they are copied."""
+    return pickle.loads(memory[where[0]], buffers=[memory[place].copy() for place in where[1:]])
