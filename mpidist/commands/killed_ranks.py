@@ -17,6 +17,10 @@ _MPICH_SIGNAL = re.compile(r"TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)
 #: What ranks print, or launchers for them, when one of them ends the job: who ends afterwards was ended by it.
 _ABORT = re.compile(r"MPI_ABORT was invoked on rank \d+|Abort\(-?\d+\) on node \d+ \(rank \d+ in comm ")
 
+#: What Open MPI prints when a connection breaks, before it ends the job; and its launcher, when a host is gone.
+_ENDING = re.compile(r"MPI will try to terminate your MPI job")
+_HOST_LOST = re.compile(r"PRTE has lost communication with a remote daemon")
+
 
 class KilledRanks:
     """Takes the output line by line and keeps the first rank that a signal ended, by the launcher's word.
@@ -25,16 +29,22 @@ class KilledRanks:
     ----------
     aborted : bool
         Whether a rank has ended the job by MPI_Abort.
+    ending : bool
+        Whether Open MPI has said that it ends the job.
+    host_lost : bool
+        Whether a host is gone, with its ranks.
     """
 
     def __init__(self) -> None:
-        self.aborted = False
+        self.aborted = self.ending = self.host_lost = False
         self._named: re.Match[str] | None = None
         self._first: RankDeath | None = None
 
     def feed(self, rank: int | None, line: str) -> None:
         """Take the next line of a rank's error output, or of the launcher's own when `rank` is None."""
         self.aborted = self.aborted or _ABORT.search(line) is not None
+        self.ending = self.ending or _ENDING.search(line) is not None
+        self.host_lost = self.host_lost or _HOST_LOST.search(line) is not None
         if rank is None and self._first is None:
             self._first = self._death(line)
 

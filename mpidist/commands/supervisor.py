@@ -34,6 +34,9 @@ _TURN_SECONDS = 0.05
 #: How long a launcher that is told to end may take to clean up behind its ranks.
 _GRACE_SECONDS = 2.0
 
+#: How long a launcher may take to end after MPI has said that it ends the job: over several hosts it may never do.
+_ENDING_SECONDS = 10.0
+
 
 @dataclass
 class Ended:
@@ -57,7 +60,7 @@ class Ended:
     lost : int
         The signal that ended the launcher itself; 0 if none did.
     stuck : str
-        Why the job was ended in MPI's start-up; empty if it was not.
+        Why the job was ended from here, in MPI's start-up or after its end; empty if it was not.
     removed : list of str
         Files that MPI had left behind.
     """
@@ -130,6 +133,7 @@ class _Job:
         self.killed = KilledRanks()
         self.passed_on: list[int] = []
         self.timed_out, self.unread, self.stuck = False, False, ""
+        self._ending_since: float | None = None
         chosen = settings(environ)
         self.tolerant = chosen.fault_tolerant
         self.streams = OutputStreams(ranks, descriptors, self._show, self._take_line)
@@ -178,6 +182,7 @@ class _Job:
             now = time.monotonic()
             self.leftovers.look_at(now)
             self._judge_start_up(now)
+            self._judge_end(now)
             if deadline is not None and now > deadline:
                 self.timed_out = True
                 break
@@ -194,6 +199,16 @@ class _Job:
             self.stuck = verdict.message
         elif verdict is not None:
             print(f"mpidist run: warning: {verdict.message}", file=sys.stderr)
+
+    def _judge_end(self, now: float) -> None:
+        if not self.killed.ending:
+            return
+        self._ending_since = self._ending_since or now
+        if now - self._ending_since > _ENDING_SECONDS:
+            self.stuck = (
+                "a connection between ranks broke, as when one is killed, and MPI ended the job; its launcher did not "
+                f"end within {_ENDING_SECONDS:g} s, and was ended"
+            )
 
     def pass_on(self, signum: int, frame: FrameType | None) -> None:
         """Send a signal to the ranks; a second Ctrl-C ends them."""
@@ -280,11 +295,12 @@ class _Job:
             return 128 + signal.SIGPIPE
         if self.stuck:
             return 1
+        failed = self.failures.framed() or self.killed.host_lost
         if self.tolerant and (status != 0 or not self.deaths.all_ended_badly()):
-            return 1 if status == 0 and self.failures.framed() else status if status >= 0 else 128 - status
+            return 1 if status == 0 and failed else status if status >= 0 else 128 - status
         if death is not None and death.shell_status is not None:  # launchers mix the statuses of several ranks
             return death.shell_status
-        if status == 0 and self.failures.framed():  # Open MPI 5.0.11 can exit 0 although a rank was lost
+        if status == 0 and failed:  # Open MPI 5.0.11 can exit 0 although a rank was lost, or a whole host
             return 1
         return 128 - status if status < 0 else status
 
