@@ -402,8 +402,10 @@ class Optimizer(abc.ABC):
     @property
     def gradient_factor(self) -> float | None:
         """What every gradient is multiplied by, whatever it is; None where that depends on the gradients."""
-        depends = self.clipping.needs_norms or self.skips_nonfinite or self._accumulation.count > 1
-        return None if depends else self._gradient_factor()
+        loss_scale = self.loss_scale
+        if self.skip_nonfinite or loss_scale.dynamic or self._accumulation.count > 1 or self.clipping.needs_norms:
+            return None
+        return 1.0 / loss_scale.scale
 
     def _gradient_factor(self) -> float:
         return 1.0 / (self.loss_scale.scale * self._accumulation.count)

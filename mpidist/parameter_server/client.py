@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import numpy
@@ -22,99 +22,14 @@ from mpidist.errors import PeerLostError, ServerError
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
-from mpidist.parameter_server.protocol import PushHeader
+from mpidist.parameter_server.push_part import Part
 from mpidist.parameter_server.served_optimizer import packed, pickled
 from mpidist.parameter_server.server_end import ServerEnd, open_server
-from mpidist.transports.lines import Area, Line
+from mpidist.transports.lines import Line
 from mpidist.variables import IndexedSlices
 
 _NOTHING: dict[Key, Any] = {}
-_SHAPE, _KEY, _GRADIENT = attrgetter("shape"), itemgetter(0), itemgetter(1)
-
-
-#: The largest number of a dtype that gradients may be rounded to, where that is less than float32's.
-_LIMITS = {"float16": 65504.0}
-
-
-class _Part:
-    """What goes to one server of the gradients of one list of variables.
-
-    Parameters
-    ----------
-    server : ServerEnd
-    number : int
-        Of the plan at this server.
-    plan : Plan
-    dense, sparse : list of int
-        Places in the user's list, in the plan's order.
-    """
-
-    def __init__(self, server: ServerEnd, number: int, plan: Plan, dense: list[int], sparse: list[int]) -> None:
-        self.server = server
-        self.number = number
-        self.plan = plan
-        self.sparse = sparse
-        self.shapes = tuple(spec.shape for spec in plan.dense)
-        self.nbytes = plan.dense_nbytes
-        self._dense = dense
-        self._take = itemgetter(*dense) if len(dense) > 1 else None
-        numbers = [number for number, _ in plan.places]
-        self._counts = [numbers.count(number) for number in range(len(plan.sections))]
-        wide = [plan.dense[numbers.index(number)].dtype for number in range(len(plan.sections))]
-        narrow = [section.dtype != dtype for section, dtype in zip(plan.sections, wide, strict=True)]
-        #: By section: what was lost when gradients were rounded; None where they are not.
-        self._lost = [
-            numpy.zeros(section.size, dtype) if is_narrow else None
-            for section, dtype, is_narrow in zip(plan.sections, wide, narrow, strict=True)
-        ]
-        self._targets: list[tuple[Any, list[Any]]] = []
-
-    def chosen(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Return the gradients of whole variables that go to this server, in order."""
-        return [gradients[place] for place in self._dense] if self._take is None else self._take(gradients)
-
-    def pack(self, gradients: Sequence[Any], array: Any) -> None:
-        """Copy gradients of whole variables into the memory of an area."""
-        first = 0
-        for target, count, lost in zip(self._targets_in(array), self._counts, self._lost, strict=True):
-            some = gradients[first : first + count]
-            first += count
-            if lost is not None:
-                _pack_narrow(some, target, lost)
-            elif count == 1:
-                target[...] = some[0]
-            else:
-                numpy.concatenate(some, axis=None, out=target)
-
-    def _targets_in(self, array: Any) -> list[Any]:
-        """Return the sections of an area, as views that are made once for each of the few areas."""
-        for known, targets in self._targets:
-            if known is array:
-                return targets
-        targets, first = [section.of(array) for section in self.plan.sections], 0
-        for number, (count, lost) in enumerate(zip(self._counts, self._lost, strict=True)):
-            if count == 1 and lost is None:
-                targets[number] = targets[number].reshape(self.shapes[first])
-            first += count
-        self._targets = [*self._targets[-3:], (array, targets)]
-        return targets
-
-    def check(self, gradients: Sequence[Any]) -> None:
-        """Raise ValueError unless gradients of whole variables have their variables' shapes."""
-        for gradient, spec in zip(gradients, self.plan.dense, strict=True):
-            if gradient.shape != spec.shape:
-                raise ValueError(f"a gradient of shape {gradient.shape} was pushed for {spec}")
-
-
-def _pack_narrow(gradients: Sequence[Any], target: Any, lost: Any) -> None:
-    """Round gradients to fewer bits, with what was lost the last time; keep what is lost now."""
-    wide = numpy.concatenate([each.astype(lost.dtype, copy=False) for each in gradients], axis=None)
-    wide += lost
-    limit = _LIMITS.get(target.dtype.name)
-    target[...] = wide if limit is None else numpy.clip(wide, -limit, limit)
-    with numpy.errstate(invalid="ignore"):
-        numpy.subtract(wide, target.astype(lost.dtype), out=lost)
-    lost[~numpy.isfinite(lost)] = 0  # of what is no number, nothing sensible is left
+_KEY, _GRADIENT = itemgetter(0), itemgetter(1)
 
 
 class Client:
@@ -134,6 +49,9 @@ class Client:
         What gradients of more bytes are sent as; what is lost in rounding is added to the next gradient.
     """
 
+    #: Grows when servers are lost.
+    generation = 0
+
     def __init__(
         self, lines: Sequence[Line], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
     ) -> None:
@@ -148,10 +66,10 @@ class Client:
         self._server_of: dict[Key, int] = {}
         # The present snapshots of all servers; of a single one, its own dict.
         self._snapshot: dict[Key, Any] = _NOTHING
-        self._has_pulled = dict.fromkeys(self._ends, False)
+        self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self._plans: dict[Any, list[tuple[tuple[Key, ...], list[_Part]]]] = {}
+        self._plans: dict[Any, list[tuple[tuple[Key, ...], list[Part]]]] = {}
         self._plan_count = 0
         self._optimizers = 0
         self._clocks = self._find_clocks()
@@ -181,16 +99,16 @@ class Client:
 
         It stays as it is until this client takes its next snapshot of that server.
         """
-        try:
-            return self._snapshot[key]
-        except KeyError:
-            return self._value(key)
+        value = self._snapshot.get(key)
+        return self._value(key) if value is None else value
 
     def _value(self, key: Key) -> Any:
         number = self._number_of(key)
         end = self._ends[number]
-        if not self._has_pulled[number] and key in self._pull(number):
-            return self._snapshot[key]
+        if number not in self._pulled:
+            value = self._pull(number).get(key)
+            if value is not None:
+                return value
         if key not in self._tables:
             if key not in self._alone:
                 if end.look_for(key):
@@ -206,7 +124,7 @@ class Client:
             self._begin_step()
         views = self._ends[number].pull()
         self._snapshot = views if len(self.servers) == 1 else {**self._snapshot, **views}
-        self._has_pulled[number] = True
+        self._pulled.add(number)
         return views
 
     def _number_of(self, key: Key) -> int:
@@ -218,7 +136,7 @@ class Client:
     def refresh(self) -> None:
         """End the present snapshot: the next reading is of the variables as they are then."""
         self._snapshot = _NOTHING
-        self._has_pulled = dict.fromkeys(self._ends, False)
+        self._pulled.clear()
         if self._tables:
             self._tables = {}
 
@@ -308,48 +226,45 @@ class Client:
         kinds = set(map(type, gradients))
         if kinds - _KNOWN_KINDS:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
-        parts = self._parts_for(keys, gradients, IndexedSlices in kinds)
-        chosen = [part.chosen(gradients) for part in parts]
-        for part, some in zip(parts, chosen, strict=True):  # before anything is sent: all or nothing
-            if tuple(map(_SHAPE, some)) != part.shapes:
-                part.check(some)
+        parts = self.parts_for(keys, gradients, IndexedSlices in kinds)
+        self.push_parts(optimizer, parts, gradients, math.nan if learning_rate is None else learning_rate, scale)
+
+    def push_parts(
+        self,
+        optimizer: int,
+        parts: Sequence[Part],
+        gradients: Sequence[Any],
+        rate: float = math.nan,
+        scale: float = 1.0,
+    ) -> None:
+        """Do what `push` does, with arrays and slices for which `parts_for` has returned `parts`.
+
+        Parameters
+        ----------
+        optimizer : int
+        parts : sequence of Part
+        gradients : sequence of array or IndexedSlices
+            In the order of the keys.
+        rate : float
+            NaN for the optimizer's own.
+        scale : float
+        """
+        chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
         if not self._in_step:
             self._begin_step()
-        rate = math.nan if learning_rate is None else learning_rate
-        ready = []
-        for part, some in zip(parts, chosen, strict=True):
-            end = part.server
-            seen = end.steps_of(optimizer) if end.gathers else 0
-            if part.sparse:
-                header = PushHeader(optimizer, part.number, end.pushed + 1, seen, rate, scale)
-                ready.append((end, *self._packed_rows(part, some, gradients, header)))
-                continue
-            area = end.area(part.nbytes)
-            part.pack(some, area.array)
-            fields = protocol.PUSH.pack(protocol.PUSH_KIND, optimizer, part.number, end.pushed + 1, seen, rate, scale)
-            ready.append((end, fields, area, part.nbytes))
-        for end, fields, area, nbytes in ready:
-            end.push(fields, area, nbytes)
+        ready = [
+            (part.server, part.message(optimizer, some, gradients, rate, scale))
+            for part, some in zip(parts, chosen, strict=True)
+        ]
+        for server, message in ready:
+            server.push(*message)
         self._in_step = not self._clocks
         self.refresh()
 
-    def _packed_rows(
-        self, part: _Part, dense: Sequence[Any], gradients: Sequence[Any], header: PushHeader
-    ) -> tuple[bytes, Area, int]:
-        """Return the message for one server, where some of the gradients are rows: header, area, size in bytes."""
-        rows = [gradients[place].coalesced() for place in part.sparse]
-        counts = tuple(len(each.indices) for each in rows)
-        nbytes = part.plan.nbytes(counts)
-        area = part.server.area(nbytes)
-        part.pack(dense, area.array)
-        places = part.plan.row_places(counts)
-        for each, spec, (numbers, where) in zip(rows, part.plan.sparse, places, strict=True):
-            area.array[numbers].view(numpy.int64)[...] = each.indices
-            area.array[where].view(part.plan.wire_dtype(spec))[...] = each.values.reshape(-1)
-        return header._replace(counts=counts).pack(), area, nbytes
-
-    def _parts_for(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool) -> list[_Part]:
+    def parts_for(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> list[Part]:
         """Return what goes to each server, made once for each list of variables.
+
+        It is valid while `generation` is the same.
 
         Lists are compared, not hashed: the keys of a list that comes again are the same objects.
         """
@@ -361,7 +276,7 @@ class Client:
         known.append((keys, self._make_parts(keys, gradients)))
         return known[-1][1]
 
-    def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[_Part]:
+    def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[Part]:
         """Make the plans for one list of variables, and tell the servers."""
         if len(set(keys)) != len(keys):
             raise ValueError(f"a variable has two gradients in one push: {keys}")
@@ -378,7 +293,7 @@ class Client:
             number = self._plan_count = self._plan_count + 1
             self._tell_plan(end, number, plan)
             places = [[place_of[spec.key] for spec in some] for some in (dense, sparse)]
-            parts.append(_Part(end, number, plan, *places))
+            parts.append(Part(end, number, plan, *places))
         return parts
 
     def _tell_plan(self, end: ServerEnd, number: int, plan: Plan) -> None:
@@ -479,6 +394,7 @@ class Client:
         del self._ends[server]
         self.servers.remove(end)
         self._plans.clear()
+        self.generation += 1
         self.refresh()
         if end in self._clocks:
             self._clocks = self._find_clocks()

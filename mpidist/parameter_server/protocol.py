@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
 
 
 #: A push's header without its counts: kind, then the fields of `PushHeader`.
-PUSH = struct.Struct("<BxHIqqdd")
+PUSH = struct.Struct("<BxHIqdd")
 
 
 #: The first of them, as a plain int.
@@ -47,8 +47,6 @@ class PushHeader(NamedTuple):
     ----------
     optimizer, plan : int
         By number.
-    number : int
-        Pushes of this client to this server so far, this one included.
     iteration : int
         Steps of the optimizer that the client had seen when it read the variables.
     learning_rate : float
@@ -61,7 +59,6 @@ class PushHeader(NamedTuple):
 
     optimizer: int
     plan: int
-    number: int
     iteration: int
     learning_rate: float
     scale: float
@@ -69,17 +66,17 @@ class PushHeader(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the header's bytes."""
-        optimizer, plan, number, iteration, learning_rate, scale, counts = self
-        fixed = PUSH.pack(PUSH_KIND, optimizer, plan, number, iteration, learning_rate, scale)
+        optimizer, plan, iteration, learning_rate, scale, counts = self
+        fixed = PUSH.pack(PUSH_KIND, optimizer, plan, iteration, learning_rate, scale)
         return fixed + struct.pack(f"<{len(counts)}q", *counts) if counts else fixed
 
     @classmethod
     def unpack(cls, header: bytes) -> PushHeader:
         """Return what `pack` packed."""
-        _, optimizer, plan, number, iteration, learning_rate, scale = PUSH.unpack_from(header)
+        _, optimizer, plan, iteration, learning_rate, scale = PUSH.unpack_from(header)
         rest = len(header) - PUSH.size
         counts = struct.unpack_from(f"<{rest // 8}q", header, PUSH.size) if rest else ()
-        return cls(optimizer, plan, number, iteration, learning_rate, scale, counts)
+        return cls(optimizer, plan, iteration, learning_rate, scale, counts)
 
 
 def pack(kind: Kind, content: Any) -> bytes:

@@ -28,6 +28,9 @@ _WORD_BYTES = 8
 #: Words of `Buffers`: the current copy, and a number by which the memory is known.
 _CURRENT, _TOKEN = 0, 1
 
+#: As an array: that is added at half the cost of a number.
+_ONE = numpy.array(1)
+
 #: How many optimizers of a server have their steps in the ledger.
 LEDGER_OPTIMIZERS = 64
 
@@ -173,7 +176,7 @@ class Buffers:
         """Make the copy that `begin` returned the current one; its `changed` variables have a new version each."""
         versions = self._versions_of[buffer]
         if changed is None:
-            numpy.add(self.versions, 1, out=versions)
+            numpy.add(self.versions, _ONE, out=versions)
         else:
             versions[...] = self.versions
             versions[changed] += 1

@@ -23,6 +23,9 @@ from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
 from mpidist.parameter_server.published import Buffers
 from mpidist.variables import IndexedSlices
 
+#: Of how many payloads a run keeps views.
+_KEPT_PAYLOADS = 64
+
 
 class StoredVariable:
     """A variable, or a shard of one, on its server: what optimizers need of it.
@@ -108,6 +111,24 @@ def _is_of_script(value: Any) -> bool:
 
 
 @dataclass
+class Piece:
+    """A part of a run that fits into the cache with all that its update needs.
+
+    Attributes
+    ----------
+    where : slice
+        Elements of the run.
+    copies, slots, scratch : list of array
+        As those of a run, and of `Optimizer.update_slice`.
+    """
+
+    where: slice
+    copies: list[Any]
+    slots: list[Any]
+    scratch: list[Any]
+
+
+@dataclass
 class Run:
     """Neighbours in a layout, and in a push, that one call updates.
 
@@ -129,6 +150,8 @@ class Run:
         Whose run it is, where the rule needs to know.
     is_plain : bool
         Whether nothing but the rule is applied, to gradients that are as they must be.
+    pieces : list of Piece
+        All of it, where it is plain.
     """
 
     section: int
@@ -141,6 +164,18 @@ class Run:
     variable: StoredVariable | None
     copies: list[Any] = field(default_factory=list)
     is_plain: bool = False
+    pieces: list[Piece] = field(default_factory=list)
+    _gradients: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
+
+    def gradients_in(self, payload: Any) -> list[Any]:
+        """Return the gradient of each piece, as views of a payload; kept, as payloads come in the same few arrays."""
+        known = self._gradients.get(id(payload))
+        if known is None or known[0] is not payload:
+            whole = payload[self.wire].view(self.wire_dtype)
+            if len(self._gradients) >= _KEPT_PAYLOADS:
+                self._gradients.clear()
+            known = self._gradients[id(payload)] = payload, [whole[piece.where] for piece in self.pieces]
+        return known[1]
 
 
 class ServedOptimizer:
@@ -238,6 +273,16 @@ class ServedOptimizer:
             dtype = layout.sections[run.section].dtype
             run.is_plain = run.variable is None and not run.decay and self.optimizer.clipping.clipvalue is None
             run.is_plain = run.is_plain and run.wire_dtype == dtype == compute_dtype(dtype)
+            run.pieces = self._pieces(run, dtype) if run.is_plain else []
+        return found
+
+    def _pieces(self, run: Run, dtype: numpy.dtype) -> list[Piece]:
+        scratch, size = self._scratch_of(dtype), run.stop - run.start
+        found = []
+        for start in range(0, size, SLICE_ELEMENTS):
+            where = slice(start, min(start + SLICE_ELEMENTS, size))
+            copies, slots = ([each[where] for each in arrays] for arrays in (run.copies, run.slots))
+            found.append(Piece(where, copies, slots, [each[: where.stop - start] for each in scratch]))
         return found
 
     def rate(self, learning_rate: float) -> float:
@@ -261,10 +306,11 @@ class ServedOptimizer:
         optimizer = self.optimizer
         coefficients = optimizer.coefficients(rate, optimizer.iterations)
         for run in runs:
-            gradient = payload[run.wire].view(run.wire_dtype)
             if run.is_plain and scale == 1:
-                self._apply_rule(run, run.copies[old], run.copies[new], gradient, coefficients)
-            elif run.variable is None:
+                self._apply_rule(run, old, new, payload, coefficients)
+                continue
+            gradient = payload[run.wire].view(run.wire_dtype)
+            if run.variable is None:
                 step = Step(coefficients, scale, rate * run.decay)
                 self._apply_step(run, run.copies[old], run.copies[new], gradient, step)
             else:
@@ -273,26 +319,14 @@ class ServedOptimizer:
                 step = optimizer.step_of(run.variable, rate, coefficients, scale)
                 optimizer.update(run.copies[new], gradient, run.slots, step)
 
-    def _apply_rule(self, run: Run, old: Any, new: Any, gradient: Any, coefficients: tuple[float, ...]) -> None:
-        optimizer, size, slots = self.optimizer, new.size, run.slots
-        scratch = self._scratch_of(new.dtype)
-        for start in range(0, size, SLICE_ELEMENTS):
-            stop = start + SLICE_ELEMENTS
-            if size <= SLICE_ELEMENTS:
-                o, n, g, s = old, new, gradient, slots
-                short = [each[:size] for each in scratch]
+    def _apply_rule(self, run: Run, old: int, new: int, payload: Any, coefficients: tuple[float, ...]) -> None:
+        optimizer = self.optimizer
+        for piece, gradient in zip(run.pieces, run.gradients_in(payload), strict=True):
+            parameter = piece.copies[new]
+            if old == new:
+                optimizer.update_slice(parameter, gradient, piece.slots, piece.scratch, coefficients)
             else:
-                o, n, g, s = (
-                    old[start:stop],
-                    new[start:stop],
-                    gradient[start:stop],
-                    [slot[start:stop] for slot in slots],
-                )
-                short = scratch if stop <= size else [each[: size - start] for each in scratch]
-            if old is new:
-                optimizer.update_slice(n, g, s, short, coefficients)
-            else:
-                optimizer.renew_slice(n, o, g, s, short, coefficients)
+                optimizer.renew_slice(parameter, piece.copies[old], gradient, piece.slots, piece.scratch, coefficients)
 
     def _apply_step(self, run: Run, old: Any, new: Any, gradient: Any, step: Step) -> None:
         """Copy and update slice by slice, so that the copy is still in cache when it is updated."""

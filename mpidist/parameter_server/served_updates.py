@@ -11,12 +11,29 @@ from mpidist import context
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.push_part import Part
 from mpidist.parameter_server.registry import Registry, reference_of_optimizer
 from mpidist.parameter_server.served_variable import ServedVariable
 from mpidist.variables import IndexedSlices
 
 #: The types of gradients that need no look.
 _ARRAYS = {numpy.ndarray}
+
+
+class _Again:
+    """A list of whole variables that has been pushed, with what the client needs to push it again."""
+
+    def __init__(self, client: Client, variables: list[ServedVariable]) -> None:
+        self.client = client
+        self.strategy = variables[0].strategy
+        self.generation = -1
+        self.parts: list[Part] = []
+        self._variables = variables  # kept, since they are known by their ids
+
+    def look_up(self, gradients: Sequence[Any]) -> None:
+        """Find what goes to each server."""
+        self.generation = self.client.generation
+        self.parts = self.client.parts_for(tuple([variable.key for variable in self._variables]), gradients)
 
 
 class ServedUpdates(RemoteUpdates):
@@ -39,8 +56,8 @@ class ServedUpdates(RemoteUpdates):
         self._optimizer = optimizer
         self._number = number
         self._is_registered = False
-        # Lists of whole variables that were pushed before, by the variables' ids, which the references keep in use.
-        self._known: dict[tuple[int, ...], tuple[tuple[Any, ...], list[Any]]] = {}
+        # Lists of whole variables that were pushed before, by the variables' ids.
+        self._known: dict[tuple[int, ...], _Again] = {}
 
     def push(
         self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]
@@ -62,8 +79,7 @@ class ServedUpdates(RemoteUpdates):
             ]
         self._client.push(self._number, pairs, None, scale)
         if all(type(variable) is ServedVariable for variable in variables) and isinstance(self._client, Client):
-            keys = tuple([variable.key for variable in variables])
-            self._known[tuple(map(id, variables))] = keys, list(variables)
+            self._known[tuple(map(id, variables))] = _Again(self._client, list(variables))
 
     def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
@@ -72,12 +88,14 @@ class ServedUpdates(RemoteUpdates):
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
         known, factor = self._known.get(tuple(map(id, variables))), optimizer.gradient_factor
-        if known is None or factor is None:
+        if known is None or factor is None or known.strategy is not context.get_strategy():
             return False
-        keys, in_use = known
-        if set(map(type, gradients)) != _ARRAYS or context.get_strategy() is not in_use[0].strategy:
+        if set(map(type, gradients)) != _ARRAYS:
             return False
-        self._client.push_lists(self._number, keys, gradients, None, factor)
+        client = known.client
+        if known.generation != client.generation:
+            known.look_up(gradients)
+        client.push_parts(self._number, known.parts, gradients, scale=factor)
         return True
 
     def _register(self, variables: Iterable[ServedVariable] | None = None) -> None:

@@ -26,6 +26,12 @@ from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile
 from mpidist.transports.lines import Area, Line, Message, Patience
 
+#: Kinds as plain numbers, which compare in half the time.
+_PUSH, _REQUEST = int(Kind.PUSH), int(Kind.REQUEST)
+
+#: How many headers of pushes are kept unpacked.
+_KEPT_HEADERS = 256
+
 
 class _Client:
     """What a server knows of one client."""
@@ -36,6 +42,8 @@ class _Client:
         self.applied_word = applied_word
         self.arrived = 0
         self.is_here = True
+        #: By the client's number of a plan, the store's.
+        self.plans: dict[int, int] = {}
         self._areas: list[Area] = []
 
     def area(self, nbytes: int) -> Area:
@@ -58,10 +66,11 @@ class _Client:
 class _Push:
     """A push between its arrival and its application.  See `Consistency.arrived`."""
 
-    __slots__ = ("client", "optimizer", "plan", "iteration", "iterations", "header", "message", "dropped")
+    __slots__ = ("client", "number", "optimizer", "plan", "iteration", "iterations", "header", "message", "dropped")
 
-    def __init__(self, client: int, header: PushHeader, message: Message, plan: int, iterations: int) -> None:
-        self.client = client
+    def __init__(self, client: _Client, header: PushHeader, message: Message, plan: int, iterations: int) -> None:
+        self.client = client.number
+        self.number = client.arrived
         self.optimizer = header.optimizer
         self.plan = plan
         self.iteration = header.iteration
@@ -107,7 +116,7 @@ class Server:
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
         self.pushes = 0
-        self._plans: list[dict[int, int]] = [{} for _ in lines]
+        self._headers: dict[bytes, PushHeader] = {}
         self._aside: list[tuple[_Client, Callable[[], None]]] = []
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
 
@@ -135,8 +144,8 @@ class Server:
                 if self.poll():
                     patience.reset()
                 else:
-                    patience.tick()
-                    self._look_for_losses()
+                    if patience.tick():
+                        self._look_for_losses()
         finally:
             self.close()
 
@@ -157,9 +166,9 @@ class Server:
 
     def _take(self, client: _Client, message: Message) -> None:
         kind = message.header[0]
-        if kind == Kind.PUSH:
+        if kind == _PUSH:
             self._take_push(client, message)
-        elif kind == Kind.REQUEST:
+        elif kind == _REQUEST:
             self._answer(client, message)
         else:
             self._note(client, protocol.unpack(message.header))
@@ -188,10 +197,10 @@ class Server:
     # -- pushes -------------------------------------------------------------------------------------------------------
 
     def _take_push(self, client: _Client, message: Message) -> None:
-        header = PushHeader.unpack(message.header)
+        header = self._push_header(message.header)
         client.arrived += 1
         try:
-            plan = self._plans[client.number][header.plan]
+            plan = client.plans[header.plan]
             if self.consistency.gathers:
                 self._gather(client, header, message, plan)
                 return
@@ -202,15 +211,24 @@ class Server:
             raise
         except Exception as error:  # the server outlives a client's mistake, and tells it
             self.consistency.pushed(client.number)  # it was a step, though one in vain
-            self._fail_push(client, header, message, error)
+            self._fail_push(client, client.arrived, header.optimizer, message, error)
             return
         self.consistency.pushed(client.number)
         message.release()
         self._done(client, header.optimizer)
 
+    def _push_header(self, raw: bytes) -> PushHeader:
+        """Return a header, the same object if it has come before: most pushes say the same."""
+        header = self._headers.get(raw)
+        if header is None:
+            if len(self._headers) >= _KEPT_HEADERS:
+                self._headers.clear()
+            header = self._headers[raw] = PushHeader.unpack(raw)
+        return header
+
     def _gather(self, client: _Client, header: PushHeader, message: Message, plan: int) -> None:
         iterations = self.store.optimizers[header.optimizer].optimizer.iterations
-        push = _Push(client.number, header, message, plan, iterations)
+        push = _Push(client, header, message, plan, iterations)
         ready = self.consistency.arrived(push)
         if push.dropped:
             message.release()
@@ -226,18 +244,18 @@ class Server:
                 self.store.push(first.optimizer, ready[0].plan, pushed, first.learning_rate, first.scale)
             except Exception as error:
                 for push in ready:
-                    self._fail_push(self.clients[push.client], push.header, push.message, error)
+                    self._fail_push(self.clients[push.client], push.number, push.optimizer, push.message, error)
             else:
                 for push in ready:
                     push.message.release()
                     self._done(self.clients[push.client], first.optimizer)
             ready = self.consistency.complete()
 
-    def _fail_push(self, client: _Client, header: PushHeader, message: Message, error: Exception) -> None:
+    def _fail_push(self, client: _Client, number: int, optimizer: int, message: Message, error: Exception) -> None:
         message.release()
-        failure = self._failure(error, f"push {header.number}")
-        self._send(client, Kind.PUSH_FAILURE, {**failure, "push": header.number})
-        self._done(client, header.optimizer)
+        failure = self._failure(error, f"push {number}")
+        self._send(client, Kind.PUSH_FAILURE, {**failure, "push": number})
+        self._done(client, optimizer)
 
     def _done(self, client: _Client, number: int) -> None:
         """Show in the ledger how far things are: steps before pushes, since who sees its push sees its step."""
@@ -397,7 +415,7 @@ class Server:
         dense, sparse = ([self.store.variables[key].spec for key in map(tuple, request[name])] for name in _PARTS)
         narrow = None if request["push_dtype"] is None else numpy.dtype(request["push_dtype"])
         plan = Plan(tuple(dense), tuple(sparse), narrow)
-        self._plans[client.number][request["number"]] = self.store.plan_number(plan)
+        client.plans[request["number"]] = self.store.plan_number(plan)
         return ({},)
 
     def _on_register(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:

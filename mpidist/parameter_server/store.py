@@ -40,6 +40,8 @@ class _Target:
 
     Attributes
     ----------
+    optimizer : ServedOptimizer
+    plan : Plan
     runs : list of Run
     changed : array of int, or None
         Places in the layout of the variables that are written; None for all.
@@ -47,9 +49,15 @@ class _Target:
         Tables with a gradient of all of them, and where it is in the payload.
     """
 
+    optimizer: ServedOptimizer
+    plan: Plan
     runs: list[Run]
     changed: Any
     alone: list[tuple[StoredVariable, slice, numpy.dtype]]
+
+    def tables_in(self, payload: Any) -> list[tuple[StoredVariable, Any, Any]]:
+        """Return the tables with a gradient of all of them, and that, as `Store._rows` returns those of rows."""
+        return [(variable, None, payload[where].view(dtype)) for variable, where, dtype in self.alone]
 
 
 class Store:
@@ -257,22 +265,17 @@ class Store:
         TornVariableError
             An earlier push was broken off, and left some of these variables, or their slots, changed in part.
         """
-        optimizer, plan = self.optimizers[number], self.plans[plan_number]
-        target = self._target(number, plan_number)
-        optimizer.require_whole()
-        if self._torn:
-            self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
-        rows = self._rows(plan, pushed) if plan.sparse else []
-        payload = pushed[0][1]
+        target = self._targets.get((number, plan_number)) or self._target(number, plan_number)
+        optimizer, payload = target.optimizer, pushed[0][1]
+        self._require_unbroken(target)
+        rows = self._rows(target.plan, pushed) if target.plan.sparse else []
         if len(pushed) > 1:
-            payload = _mean(plan, [each for _, each in pushed])
+            payload = _mean(target.plan, [each for _, each in pushed])
+        tables = target.tables_in(payload) + rows
         rate = optimizer.rate(learning_rate)
-        tables = [(variable, None, payload[where].view(dtype)) for variable, where, dtype in target.alone] + rows
         buffers = self.buffers
         buffer = buffers.begin(target.changed) if target.runs else -1
         begun: list[Key] = []
-        if buffer == buffers.current:
-            begun += [spec.key for spec in plan.dense if spec.key not in self._tables]
         try:
             if buffer >= 0:
                 optimizer.update(target.runs, buffers.current, buffer, payload, rate, scale)
@@ -280,11 +283,7 @@ class Store:
                 begun.append(variable.spec.key)
                 optimizer.update_rows(variable, indices, values, rate, scale)
         except BaseException as error:
-            if buffer >= 0:
-                buffers.give_up(buffer)
-            cause = f"its update ended with {type(error).__name__}: {error}"
-            self._torn.update(dict.fromkeys(begun, cause))
-            optimizer.tear(cause)
+            self._break_off(target, buffer, begun, f"its update ended with {type(error).__name__}: {error}")
             raise
         if buffer >= 0:
             buffers.commit(buffer, target.changed)
@@ -292,14 +291,26 @@ class Store:
             self._table_versions[variable.spec.key] += 1
         optimizer.optimizer.iterations += 1
 
+    def _require_unbroken(self, target: _Target) -> None:
+        target.optimizer.require_whole()
+        if self._torn:
+            self.require_whole([spec.key for spec in (*target.plan.dense, *target.plan.sparse)])
+
+    def _break_off(self, target: _Target, buffer: int, begun: list[Key], cause: str) -> None:
+        """Take note of what an update that has raised may have changed: tables, and what there is one copy of."""
+        if buffer >= 0:
+            self.buffers.give_up(buffer)
+        if buffer == self.buffers.current:
+            begun = begun + [spec.key for spec in target.plan.dense if spec.key not in self._tables]
+        self._torn.update(dict.fromkeys(begun, cause))
+        target.optimizer.tear(cause)
+
     def _target(self, number: int, plan_number: int) -> _Target:
-        found = self._targets.get((number, plan_number))
-        if found is None:
-            plan = self.plans[plan_number]
-            for spec in plan.sparse:
-                self.make_table(spec.key)
-            self.lay_out()
-            found = self._targets[number, plan_number] = self._find_target(self.optimizers[number], plan)
+        optimizer, plan = self.optimizers[number], self.plans[plan_number]
+        for spec in plan.sparse:
+            self.make_table(spec.key)
+        self.lay_out()
+        found = self._targets[number, plan_number] = self._find_target(optimizer, plan)
         return found
 
     def _find_target(self, optimizer: ServedOptimizer, plan: Plan) -> _Target:
@@ -314,7 +325,7 @@ class Store:
                 wire = plan.sections[section]
                 begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
                 alone.append((variable, slice(begin, end), wire.dtype))
-        return _Target(runs, changed, alone)
+        return _Target(optimizer, plan, runs, changed, alone)
 
     def _rows(self, plan: Plan, pushed: Sequence[tuple[Sequence[int], Any]]) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the rows that pushes carry: variable, numbers of rows, rows, each row once."""

@@ -28,18 +28,28 @@ def _no_fence() -> None:
     """x86-64 shows stores of one processor to all others in program order: nothing to do."""
 
 
-def full_fence(lock: threading.Lock = threading.Lock()) -> None:  # noqa: B008 - one lock for all, on purpose
-    """Make this process's stores visible before its next load: a release, then an acquire of one lock.
+def _locked_instruction(lock: threading.Lock = threading.Lock()) -> None:  # noqa: B008 - one lock for all, on purpose
+    """x86-64 completes all stores before a locked instruction, and to take a lock is one."""
+    with lock:
+        pass
 
-    Who stores a mark and then looks at another's needs this on every processor: x86-64, too, lets a load pass a store.
-    """
+
+def _release_and_acquire(lock: threading.Lock = threading.Lock()) -> None:  # noqa: B008 - one lock for all, on purpose
+    """Elsewhere a release of a lock, and then an acquire of the same, let nothing pass."""
     with lock:
         pass
     with lock:
         pass
 
 
-fence: Callable[[], None] = _no_fence if platform.machine() in ("x86_64", "AMD64") else full_fence
+_IS_X86_64 = platform.machine() in ("x86_64", "AMD64")
+
+#: Shows what was stored before to others no later than what is stored afterwards; and the same for loads.
+fence: Callable[[], None] = _no_fence if _IS_X86_64 else _release_and_acquire
+
+#: Makes this process's stores visible before its next load.  Who stores a mark and then looks at another's needs this
+#: on every processor: x86-64, too, lets a load pass a store.
+full_fence: Callable[[], None] = _locked_instruction if _IS_X86_64 else _release_and_acquire
 
 
 class StatusBoard:

@@ -329,8 +329,8 @@ class Patience:
         """Begin anew: something came.  Local."""
         self._turns = 0
 
-    def tick(self) -> None:
-        """Be called in every turn of a waiting loop that found nothing.  Local.
+    def tick(self) -> bool:
+        """Be called in every turn of a waiting loop that found nothing; return whether it looked around.  Local.
 
         Raises
         ------
@@ -341,7 +341,7 @@ class Patience:
         turns = self._turns
         self._turns = turns + 1
         if (turns + 1) % _LOOK_TURNS:
-            return
+            return False
         now = time.monotonic()
         if turns < _LOOK_TURNS:
             self._start = now
@@ -354,6 +354,7 @@ class Patience:
             time.sleep(_NAP_SECONDS)
             self._turns = turns + _LOOK_TURNS  # a nap is as long as many turns
             self._mind_the_clock(waited)
+        return True
 
     def _judge(self) -> None:
         """Raise if the wait is in vain."""

@@ -31,12 +31,14 @@ _log = logging.getLogger("mpidist")
 
 #: What a batch may take, and with how much left to do a worker gets the next one; unless the first takes so long that
 #: others might be done with the next before it.
-_BATCH_SECONDS = 4e-3
-_AHEAD_SECONDS = 3e-3
-_LONG_SECONDS = 10e-3
+_BATCH_SECONDS = 8e-3
+_AHEAD_SECONDS = 5e-3
+_LONG_SECONDS = 20e-3
 _MOST_CALLS, _MOST_BYTES = 512, 1 << 20
 #: How long the chief sleeps between looks while all workers have more to do than that: at least, and at most.
-_NAP_SECONDS, _LONG_NAP_SECONDS = 2e-4, 1e-3
+_NAP_SECONDS, _LONG_NAP_SECONDS = 1e-4, 2e-3
+#: How late the chief may hear of a batch, as a share of what the batch takes.
+_LATE_SHARE = 1 / 16
 #: How much a new measurement of a function's time counts.
 _WEIGHT = 0.3
 #: How many functions workers keep; those that they have had for longest are forgotten.
@@ -425,10 +427,12 @@ class Calls:
 
     def _nap_seconds(self) -> float:
         """Return how long the chief may sleep without anybody waiting for it, as far as is known."""
-        if all(len(lane.batches) > 1 for lane in self.lanes):
-            return _LONG_NAP_SECONDS
-        looks = [lane.next_look for lane in self.lanes if lane.batches]
-        return min((min(looks) - time.monotonic()) / 4, _LONG_NAP_SECONDS) if looks else 0.0
+        busy = [lane for lane in self.lanes if lane.batches]
+        if not busy:
+            return 0.0
+        left = min(lane.next_look for lane in busy) - time.monotonic()
+        shortest = min(lane.batches[0].seconds for lane in busy)
+        return min(max(left, shortest * _LATE_SHARE), _LONG_NAP_SECONDS)
 
 
 def _has_work(lane: Lane) -> bool:

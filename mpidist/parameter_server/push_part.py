@@ -1,0 +1,156 @@
+"""`Part`: what goes to one server of the gradients of one list of variables, packed where the server reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy
+
+from mpidist.parameter_server.layout import Plan
+from mpidist.parameter_server.protocol import PushHeader
+from mpidist.parameter_server.server_end import ServerEnd
+from mpidist.transports.lines import Area
+from mpidist.variables import IndexedSlices
+
+_SHAPE = attrgetter("shape")
+
+
+#: The largest number of a dtype that gradients may be rounded to, where that is less than float32's.
+_LIMITS = {"float16": 65504.0}
+
+
+class Part:
+    """What goes to one server of the gradients of one list of variables.
+
+    Parameters
+    ----------
+    server : ServerEnd
+    number : int
+        Of the plan at this server.
+    plan : Plan
+    dense, sparse : list of int
+        Places in the user's list, in the plan's order.
+    """
+
+    def __init__(self, server: ServerEnd, number: int, plan: Plan, dense: list[int], sparse: list[int]) -> None:
+        self.server = server
+        self.number = number
+        self.plan = plan
+        self.sparse = sparse
+        self.shapes = tuple(spec.shape for spec in plan.dense)
+        self.nbytes = plan.dense_nbytes
+        self._dense = dense
+        self._take = itemgetter(*dense) if len(dense) > 1 else None
+        numbers = [number for number, _ in plan.places]
+        self._counts = [numbers.count(number) for number in range(len(plan.sections))]
+        wide = [plan.dense[numbers.index(number)].dtype for number in range(len(plan.sections))]
+        narrow = [section.dtype != dtype for section, dtype in zip(plan.sections, wide, strict=True)]
+        #: By section: what was lost when gradients were rounded; None where they are not.
+        self._lost = [
+            numpy.zeros(section.size, dtype) if is_narrow else None
+            for section, dtype, is_narrow in zip(plan.sections, wide, narrow, strict=True)
+        ]
+        self._is_single = len(dense) == 1 and self._lost[0] is None
+        self._targets: list[tuple[Any, list[Any]]] = []
+        # What the last header says, which most of them say again.
+        self._said: tuple[int, int, float, float] | None = None
+        self._header = b""
+
+    def chosen(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients of whole variables that go to this server, in order.
+
+        Raises
+        ------
+        ValueError
+            One does not have its variable's shape.
+        """
+        some = [gradients[place] for place in self._dense] if self._take is None else self._take(gradients)
+        if tuple(map(_SHAPE, some)) != self.shapes:
+            self._check(some)
+        return some
+
+    def message(
+        self, optimizer: int, some: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
+    ) -> tuple[bytes, Area, int]:
+        """Return a push to this server: header, area, size in bytes.
+
+        Parameters
+        ----------
+        optimizer : int
+        some : sequence of array
+            What `chosen` returned.
+        gradients : sequence
+            All of them; rows are taken from here.
+        rate, scale : float
+        """
+        server = self.server
+        seen = server.steps_of(optimizer) if server.gathers else 0
+        if self.sparse:
+            rows = [gradients[place].coalesced() for place in self.sparse]
+            return self._message_with_rows(PushHeader(optimizer, self.number, seen, rate, scale), some, rows)
+        said = (optimizer, seen, rate, scale)
+        if said != self._said:
+            self._said, self._header = said, PushHeader(optimizer, self.number, seen, rate, scale).pack()
+        area = server.area(self.nbytes)
+        self._pack(some, area.array)
+        return self._header, area, self.nbytes
+
+    def _message_with_rows(
+        self, header: PushHeader, some: Sequence[Any], rows: Sequence[IndexedSlices]
+    ) -> tuple[bytes, Area, int]:
+        counts = tuple(len(each.indices) for each in rows)
+        nbytes = self.plan.nbytes(counts)
+        area = self.server.area(nbytes)
+        self._pack(some, area.array)
+        places = self.plan.row_places(counts)
+        for each, spec, (numbers, where) in zip(rows, self.plan.sparse, places, strict=True):
+            area.array[numbers].view(numpy.int64)[...] = each.indices
+            area.array[where].view(self.plan.wire_dtype(spec))[...] = each.values.reshape(-1)
+        return header._replace(counts=counts).pack(), area, nbytes
+
+    def _pack(self, gradients: Sequence[Any], array: Any) -> None:
+        """Copy gradients of whole variables into the memory of an area."""
+        if self._is_single:
+            self._targets_in(array)[0][...] = gradients[0]
+            return
+        first = 0
+        for target, count, lost in zip(self._targets_in(array), self._counts, self._lost, strict=True):
+            some = gradients[first : first + count]
+            first += count
+            if lost is not None:
+                _pack_narrow(some, target, lost)
+            elif count == 1:
+                target[...] = some[0]
+            else:
+                numpy.concatenate(some, axis=None, out=target)
+
+    def _targets_in(self, array: Any) -> list[Any]:
+        """Return the sections of an area, as views that are made once for each of the few areas."""
+        for known, targets in self._targets:
+            if known is array:
+                return targets
+        targets, first = [section.of(array) for section in self.plan.sections], 0
+        for number, (count, lost) in enumerate(zip(self._counts, self._lost, strict=True)):
+            if count == 1 and lost is None:
+                targets[number] = targets[number].reshape(self.shapes[first])
+            first += count
+        self._targets = [*self._targets[-3:], (array, targets)]
+        return targets
+
+    def _check(self, gradients: Sequence[Any]) -> None:
+        for gradient, spec in zip(gradients, self.plan.dense, strict=True):
+            if gradient.shape != spec.shape:
+                raise ValueError(f"a gradient of shape {gradient.shape} was pushed for {spec}")
+
+
+def _pack_narrow(gradients: Sequence[Any], target: Any, lost: Any) -> None:
+    """Round gradients to fewer bits, with what was lost the last time; keep what is lost now."""
+    wide = numpy.concatenate([each.astype(lost.dtype, copy=False) for each in gradients], axis=None)
+    wide += lost
+    limit = _LIMITS.get(target.dtype.name)
+    target[...] = wide if limit is None else numpy.clip(wide, -limit, limit)
+    with numpy.errstate(invalid="ignore"):
+        numpy.subtract(wide, target.astype(lost.dtype), out=lost)
+    lost[~numpy.isfinite(lost)] = 0  # of what is no number, nothing sensible is left
