@@ -246,16 +246,16 @@ def kill(rank):
     os.kill(control.board.pid(control.board_ranks.index(rank)), signal.SIGKILL)
 
 for n in range(30):
-    if strategy.extended.number == 1 and n == 10 and victim >= 0:
+    if strategy.extended.number == 1 and n == 10:
         strategy.extended.pull()
         kill(victim)
     strategy.run(step)
 strategy.extended.pull()
 ended.assign_add(1)
-while int(ended.read_value()) < 2 + (victim < 0):
+while policy != "backup" and int(ended.read_value()) < 2:  # with backup workers, the others wait for who waits here
     pass
 strategy.extended.pull()
-os.write(1, f"rank {strategy._rank} ends with {[sorted({*v.value}) for v in variables]}\\n".encode())
+os.write(1, f"rank {strategy._rank} ends with {[sorted({*v.value.tolist()}) for v in variables]}\\n".encode())
 """
 
 
@@ -274,9 +274,9 @@ def test_the_others_go_on_without_a_worker_that_is_killed(tmp_path, policy):
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"mpidist run: rank 1 \(process .*\) was ended by signal 9", result.stderr), result.stderr
     lines = sorted(result.stdout.splitlines())
-    assert [line[:11] for line in lines] == ["rank 0 ends", "rank 2 ends"]
+    assert [line[:17] for line in lines] == ["rank 0 ends with ", "rank 2 ends with "]
     if policy != "backup":  # which makes one step of two pushes
-        assert {line[16:] for line in lines} == {"[[-70.0], [-70.0]]"}, lines  # 30 + 10 + 30, on either server
+        assert {line[17:] for line in lines} == {"[[-70.0], [-70.0]]"}, lines  # 30 + 10 + 30, on either server
 
 
 def test_a_job_that_does_not_tolerate_it_ends_with_the_name_of_the_worker_that_was_killed(tmp_path):
