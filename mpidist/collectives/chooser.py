@@ -25,7 +25,7 @@ from mpidist.runtime.control import Watch
 from mpidist.transports import World
 
 #: In one step through shared memory every rank reads the values of all ranks; from so many bytes on each reads a share.
-_MOST_BYTES_READ = 1 << 21
+_MOST_BYTES_READ = 1 << 22
 
 #: Sizes in bytes from which on a pack is closed: never where segments are the unit of work; as a message otherwise.
 ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
