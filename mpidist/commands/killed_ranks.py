@@ -19,7 +19,7 @@ _ABORT = re.compile(r"MPI_ABORT was invoked on rank \d+|Abort\(-?\d+\) on node \
 
 #: What Open MPI prints when a connection breaks, before it ends the job; and its launcher, when a host is gone.
 _ENDING = re.compile(r"MPI will try to terminate your MPI job")
-_HOST_LOST = re.compile(r"PRTE has lost communication with a remote daemon")
+_HOST_LOST = re.compile(r"PRTE has lost communication with a remote daemon|A daemon failed to report back after being")
 
 
 class KilledRanks:

@@ -330,6 +330,7 @@ class Server:
 
     def _note(self, client: _Client, note: dict[str, Any]) -> None:
         if note["verb"] == "leave":
+            client.line.lose("left")  # that its process is gone soon is no death
             self._gone(client)
         elif note["verb"] == "aside":
             self.consistency.stand_aside(client.number)

@@ -309,11 +309,18 @@ class ControlChannel:
                     return self.failed(rank, self.board.text(line), watch)
                 if state != states.LEFT and not self.board.alive(line):
                     return self.died(rank, watch)
-            elif rank in self._lost:
+            elif rank in self._lost and not self._has_left(rank):
                 return self.loss(rank, f"died in {watch.what}: {self._lost[rank]}")
             elif self.arbiter is not None and rank in self.arbiter.failed_texts:
                 return self.failed(rank, self.arbiter.failed_texts[rank], watch)
         return None
+
+    def _has_left(self, rank: int) -> bool:
+        """Whether a rank of another board has said that it leaves; it may be gone when that is read."""
+        if self.arbiter is None:
+            return False
+        self.arbiter.poll()
+        return rank in self.arbiter.left_ranks
 
     @property
     def goes_on(self) -> bool:

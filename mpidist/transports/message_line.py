@@ -139,8 +139,9 @@ class MessageLine(Line):
         try:
             return fn(*args)
         except RankFailedError as error:
-            self.lose(f"died: {error}")
-            self.presence.control.note_lost(self.presence.name_of(self.peer), str(error))
+            if not self._gone:  # else it has said before that it leaves
+                self.lose(f"died: {error}")
+                self.presence.control.note_lost(self.presence.name_of(self.peer), str(error))
             self._transport.abandon([*self._under_way, *self._awaited])
             self._under_way.clear()
             self._awaited.clear()

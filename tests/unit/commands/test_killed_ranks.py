@@ -81,4 +81,5 @@ def test_the_end_of_a_job_and_the_loss_of_a_host_are_noticed():
     line = "[host1:00000] ***    and MPI will try to terminate your MPI job as well)"
     assert read(line, 0).ending and read(line).ending
     assert read("PRTE has lost communication with a remote daemon.").host_lost
+    assert read("A daemon failed to report back after being spawned. This could").host_lost
     assert not read(OPEN_MPI).ending and not read(OPEN_MPI).host_lost
