@@ -64,8 +64,8 @@ class Client:
         self._push_dtype = None if push_dtype is None else numpy.dtype(push_dtype)
         self._specs: dict[Key, VariableSpec] = {}
         self._server_of: dict[Key, int] = {}
-        # The present snapshots of all servers; of a single one, its own dict.
-        self._snapshot: dict[Key, Any] = _NOTHING
+        #: The variables in the present snapshots of all servers; of a single one, its own dict.
+        self.snapshot: dict[Key, Any] = _NOTHING
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
@@ -99,7 +99,7 @@ class Client:
 
         It stays as it is until this client takes its next snapshot of that server.
         """
-        value = self._snapshot.get(key)
+        value = self.snapshot.get(key)
         return self._value(key) if value is None else value
 
     def _value(self, key: Key) -> Any:
@@ -123,7 +123,7 @@ class Client:
         if not self._in_step:
             self._begin_step()
         views = self._ends[number].pull()
-        self._snapshot = views if len(self.servers) == 1 else {**self._snapshot, **views}
+        self.snapshot = views if len(self.servers) == 1 else {**self.snapshot, **views}
         self._pulled.add(number)
         return views
 
@@ -135,7 +135,7 @@ class Client:
 
     def refresh(self) -> None:
         """End the present snapshot: the next reading is of the variables as they are then."""
-        self._snapshot = _NOTHING
+        self.snapshot = _NOTHING
         self._pulled.clear()
         if self._tables:
             self._tables = {}
@@ -173,7 +173,7 @@ class Client:
         """Return how often the variable had been changed when the value was made that `value` returns."""
         self.value(key)
         number = self._number_of(key)
-        if key in self._snapshot:
+        if key in self.snapshot:
             return self._ends[number].version(key)
         return self._tables[key][1]
 

@@ -38,6 +38,8 @@ class GroupClient:
     """
 
     is_alone = False
+    #: `value` has to be asked for each.
+    snapshot: Mapping[Key, Any] = {}
 
     def __init__(self, communicator: Communicator, client: Any, is_chief: bool) -> None:
         self.is_chief = is_chief

@@ -24,6 +24,8 @@ class LocalClient:
     is_chief = True
     #: There is no other process that reads or writes the variables.
     is_alone = True
+    #: `value` has to be asked for each.
+    snapshot: Mapping[Key, Any] = {}
 
     def __init__(self) -> None:
         self._store = Store(0)

@@ -144,7 +144,7 @@ class Buffers:
 
         Parameters
         ----------
-        changed : index array of int, or None
+        changed : slice, index array of int, or None
             The variables that will be written in full; None for all.
 
         Raises

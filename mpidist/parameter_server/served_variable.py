@@ -96,7 +96,8 @@ class ServedVariable(DistributedVariable):
     @property
     def value(self) -> Any:
         """The value, as last pulled: read-only, and unchanged until the next pull."""
-        return self._client.value(self.key)
+        value = self._client.snapshot.get(self.key)
+        return self._client.value(self.key) if value is None else value
 
     def read_value(self) -> Any:
         """Return the value that the server has now, as a new array."""

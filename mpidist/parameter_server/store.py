@@ -43,7 +43,7 @@ class _Target:
     optimizer : ServedOptimizer
     plan : Plan
     runs : list of Run
-    changed : array of int, or None
+    changed : slice, array of int, or None
         Places in the layout of the variables that are written; None for all.
     alone : list of (variable, slice, dtype)
         Tables with a gradient of all of them, and where it is in the payload.
@@ -191,7 +191,7 @@ class Store:
             return
         self.lay_out()
         buffers = self.buffers
-        changed = numpy.array([buffers.layout.index[key]])
+        changed = _places([buffers.layout.index[key]])
         before = buffers.views(buffers.current)[key]
         buffer = buffers.begin(changed)
         after = buffers.views(buffer)[key]
@@ -318,7 +318,7 @@ class Store:
         variables = [self.variables[spec.key] for spec in plan.dense]
         runs = optimizer.runs(self.buffers, plan, variables)
         indices = [layout.index[spec.key] for spec in plan.dense if spec.key in layout.index]
-        changed = None if len(indices) == len(layout.specs) else numpy.array(sorted(indices), numpy.int64)
+        changed = None if len(indices) == len(layout.specs) else _places(sorted(indices))
         alone = []
         for variable, (section, first) in zip(variables, plan.places, strict=True):
             if variable.spec.key in self._tables:
@@ -349,6 +349,13 @@ def _rows_of(plan: Plan, spec: VariableSpec, payload: Any, numbers: slice, where
     indices = payload[numbers].view(numpy.int64)
     _check_rows(spec, indices)
     return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
+
+
+def _places(indices: list[int]) -> Any:
+    """Return what stands for some places, in ascending order, in an index: a slice if they are neighbours."""
+    if indices and indices[-1] - indices[0] == len(indices) - 1:
+        return slice(indices[0], indices[-1] + 1)
+    return numpy.array(indices, numpy.int64)
 
 
 def _mean(plan: Plan, payloads: Sequence[Any]) -> Any:
