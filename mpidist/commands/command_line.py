@@ -27,14 +27,19 @@ class CommandLine:
         Variables added to the environment of the ranks.
     reasons : list of str
         One line for every addition: what and why.
+    is_placed : bool
+        Whether the user says where ranks go, and nothing is added that does.
     """
 
     arguments: list[str]
     environ: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    is_placed: bool = False
 
     def add(self, reason: str, *arguments: str, **environ: str) -> None:
         """Add arguments or variables, for this reason."""
+        if self.is_placed and _is_placing(arguments):
+            return
         what = " ".join([*arguments, *(f"{name}={value}" for name, value in environ.items())])
         self.arguments += arguments
         self.environ |= environ
@@ -70,6 +75,7 @@ def command_line(
     environ: Mapping[str, str],
     root: bool,
     terminal: bool = False,
+    launcher_args: Sequence[str] = (),
 ) -> CommandLine:
     """Return the command line that starts `ranks` ranks on this machine (Local, pure).
 
@@ -86,8 +92,10 @@ def command_line(
         Whether the user is root.
     terminal : bool
         Whether the ranks have a terminal for standard output.
+    launcher_args : sequence of str
+        What the user adds for the launcher, which takes each option once.
     """
-    line = CommandLine([path, "-n", str(ranks)])
+    line = CommandLine([path, "-n", str(ranks)], is_placed=_is_placing(launcher_args))
     places = _PLACES.get(vendor)
     if places is not None:
         places(line, ranks, cores, root)
@@ -99,6 +107,11 @@ def command_line(
     if "UCX_DEBUG_SIGNO" not in environ:
         line.add("UCX, below MPI, would keep SIGHUP from ending the ranks", UCX_DEBUG_SIGNO="0")
     return line
+
+
+def _is_placing(arguments: Sequence[str]) -> bool:
+    """Whether there is an option among these that maps ranks to cores, or binds them."""
+    return any(argument.startswith("-") and argument.lstrip("-") in _PLACING for argument in arguments)
 
 
 def tolerate_faults(line: CommandLine) -> None:
@@ -131,6 +144,9 @@ def _mpich(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:
         each = cores.count // ranks
         line.add(f"{_n(each, 'core')} for each rank's threads", "-bind-to", f"core:{each}")
 
+
+#: Options that say where ranks go.
+_PLACING = frozenset(["map-by", "bind-to", "rankfile", "rf", "cpu-set", "cpu-list"])
 
 # Both launchers number the machine's cores, not the allowed ones: binding would leave the share that was given.
 _RESTRICTED = "this process may not use all cores of the machine, and the launcher would bind to any of them"

@@ -117,10 +117,11 @@ def _check_program(program: str) -> None:
 
 def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace, terminal: bool) -> CommandLine:
     root, cores = os.geteuid() == 0, visible_cores()
-    line = command_line(launcher.path, launcher.vendor, arguments.ranks, cores, os.environ, root, terminal)
+    own = shlex.split(arguments.launcher_args)
+    line = command_line(launcher.path, launcher.vendor, arguments.ranks, cores, os.environ, root, terminal, own)
     if arguments.fault_tolerant:
         tolerate_faults(line)
-    line.arguments += shlex.split(arguments.launcher_args)
+    line.arguments += own
     reasons = [f"{launcher.title}, which belongs to mpi4py's {mpi.title}", *line.reasons]
     if launcher.version != mpi.version:
         reasons.append(f"warning: the versions differ, and no {mpi.title} launcher was found")

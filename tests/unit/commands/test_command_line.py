@@ -130,6 +130,23 @@ def test_threads_and_bound_cores_never_exceed_the_cores(vendor, ranks, cores, re
     assert not (bound and (restricted or ranks > cores))
 
 
+@pytest.mark.parametrize("vendor", ["Open MPI", "MPICH"])
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("given", ["--bind-to core", "-bind-to core:1", "--map-by ppr:1:node"])
+def test_who_places_the_ranks_does_it_alone(vendor, ranks, given):
+    found = command_line("mpirun", vendor, ranks, Cores(4, False), {}, False, launcher_args=given.split())
+    assert not {"--bind-to", "-bind-to", "--map-by"} & set(found.arguments)
+    assert not any("-bind-to" in reason or "-map-by" in reason for reason in found.reasons)
+
+
+def test_hosts_are_no_places():
+    plain, hosts = (
+        command_line("mpirun", "Open MPI", 2, Cores(4, False), {}, False, launcher_args=given)
+        for given in ([], ["--host", "node1,node2"])
+    )
+    assert hosts.arguments == plain.arguments
+
+
 def test_every_addition_has_its_reason():
     found = line("Open MPI", ranks=8, cores=4, environ={}, root=True)
     added = ["--allow-run-as-root", "--map-by", "--bind-to", "--mca", "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1"]
