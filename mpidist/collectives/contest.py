@@ -47,7 +47,8 @@ class Contest:
         self.ways = list(ways)
         self.modes = modes if len(ways) > 1 else 1
         self.mode = 0
-        self._stages: list[Trial | Lookout] = [Trial(len(ways)) for _ in range(modes if len(ways) > 1 else 0)]
+        self._families = [way.algorithm for way in ways]
+        self._stages: list[Trial | Lookout] = [Trial(self._families) for _ in range(modes if len(ways) > 1 else 0)]
 
     @property
     def at(self) -> int:
@@ -87,7 +88,7 @@ class Contest:
             self._stages[self.mode] = Lookout(times, self._window)
             for mode, other in enumerate(self._stages):
                 if isinstance(other, Trial):
-                    self._stages[mode] = Trial(len(self.ways), known=times)
+                    self._stages[mode] = Trial(self._families, is_short=True)
 
 
 class Calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -9,16 +10,18 @@ import numpy
 #: So many calls come before the trial: those in which the memory of results is touched for the first time.
 _WARM_UP = 2
 
-#: How often each way is tried in one of the two heats; less often where ranks know the ways from another trial.
+#: How often each way is tried in one of the two heats; less often where there was a trial in another mode of the cores.
 _ROUNDS, _FEW_ROUNDS = 2, 1
 
-#: Ways that take so many times as long as the best one in the first heat take no part in the second; and none in a
-#: trial if they took so many times as long in an earlier one, in another mode of the cores.
-_SLOW, _HOPELESS = 1.5, 3.0
+#: Ways that take so many times as long as the best one in the first heat take no part in the second.
+_SLOW = 1.5
 
 
 class Trial:
     """Takes turns among some ways and remembers the times of each, in two heats.
+
+    In the first heat each family of ways, which differ in the size of segments only, is stood for by its first one.
+    What is slow in one mode of the cores may be the quickest in another, so each mode tries all families.
 
     How caches are shared between the cores that ranks run on is only known once they run, and it decides how long a
     segment should be.  Every way gives the same values, so nothing is lost by trying.
@@ -27,17 +30,19 @@ class Trial:
 
     Parameters
     ----------
-    ways : int
-    known : array of float64, shape (ways,), optional
-        What each took in an earlier trial, the same on all ranks: this one is short.
+    families : sequence of hashable
+        Of which family each way is.
+    is_short : bool
+        Whether there was a trial of these ways in another mode.
     """
 
-    def __init__(self, ways: int, known: Any = None) -> None:
-        self._known = numpy.full(ways, numpy.inf) if known is None else known
-        self._rounds = _ROUNDS if known is None else _FEW_ROUNDS
-        self._skipped = _WARM_UP if known is None else 0
-        self._times: list[list[float]] = [[] for _ in range(ways)]
-        self._ways = list(range(ways)) if known is None else _within(known, _HOPELESS)
+    def __init__(self, families: Sequence[Any], is_short: bool = False) -> None:
+        #: By way, the first one of its family.
+        self._first = [families.index(family) for family in families]
+        self._rounds = _FEW_ROUNDS if is_short else _ROUNDS
+        self._skipped = 0 if is_short else _WARM_UP
+        self._times: list[list[float]] = [[] for _ in families]
+        self._ways = sorted(set(self._first))
         self._turns = [0] * self._skipped + self._heat()
         self._made = 0
         self._is_second = False
@@ -62,11 +67,12 @@ class Trial:
     def seconds(self) -> Any:
         """This rank's median time of each way, array of float64; the ranks' maxima decide.
 
+        A way that has not been tried has the time of the first one of its family.
         Not the best time: caches may change hands in the middle, and the best of all ways would be from another time.
         Of two times in the middle the median is the lower one, and so it is of one list where there are two.
         """
-        pairs = zip(self._times, self._known, strict=True)
-        return numpy.array([sorted(times)[(len(times) - 1) // 2] if times else known for times, known in pairs])
+        chosen = [self._times[way] or self._times[first] for way, first in enumerate(self._first)]
+        return numpy.array([sorted(times)[(len(times) - 1) // 2] for times in chosen])
 
     def record(self, seconds: float) -> None:
         """Take the time of the way that was tried, and go on to the next."""
@@ -76,14 +82,8 @@ class Trial:
 
     def judge(self, times: Any) -> bool:
         """Take the maximum of all ranks' `seconds`; return whether that decides, and begin the second heat if not."""
-        near = set(_within(times, _SLOW))
-        self._ways = [way for way in self._ways if way in near]
+        self._ways = [way for way, seconds in enumerate(times) if seconds < _SLOW * min(times)]
         if self._is_second or len(self._ways) < 2:
             return True
         self._turns, self._made, self._skipped, self._is_second = self._heat(), 0, 0, True
         return False
-
-
-def _within(times: Any, factor: float) -> list[int]:
-    """Return the ways that take less than so many times the best one."""
-    return [way for way, seconds in enumerate(times) if seconds < factor * min(times)]

@@ -26,14 +26,14 @@ def _try(trial, seconds, calls=1000):
 
 
 def test_two_calls_come_before_the_trial_and_then_ways_take_turns_twice():
-    trial = Trial(3)
+    trial = Trial(range(3))
     tried = _try(trial, lambda way, call: [50.0, 50.0, 5.0, 4.0, 6.0, 7.0, 3.0, 6.5][call])
     assert tried == [0, 0, 0, 1, 2, 0, 1, 2]
     assert trial.seconds.tolist() == [5.0, 3.0, 6.0]
 
 
 def test_only_ways_that_are_not_far_behind_come_to_a_second_heat_and_their_medians_count():
-    trial = Trial(4)
+    trial = Trial(range(4))
     _try(trial, lambda way, call: [5.0, 4.0, 6.0, 5.9][way])
     assert not trial.judge(trial.seconds)
     times = iter([9.0, 1.0, 4.5, 5.0, 3.0, 7.0])
@@ -43,7 +43,7 @@ def test_only_ways_that_are_not_far_behind_come_to_a_second_heat_and_their_media
 
 
 def test_one_heat_decides_where_all_other_ways_are_far_behind():
-    trial = Trial(3)
+    trial = Trial(range(3))
     _try(trial, lambda way, call: [9.0, 2.0, 3.0][way])
     assert trial.judge(trial.seconds)
 
@@ -51,7 +51,7 @@ def test_one_heat_decides_where_all_other_ways_are_far_behind():
 @given(st.integers(2, 7), st.sampled_from([[1.0, 3.0], [3.0, 1.0]]), st.data())
 def test_two_lists_in_turn_mislead_no_trial(ways_, lists, data):
     seconds = data.draw(st.lists(st.floats(1.0, 10.0), min_size=ways_, max_size=ways_))
-    trial = Trial(ways_)
+    trial = Trial(range(ways_))
     calls = 0
     while True:
         heat = _try(trial, lambda way, call, before=calls: seconds[way] * lists[(before + call) % 2])
@@ -62,13 +62,41 @@ def test_two_lists_in_turn_mislead_no_trial(ways_, lists, data):
     assert trial.seconds.tolist() == [each * min(lists) for each in seconds]
 
 
-def test_a_second_trial_is_of_one_call_a_heat_and_without_ways_that_were_hopeless():
-    trial = Trial(4, known=numpy.array([1.0, 2.9, 2.0, 3.0]))
-    assert _try(trial, lambda way, call: [4.0, 2.0, 2.5, 0.0][way]) == [0, 1, 2]
+def test_the_first_of_a_family_stands_for_it_in_the_first_heat():
+    trial = Trial(["segments", "segments", "segments", "ring", "remote"])
+    assert _try(trial, lambda way, call: [2.0, 0.0, 0.0, 9.0, 2.5][way])[2:] == [0, 3, 4, 0, 3, 4]
+    assert trial.seconds.tolist() == [2.0, 2.0, 2.0, 9.0, 2.5]
     assert not trial.judge(trial.seconds)
-    assert _try(trial, lambda way, call: [0.0, 2.5, 2.2, 0.0][way]) == [1, 2]
-    assert trial.seconds.tolist() == [4.0, 2.0, 2.2, 3.0]
+    second = _try(trial, lambda way, call: [2.0, 1.5, 3.0, 0.0, 2.5][way])
+    assert sorted(second) == [0, 0, 1, 1, 2, 2, 4, 4]
+    assert trial.seconds.tolist() == [2.0, 1.5, 3.0, 9.0, 2.5]
     assert trial.judge(trial.seconds)
+
+
+def test_a_family_that_is_far_behind_is_not_tried_in_other_sizes():
+    trial = Trial(["segments", "segments", "ring"])
+    assert set(_try(trial, lambda way, call: [9.0, 0.0, 2.0][way])) == {0, 2}
+    assert trial.judge(trial.seconds)
+    assert trial.seconds.tolist() == [9.0, 9.0, 2.0]
+
+
+def test_the_trial_of_another_mode_is_of_one_call_a_heat():
+    trial = Trial(["segments", "segments", "ring", "remote"], is_short=True)
+    assert _try(trial, lambda way, call: [4.0, 0.0, 7.0, 5.0][way]) == [0, 2, 3]
+    assert not trial.judge(trial.seconds)
+    assert _try(trial, lambda way, call: [4.5, 3.0, 0.0, 5.0][way]) == [0, 1, 3]
+    assert trial.seconds.tolist() == [4.0, 3.0, 7.0, 5.0]
+    assert trial.judge(trial.seconds)
+
+
+def test_what_was_slow_in_one_mode_is_tried_in_another():
+    contest = Contests().of([ways.Way("shared_memory", 1 << 20), ways.Way("remote_read", 1 << 20)], 1 << 26, modes=2)
+    contest.mode = 1
+    _use(contest, [30.0, 3.0], 10)
+    assert not contest.is_open and contest.at == 1
+    contest.mode = 0
+    _use(contest, [2.0, 4.0], 10)
+    assert not contest.is_open and contest.at == 0
 
 
 def _sums(monkeypatch, size, steps):
