@@ -16,7 +16,7 @@ from importlib import metadata
 import mpidist
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.selection import AUTO
+from mpidist.collectives.selection import AUTO, check_name
 from mpidist.collectives.tuning import folder, key_of, look_up, stored
 from mpidist.commands.choice_page import page
 from mpidist.commands.cores import visible_cores
@@ -52,6 +52,7 @@ print("\\n" + json.dumps(found))
 def main(argv: Sequence[str]) -> int:
     """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="mpidist info",
         description="One page about this machine. Under mpirun it shows the world of all ranks, once.",
     )
@@ -130,6 +131,7 @@ def all_reduces() -> list[str]:
     """
     try:
         chosen, where = settings(), folder()
+        check_name(chosen.algorithm)
         if chosen.algorithm != AUTO:
             return [render([("all-reduce", f"always {chosen.algorithm}, by MPIDIST_ALGORITHM")])]
         if chosen.deterministic:

@@ -26,6 +26,13 @@ _RATES = {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12} | {
 }
 
 
+def count(text: str) -> int:
+    """Return a whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
 def nbytes(text: str) -> int:
     """Return a number of bytes: ``4096``, ``100MB`` (10^6), ``64KiB`` or ``64K`` (2^10)."""
     return round(_scaled(text, _BYTES, "a size such as 4096, 100MB or 64KiB"))
@@ -34,6 +41,14 @@ def nbytes(text: str) -> int:
 def seconds(text: str) -> float:
     """Return a time in seconds: ``2us``, ``600ns``, ``0.5``."""
     return _scaled(text, _SECONDS, "a time such as 2us, 600ns or 1e-6")
+
+
+def duration(text: str) -> float:
+    """Return a time in seconds that is more than none."""
+    found = seconds(text)
+    if found == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time above 0")
+    return found
 
 
 def seconds_per_byte(text: str) -> float:

@@ -59,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="mpidist simulate",
         description="Plays the schedules of a collective with a clock for every rank, on links with the given figures.",
         epilog=_EPILOG,
@@ -69,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--measure", action="store_true", help="under mpidist run: calibrate, predict, and measure on these ranks")
     add("--json", action="store_true", help="print JSON")
     job = parser.add_argument_group("the job")
-    job.add_argument("--nodes", type=_count, default=2, help="default 2")
-    job.add_argument("--ranks-per-node", type=_count, default=8, help="default 8")
+    job.add_argument("--nodes", type=quantities.count, default=2, help="default 2")
+    job.add_argument("--ranks-per-node", type=quantities.count, default=8, help="default 8")
     job.add_argument("--hosts", help="in place of these: hosts with their ranks, such as n[1-4]:8,big:16")
     job.add_argument("--placement", choices=("block", "cyclic"), default="block", help="how ranks are dealt to nodes")
     job.add_argument("--bytes", type=quantities.nbytes, default=100_000_000, help="the buffer: default 100MB")
@@ -97,15 +98,9 @@ def _add_links(group: Any) -> None:
     gamma = "seconds a byte reduced, or a rate: default 0, reducing is free"
     group.add_argument("--gamma", type=quantities.seconds_per_byte, default=0.0, help=gamma)
     links = "links of a node, which its messages share: default 1"
-    group.add_argument("--links-per-node", type=_count, default=1, help=links)
+    group.add_argument("--links-per-node", type=quantities.count, default=1, help=links)
     stored = "in place of all these: a file of mpidist tune, or the only one in its folder"
     group.add_argument("--figures", metavar="FILE", nargs="?", const="", help=stored)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
 
 
 def _spread(text: str) -> float:

@@ -32,6 +32,7 @@ _LANES = Lanes.SLOTS
 def main(argv: Sequence[str]) -> int:
     """Merge the traces of a folder and print what they say; return the exit status; Local."""
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="mpidist trace",
         description="Merges what MPIDIST_TRACE=FOLDER has made the ranks write, and prints where the time went.",
     )

@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="mpidist tune",
         description="Measures latency, bandwidth, reductions and all-reduces of the ranks, and keeps the figures by "
         "hosts, ranks on them and MPI library: launches on the same choose their algorithms by them.",

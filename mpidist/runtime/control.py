@@ -272,9 +272,9 @@ class ControlChannel:
         was killed comes before those that failed, since they may have failed because of it.
         """
         seen = [(line, rank, self.board.state(line)) for line, rank in enumerate(self.board_ranks) if rank != self.rank]
-        for line, _, state in seen:
+        for line, rank, state in seen:
             if state == states.EXPIRED:
-                return self.error(TransportTimeoutError, self.board.text(line))
+                return self.error(TransportTimeoutError, f"{self.name(rank)} gave up: {self.board.text(line)}")
         for line, rank, state in seen:
             if state == states.LEFT and self.board.call(line) < watch.call:
                 return self.left(rank, self.board.call(line), watch)

@@ -18,6 +18,7 @@ from mpidist.commands.bench.tensorflow_peers import TensorFlowRing
 from mpidist.commands.bench.tensors import TensorList
 from mpidist.commands.bench.torch_peers import GlooFlat
 from mpidist.commands.bench.turns import Budget
+from mpidist.commands.quantities import count as count_of
 
 WHAT = "one array of each of some sizes, also by each algorithm"
 
@@ -30,8 +31,8 @@ _TURN_BYTES, _MOST_CALLS = 1 << 22, 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
-    parser.add_argument("--smallest", type=int, default=4, metavar="BYTES", help="default: 4")
-    parser.add_argument("--largest", type=int, default=1 << 26, metavar="BYTES", help="default: 64 MiB")
+    parser.add_argument("--smallest", type=count_of, default=4, metavar="BYTES", help="default: 4")
+    parser.add_argument("--largest", type=count_of, default=1 << 26, metavar="BYTES", help="default: 64 MiB")
     parser.add_argument("--dtype", type=numpy.dtype, default="float32", help="default: float32")
     parser.add_argument("--algorithms", metavar="A,B", help="default: auto, and all that there are here; '' for none")
     parser.add_argument(

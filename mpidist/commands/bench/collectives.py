@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 import mpidist
+from mpidist.commands import quantities
 from mpidist.commands.bench.contender import Contender
 from mpidist.commands.bench.measured import Measured
 from mpidist.commands.bench.peers import Maker
@@ -178,7 +179,9 @@ COLLECTIVES: dict[str, tuple[type[Collective], type[Collective], Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("--which", nargs="+", choices=list(COLLECTIVES), default=list(COLLECTIVES), help="default: all")
-    parser.add_argument("--sizes", nargs="+", type=int, default=[1 << 10, 1 << 16, 1 << 20, 1 << 24], metavar="BYTES")
+    parser.add_argument(
+        "--sizes", nargs="+", type=quantities.count, default=[1 << 10, 1 << 16, 1 << 20, 1 << 24], metavar="BYTES"
+    )
     parser.add_argument("--dtype", type=numpy.dtype, default="float32", help="default: float32")
 
 

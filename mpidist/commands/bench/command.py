@@ -26,6 +26,7 @@ from mpidist.commands.bench.launches import launch
 from mpidist.commands.bench.ranks import Ranks
 from mpidist.commands.bench.results import Launch
 from mpidist.commands.machine import machine
+from mpidist.commands.quantities import count, duration
 from mpidist.errors import LaunchError, MissingDependencyError
 
 #: Subcommand -> its module: ``WHAT``, ``add_arguments(parser)``, and either ``measure(options, ranks)``, which runs on
@@ -79,16 +80,16 @@ def _output() -> argparse.ArgumentParser:
 
 def _launching() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    found.add_argument("-n", dest="size", type=_positive, metavar="RANKS", help=f"start so many; default: {_RANKS}")
-    found.add_argument("--launches", type=_positive, default=1, metavar="N", help="launches one after the other")
+    found.add_argument("-n", dest="size", type=count, metavar="RANKS", help=f"start so many; default: {_RANKS}")
+    found.add_argument("--launches", type=count, default=1, metavar="N", help="launches one after the other")
     return found
 
 
 def _measuring() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     found.add_argument("--peers", action="store_true", help="add all peers that are installed")
-    found.add_argument("--seconds", type=float, metavar="S", help="time to measure one table, warm-up not counted")
-    found.add_argument("--rounds", type=_positive, metavar="N", help="the most times that a contender is timed")
+    found.add_argument("--seconds", type=duration, metavar="S", help="time of one table, warm-up not counted")
+    found.add_argument("--rounds", type=count, metavar="N", help="the most times that a contender is timed")
     return found
 
 
@@ -98,13 +99,6 @@ def _writable(text: str) -> Path:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written; name a file in a folder that there is")
     return path
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"at least 1 is needed, got {number}")
-    return number
 
 
 def main(argv: Sequence[str]) -> int:

@@ -73,12 +73,13 @@ def read(path: Path) -> list[Launch]:
     """
     try:
         values = json.loads(path.read_text())
-        known = values["format"] == "mpidist bench 1"
+        found = values["format"]
+        launches = [Launch.from_json(each) for each in values["launches"]] if found == "mpidist bench 1" else []
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} was not written by mpidist bench --json: {error!r}") from error
-    if not known:
-        raise ValueError(f"{path} has the format {values['format']!r}, expected 'mpidist bench 1'")
-    return [Launch.from_json(each) for each in values["launches"]]
+    if found != "mpidist bench 1":
+        raise ValueError(f"{path} has the format {found!r}, expected 'mpidist bench 1'")
+    return launches
 
 
 def medians(rows: Iterable[Row]) -> list[Row]:

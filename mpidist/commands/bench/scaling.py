@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from mpidist.commands import quantities
 from mpidist.commands.bench.contender import Copy, Ours
 from mpidist.commands.bench.launches import launch
 from mpidist.commands.bench.results import Launch, medians
@@ -17,7 +18,9 @@ WHAT = "the gradients of a model on several rank counts"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what only this subcommand takes."""
     parser.add_argument("--model", choices=list(MODELS), default="resnet50", help="default: resnet50")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4], metavar="N", help="default: 1 2 4")
+    parser.add_argument(
+        "--ranks", nargs="+", type=quantities.count, default=[1, 2, 4], metavar="N", help="default: 1 2 4"
+    )
 
 
 def start(options: argparse.Namespace) -> list[Launch]:

@@ -25,6 +25,9 @@ def start(options: argparse.Namespace) -> list[Launch]:
     """Print what the files hold, and return it.  Local."""
     launches = [launch for path in options.files for launch in results.read(path)]
     shown = launches if options.who is None else [_only(each, options.who.split(",")) for each in launches]
+    if not any(each.rows for each in shown):
+        known = dict.fromkeys(row.who for each in launches for row in each.rows)
+        raise ValueError(f"nothing to show; the files have {', '.join(known) or 'no rows'}")
     print(markdown.tables(shown) if options.markdown else results.summary(shown))
     if options.targets:
         print(f"\n{targets.report_of([*targets.TARGETS, *ps.TARGETS], launches)}")

@@ -469,8 +469,8 @@ def test_every_subcommand_has_help_and_is_documented(name, capsys):
         ([], "SUBCOMMAND"),
         (["gradient"], "invalid choice: 'gradient'"),
         (["gradients", "--model", "resnet"], "invalid choice: 'resnet'"),
-        (["gradients", "-n", "0"], "at least 1 is needed, got 0"),
-        (["gradients", "--launches", "none"], "invalid"),
+        (["gradients", "-n", "0"], "expected a whole number, 1 or more"),
+        (["gradients", "--launches", "none"], "expected a whole number"),
         (["show"], "FILE"),
         (["gradients", "--dtype", "float33"], "invalid dtype value: 'float33'"),
     ],
@@ -586,3 +586,19 @@ def test_a_picture_is_drawn_of_bars_or_curves(sizes, tmp_path):
     ]
     plot.draw([launch(rows), launch([replace(each, cache=TWO_CACHES) for each in rows])], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arguments", [["all-reduce", "--smallest", "0"], ["collectives", "--sizes", "-1"]])
+def test_sizes_below_one_byte_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", *arguments])
+    assert "expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": "mpidist bench 1"}', '{"format": "mpidist bench 1", "launches": [{"x": 1}]}']
+)
+def test_show_says_what_is_no_file_of_bench(text, tmp_path, capsys):
+    (tmp_path / "bad.json").write_text(text)
+    assert main(["bench", "show", str(tmp_path / "bad.json")]) == 1
+    assert "was not written by mpidist bench --json" in capsys.readouterr().err

@@ -533,7 +533,8 @@ def test_exactly_the_first_gradients_of_every_step_count_once(far, workers, need
         for key in [(0, 0), (1, 0)][number::servers]:
             assert set(numpy.ravel(server.store.read(key)).tolist()) == {expected}
         assert policy.dropped == late
-        assert server.store.optimizers[0].optimizer.iterations == len(steps) >= least
+        assert server.store.optimizers[0].optimizer.iterations == len(steps)
+    assert max(server.store.optimizers[0].optimizer.iterations for server in served) >= least
     if needed < workers:
         assert sum(server.consistency.dropped for server in served) > 0
 
