@@ -25,7 +25,10 @@ _TRACEBACK = re.compile(r'(\s*\+ Exception Group )?Traceback \(most recent call 
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 #: How a rank tells that another has broken off a call; a program may wrap it into an error of its own.
-_ABOUT = re.compile(r"mpidist\.errors\.RankFailedError: rank \d+ of \d+: rank (\d+) (?:\(\S*\) )?(left|died|failed) ")
+_ABOUT = re.compile(
+    r"mpidist\.errors\.(?:RankFailed|PeerLost)Error: rank \d+ of \d+: (?:.*: |ps \d+ \()?"
+    r"rank (\d+) (?:\(\S*\)\)? )?(left|died|failed)[ :]"
+)
 
 #: Lines kept of one failure: enough for any traceback, little enough for a terminal.
 _LIMIT = 400

@@ -285,7 +285,7 @@ class Client:
         for end in self.servers:
             own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
             is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
-            if not own and not (end.has_clock and end is self.servers[0]):
+            if not own and end.gathers:  # others count the step all the same: all go by one number of steps
                 continue
             dense = tuple(spec for spec in own if not is_sparse[spec])
             sparse = tuple(spec for spec in own if is_sparse[spec])
@@ -333,11 +333,13 @@ class Client:
         return number
 
     def iterations(self, number: int) -> int:
-        """Return the steps that an optimizer has made, this client's pushes included.
-
-        Each server counts those that changed a variable of its own; this is the largest count.
-        """
+        """Return the steps that an optimizer has made, this client's pushes included: the largest of any server."""
         return max(end.iterations(number) for end in self.servers)
+
+    def set_iterations(self, number: int, value: int) -> None:
+        """Have an optimizer count its steps from `value` on; slots stay as they are."""
+        for end in self.servers:
+            end.ask("iterations", number=number, value=value)
 
     def learning_rate(self, number: int) -> float:
         """Return the learning rate of an optimizer's next step."""

@@ -168,6 +168,10 @@ class GroupClient:
         """Return how many steps an optimizer has made."""
         return int(self._first(lambda client: client.iterations(number)))
 
+    def set_iterations(self, number: int, value: int) -> None:
+        """Count steps from `value` on."""
+        self._first(lambda client: client.set_iterations(number, value))
+
     def set_learning_rate(self, number: int, value: float) -> None:
         """Set the learning rate of later steps."""
         self._first(lambda client: client.set_learning_rate(number, value))

@@ -94,6 +94,10 @@ class LocalClient:
         """Return how many steps an optimizer has made."""
         return self._store.optimizers[number].optimizer.iterations
 
+    def set_iterations(self, number: int, value: int) -> None:
+        """Count steps from `value` on."""
+        self._store.optimizers[number].optimizer.iterations = value
+
     def set_learning_rate(self, number: int, value: Any) -> None:
         """Set the learning rate of later steps."""
         self._store.optimizers[number].optimizer.learning_rate = value

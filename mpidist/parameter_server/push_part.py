@@ -107,7 +107,9 @@ class Part:
         places = self.plan.row_places(counts)
         for each, spec, (numbers, where) in zip(rows, self.plan.sparse, places, strict=True):
             area.array[numbers].view(numpy.int64)[...] = each.indices
-            area.array[where].view(self.plan.wire_dtype(spec))[...] = each.values.reshape(-1)
+            dtype = self.plan.wire_dtype(spec)
+            values = each.values.reshape(-1)
+            area.array[where].view(dtype)[...] = values if dtype == spec.dtype else _within(values, dtype)
         return header._replace(counts=counts).pack(), area, nbytes
 
     def _pack(self, gradients: Sequence[Any], array: Any) -> None:
@@ -149,8 +151,13 @@ def _pack_narrow(gradients: Sequence[Any], target: Any, lost: Any) -> None:
     """Round gradients to fewer bits, with what was lost the last time; keep what is lost now."""
     wide = numpy.concatenate([each.astype(lost.dtype, copy=False) for each in gradients], axis=None)
     wide += lost
-    limit = _LIMITS.get(target.dtype.name)
-    target[...] = wide if limit is None else numpy.clip(wide, -limit, limit)
+    target[...] = _within(wide, target.dtype)
     with numpy.errstate(invalid="ignore"):
         numpy.subtract(wide, target.astype(lost.dtype), out=lost)
     lost[~numpy.isfinite(lost)] = 0  # of what is no number, nothing sensible is left
+
+
+def _within(wide: Any, dtype: numpy.dtype) -> Any:
+    """Return numbers cut off at the largest one of a dtype of fewer bits."""
+    limit = _LIMITS.get(dtype.name)
+    return wide if limit is None else numpy.clip(wide, -limit, limit)

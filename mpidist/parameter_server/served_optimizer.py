@@ -23,8 +23,10 @@ from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
 from mpidist.parameter_server.published import Buffers
 from mpidist.variables import IndexedSlices
 
-#: Of how many payloads a run keeps views.
-_KEPT_PAYLOADS = 64
+#: Of how many payloads a run keeps views, and of how many bytes at most: those from other nodes are new arrays.
+_KEPT_PAYLOADS, _KEPT_BYTES = 64, 1 << 18
+
+_NOTHING: tuple[Any, list[Any]] = (None, [])
 
 
 class StoredVariable:
@@ -169,13 +171,15 @@ class Run:
 
     def gradients_in(self, payload: Any) -> list[Any]:
         """Return the gradient of each piece, as views of a payload; kept, as payloads come in the same few arrays."""
-        known = self._gradients.get(id(payload))
-        if known is None or known[0] is not payload:
+        payload_again, found = self._gradients.get(id(payload), _NOTHING)
+        if payload_again is not payload:
             whole = payload[self.wire].view(self.wire_dtype)
-            if len(self._gradients) >= _KEPT_PAYLOADS:
-                self._gradients.clear()
-            known = self._gradients[id(payload)] = payload, [whole[piece.where] for piece in self.pieces]
-        return known[1]
+            found = [whole[piece.where] for piece in self.pieces]
+            if payload.size <= _KEPT_BYTES:
+                if len(self._gradients) >= _KEPT_PAYLOADS:
+                    self._gradients.clear()
+                self._gradients[id(payload)] = payload, found
+        return found
 
 
 class ServedOptimizer:

@@ -122,25 +122,13 @@ class ServedUpdates(RemoteUpdates):
     def set_iterations(self, value: int) -> None:
         """Count steps from `value` on."""
         if self._is_registered or self._is_known():
-            self._client.restore_optimizer(
-                self._number, {**self._client.optimizer_state(self._number), "iterations": value}
-            )
+            self._client.set_iterations(self._number, int(value))
 
     def set_learning_rate(self, value: Any) -> None:
-        """Set the learning rate of later steps.
-
-        Raises
-        ------
-        TypeError
-            A function, which only an optimizer that has not been used takes.
-        """
-        if callable(value):
-            if self._is_registered or self._is_known():
-                raise TypeError("servers have this optimizer already; give its schedule when it is made")
-            return
+        """Set the learning rate of later steps: a number, or a function of the steps made."""
         if not self._is_registered:
             self._register()
-        self._client.set_learning_rate(self._number, float(value))
+        self._client.set_learning_rate(self._number, value if callable(value) else float(value))
 
     def _is_known(self) -> bool:
         try:

@@ -373,16 +373,19 @@ class Server:
         buffers = self.store.buffers
         if buffers.count == 1:  # written in place
             self.store.require_whole(buffers.layout.index)
-        steps = self.ledger.words[Ledger.steps_word(0) : Ledger.steps_word(len(self.store.optimizers))].tolist()
-        content = {"layout": self.store.layout_number, "versions": buffers.versions.tolist(), "steps": steps}
+        content = {"layout": self.store.layout_number, "versions": buffers.versions.tolist()}
         return content, buffers.bytes[buffers.current][: buffers.layout.nbytes]
 
     def _on_step(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(client)
         if request["pushed"] > self.consistency.permitted(client.number):
             raise _Waiting
-        count = min(len(self.store.optimizers), LEDGER_OPTIMIZERS)
-        return ({"steps": [self.store.optimizers[number].optimizer.iterations for number in range(count)]},)
+        return ({"steps": self._steps()},)
+
+    def _steps(self) -> list[int]:
+        """Return the steps of each optimizer by its number, -1 for a number that none has yet."""
+        count = 1 + max(self.store.optimizers, default=-1)
+        return self.ledger.words[Ledger.steps_word(0) : Ledger.steps_word(count)].tolist()
 
     def _on_flush(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(client)
@@ -442,6 +445,12 @@ class Server:
         optimizer = self._optimizer(request)
         optimizer.restore({**request["plain"], **dict(zip(names, values, strict=True))}, self.store.variables)
         self.ledger.words[Ledger.steps_word(request["number"])] = optimizer.optimizer.iterations
+        return ({},)
+
+    def _on_iterations(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        self._require_done(client)
+        self._optimizer(request).optimizer.iterations = request["value"]
+        self.ledger.words[Ledger.steps_word(request["number"])] = request["value"]
         return ({},)
 
     def _on_rate(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:

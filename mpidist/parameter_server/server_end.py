@@ -355,7 +355,10 @@ class FarServer(ServerEnd):
             self._kept = None
 
     def look_for(self, key: Key) -> bool:
-        return key in self._find_layout().index
+        found = key in self._find_layout().index
+        if found:  # another pull follows within this snapshot, whose views are in use: their memory is left to them
+            self._kept = None
+        return found
 
     def version(self, key: Key) -> int:
         return self._versions[key]

@@ -47,6 +47,8 @@ class _Target:
         Places in the layout of the variables that are written; None for all.
     alone : list of (variable, slice, dtype)
         Tables with a gradient of all of them, and where it is in the payload.
+    mean : array of uint8, or None
+        Memory for the mean of several payloads, once it was needed.
     """
 
     optimizer: ServedOptimizer
@@ -54,6 +56,14 @@ class _Target:
     runs: list[Run]
     changed: Any
     alone: list[tuple[StoredVariable, slice, numpy.dtype]]
+    mean: Any = None
+
+    def mean_of(self, payloads: Sequence[Any]) -> Any:
+        """Return the mean of gradients of whole variables, in memory that is used again."""
+        if self.mean is None:
+            self.mean = numpy.empty(self.plan.dense_nbytes, numpy.uint8)
+        _mean(self.plan, payloads, self.mean)
+        return self.mean
 
     def tables_in(self, payload: Any) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the tables with a gradient of all of them, and that, as `Store._rows` returns those of rows."""
@@ -270,7 +280,7 @@ class Store:
         self._require_unbroken(target)
         rows = self._rows(target.plan, pushed) if target.plan.sparse else []
         if len(pushed) > 1:
-            payload = _mean(target.plan, [each for _, each in pushed])
+            payload = target.mean_of([each for _, each in pushed])
         tables = target.tables_in(payload) + rows
         rate = optimizer.rate(learning_rate)
         buffers = self.buffers
@@ -358,16 +368,14 @@ def _places(indices: list[int]) -> Any:
     return numpy.array(indices, numpy.int64)
 
 
-def _mean(plan: Plan, payloads: Sequence[Any]) -> Any:
-    """Return the mean of gradients of whole variables in new memory; 16-bit floats are added in float32."""
-    mean = numpy.empty(plan.dense_nbytes, numpy.uint8)
+def _mean(plan: Plan, payloads: Sequence[Any], mean: Any) -> None:
+    """Write the mean of gradients of whole variables to `mean`; 16-bit floats are added in float32."""
     for section in plan.sections:
         total = section.of(payloads[0]).astype(compute_dtype(section.dtype))
         for payload in payloads[1:]:
             total += section.of(payload)
         total /= total.dtype.type(len(payloads))
         section.of(mean)[...] = total
-    return mean
 
 
 def _write(array: Any, where: Any, operation: Any, value: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -200,6 +202,9 @@ def _check_arguments(resolver: Any, partitioner: Any, consistency: Any, placemen
 
 def _check_push_dtype(push_dtype: Any) -> None:
     """Raise ValueError unless gradients can be sent as this: whole numbers would not do."""
+    if push_dtype == "bfloat16":
+        with suppress(ImportError):  # which makes NumPy know the name
+            importlib.import_module("ml_dtypes")
     try:
         dtype = numpy.dtype(push_dtype or "float64")
     except TypeError as error:

@@ -101,6 +101,29 @@ def test_a_traceback_long_survived_is_no_failure():
     assert log.first() is None
 
 
+@pytest.mark.parametrize(
+    ("text", "rank", "did"),
+    [
+        ("RankFailedError: rank 0 of 4: rank 2 (node1) died: its process 12 is gone", 2, "died"),
+        (
+            "RankFailedError: rank 1 of 4: rank 1 waits for a message of rank 0 (vm): rank 0 (vm) died: killed",
+            0,
+            "died",
+        ),
+        ("PeerLostError: rank 0 of 4: ps 0 (rank 3 (vm)) died: its process 7 is gone", 3, "died"),
+        (
+            "PeerLostError: rank 2 of 4: rank 2 waits for ps 0 (rank 3 (vm)): rank 3 (vm) left",
+            3,
+            "left",
+        ),
+        ("RankFailedError: rank 0 of 2: rank 1 (vm) failed: ValueError: boom", 1, "failed"),
+    ],
+)
+def test_who_broke_off_is_read_from_the_errors_of_others(text, rank, did):
+    failure = log_of((0, "Traceback (most recent call last):\nmpidist.errors." + text + " ")).first()
+    assert failure.about() == (rank, did)
+
+
 def test_interleaved_ranks_are_kept_apart():
     log = FailureLog()
     for line in TRACEBACK.format("boom").split("\n"):

@@ -829,3 +829,79 @@ def test_versions_are_those_of_the_snapshot_when_there_is_a_newer_layout(far):
         assert client.version((2, 0)) == before == 3
 
     run(2, job, far=far)
+
+
+# -- what is kept, and what is counted ---------------------------------------------------------------------------------
+
+
+@NEAR_AND_FAR
+def test_a_snapshot_outlives_the_first_reading_of_a_new_variable(far):
+    def work(client):
+        make(client, [spec(0, (3,)), spec(1, (3,))])
+        client.lookup((1, 0), numpy.zeros(1000, int))  # a message with room for any that follow
+        seen = client.value((0, 0))
+        client.create(spec(2, (3,), "float16"), 0, numpy.ones(3))  # will lie before the others
+        client.value((2, 0))
+        return seen.copy()
+
+    assert not run(1, work, far=far)[0][0].any()
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("consistency", [None, StaleSynchronous(0), BackupWorkers(1)], ids=repr)
+def test_a_later_optimizer_may_be_the_first_that_is_used(far, consistency):
+    def work(client):
+        make(client, [spec(0)])
+        client.register_optimizer(SGD(1.0), 1)
+        for _ in range(3):
+            client.value((0, 0))
+            client.push(1, [((0, 0), numpy.ones(()))])
+        return float(client.value((0, 0)))
+
+    assert run(1, work, consistency=consistency, far=far)[0] == [-3.0]
+
+
+@NEAR_AND_FAR
+def test_lists_in_turn_on_two_servers_count_the_same_steps(far):
+    def work(client):
+        make(client, [spec(0), spec(1)], servers=2)
+        client.register_optimizer(SGD(lambda step: 10.0**-step), 0)
+        for step in range(4):
+            client.push(0, [((step % 2, 0), numpy.ones(()))])
+        return client.iterations(0), float(client.value((0, 0))), float(client.value((1, 0)))
+
+    steps, even, odd = run(1, work, servers=2, far=far)[0][0]
+    assert (steps, even, odd) == (4, pytest.approx(-1.01), pytest.approx(-0.101))
+
+
+def test_means_of_gathered_gradients_take_the_memory_of_one():
+    size, peaks = 1 << 17, []
+
+    def work(client):
+        make(client, [spec(0, (size,))])
+        client.register_optimizer(SGD(1.0))
+        for step in range(20):
+            client.value((0, 0))
+            client.push(0, [((0, 0), numpy.ones(size))])
+            if client.is_chief and step in (3, 19):
+                client.flush()
+                peaks.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        run(2, work, consistency=BackupWorkers(2))
+    finally:
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 4 * 8 * size
+
+
+@NEAR_AND_FAR
+def test_rows_too_large_for_float16_are_cut_off_as_whole_gradients_are(far):
+    def work(client):
+        make(client, [spec(0, (2, 1), "float32")])
+        client.register_optimizer(SGD(1.0))
+        rows = mpidist.IndexedSlices(numpy.full((1, 1), 1e5, "f4"), numpy.array([1]), (2, 1))
+        client.push(0, [((0, 0), rows)])
+        return client.value((0, 0)).tolist()
+
+    assert run(1, work, push_dtype="float16", far=far)[0] == [[[0.0], [-65504.0]]]
