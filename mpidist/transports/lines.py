@@ -323,11 +323,12 @@ class Patience:
         self._yield = self._presence.control.pause or yield_processor()
         self._idle = idle
         self.what = what
-        self._turns, self._start, self._warned = 0, 0.0, False
+        self._turns, self._warned = 0, False
+        self._start: float | None = None
 
     def reset(self) -> None:
         """Begin anew: something came.  Local."""
-        self._turns = 0
+        self._start = None  # turns go on: who waits often and never for long must look around, too
 
     def tick(self) -> bool:
         """Be called in every turn of a waiting loop that found nothing; return whether it looked around.  Local.
@@ -338,12 +339,11 @@ class Patience:
             As for `Line.wait`.
         """
         self._yield()
-        turns = self._turns
-        self._turns = turns + 1
-        if (turns + 1) % _LOOK_TURNS:
+        self._turns = turns = self._turns + 1
+        if turns % _LOOK_TURNS:
             return False
         now = time.monotonic()
-        if turns < _LOOK_TURNS:
+        if self._start is None:
             self._start = now
         waited = now - self._start
         for line in self._presence.lines:
@@ -352,7 +352,7 @@ class Patience:
             self._judge()
         if waited > _SPIN_SECONDS:
             time.sleep(_NAP_SECONDS)
-            self._turns = turns + _LOOK_TURNS  # a nap is as long as many turns
+            self._turns = turns + _LOOK_TURNS - 1  # a nap is as long as many turns
             self._mind_the_clock(waited)
         return True
 
