@@ -147,3 +147,13 @@ def test_steps_on_parameter_servers(tmp_path):
     assert len(held) == 2 and sum(held) == 1 << 26
     assert max(held) <= 1.05 * sum(held) / 2
     assert "servers hold" in result.stdout and "two servers against one" in result.stdout
+
+
+def test_the_automatic_choice_is_held_against_every_fixed_one(tmp_path):
+    script = ROOT / "benchmarks" / "auto_choice.py"
+    options = ["--smallest", "64", "--largest", "256", "--rounds", "1", "--save", str(tmp_path)]
+    result = run_command(2, [sys.executable, str(script), *options], timeout_seconds=120)
+    assert result.returncode == 0, result.stderr
+    (launch,) = results.read(tmp_path / "auto_choice-2.json")
+    by_size = {size: {row.who for row in launch.rows if row.size == size} for size in (64, 256)}
+    assert all({"auto", "native", "ring", "shared_memory"} <= who for who in by_size.values())
