@@ -212,17 +212,7 @@ class Client:
         ValueError
             A gradient's shape is not its variable's.
         """
-        self.push_lists(optimizer, tuple(map(_KEY, pairs)), list(map(_GRADIENT, pairs)), learning_rate, scale)
-
-    def push_lists(
-        self,
-        optimizer: int,
-        keys: tuple[Key, ...],
-        gradients: Sequence[Any],
-        learning_rate: float | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        """Do what `push` does, with keys and gradients in two lists: quickest if `keys` is the same object again."""
+        keys, gradients = tuple(map(_KEY, pairs)), list(map(_GRADIENT, pairs))
         kinds = set(map(type, gradients))
         if kinds - _KNOWN_KINDS:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]

@@ -36,8 +36,8 @@ class Kind(enum.IntEnum):
 PUSH = struct.Struct("<BxHIqdd")
 
 
-#: The first of them, as a plain int.
-PUSH_KIND = int(Kind.PUSH)
+#: The kinds of each step as plain numbers, which compare in half the time.
+PUSH_KIND, REQUEST_KIND = int(Kind.PUSH), int(Kind.REQUEST)
 
 
 class PushHeader(NamedTuple):

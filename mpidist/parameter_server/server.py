@@ -26,9 +26,6 @@ from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile
 from mpidist.transports.lines import Area, Line, Message, Patience
 
-#: Kinds as plain numbers, which compare in half the time.
-_PUSH, _REQUEST = int(Kind.PUSH), int(Kind.REQUEST)
-
 #: How many headers of pushes are kept unpacked.
 _KEPT_HEADERS = 256
 
@@ -143,9 +140,8 @@ class Server:
             while any(client.is_here for client in self.clients):
                 if self.poll():
                     patience.reset()
-                else:
-                    if patience.tick():
-                        self._look_for_losses()
+                elif patience.tick():
+                    self._look_for_losses()
         finally:
             self.close()
 
@@ -166,9 +162,9 @@ class Server:
 
     def _take(self, client: _Client, message: Message) -> None:
         kind = message.header[0]
-        if kind == _PUSH:
+        if kind == protocol.PUSH_KIND:
             self._take_push(client, message)
-        elif kind == _REQUEST:
+        elif kind == protocol.REQUEST_KIND:
             self._answer(client, message)
         else:
             self._note(client, protocol.unpack(message.header))

@@ -13,11 +13,10 @@ from typing import Any
 import numpy
 
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
+from mpidist.parameter_server.layout import aligned
 
 #: Buffers of fewer bytes are pickled with the rest.
 _LARGE_BYTES = 1 << 12
-
-_ALIGN = 64
 
 
 class Packed:
@@ -92,7 +91,7 @@ def places(lengths: Sequence[int]) -> list[slice]:
     """Return where pieces of so many bytes lie, one after the other, each at a multiple of 64."""
     found, end = [], 0
     for length in lengths:
-        start = -(-end // _ALIGN) * _ALIGN
+        start = aligned(end)
         end = start + length
         found.append(slice(start, end))
     return found
