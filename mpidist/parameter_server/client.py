@@ -242,12 +242,10 @@ class Client:
         chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
         if not self._in_step:
             self._begin_step()
-        ready = [
-            (part.server, part.message(optimizer, some, gradients, rate, scale))
-            for part, some in zip(parts, chosen, strict=True)
-        ]
-        for server, message in ready:
-            server.push(*message)
+        for part, some in zip(parts, chosen, strict=True):
+            server = part.server
+            if not server.apply(optimizer, part, some, rate, scale):
+                server.push(*part.message(optimizer, some, gradients, rate, scale))
         self._in_step = not self._clocks
         self.refresh()
 

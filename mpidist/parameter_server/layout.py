@@ -172,6 +172,15 @@ class Layout:
             for spec, number, first in zip(self.specs, self.section_of, self.first, strict=True)
         }
 
+    def places_of(self, keys: Iterable[Key]) -> Any:
+        """Return the places in `specs` of those variables that are here: a slice or an array, None for all of them."""
+        places = sorted(self.index[key] for key in keys if key in self.index)
+        if len(places) == len(self.specs):
+            return None
+        if places and places[-1] - places[0] + 1 == len(places):
+            return slice(places[0], places[-1] + 1)
+        return numpy.array(places, numpy.intp)
+
     def spans(self, indices: Iterable[int]) -> Iterator[slice]:
         """Yield the bytes in which some variables lie, neighbours together; `indices` are in ascending order."""
         start = stop = last = -1

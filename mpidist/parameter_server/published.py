@@ -2,10 +2,11 @@
 
 The server owns both: a `Ledger`, words that say what it has done for each client; and, for each layout of its
 variables, `Buffers`, several copies of all of them.  One copy is *current*.  A client *pins* the current one, reads
-views of it, and gives it back at its next pull.  The server writes only copies that are neither current nor pinned,
-and makes one current when it is complete: what a client sees never changes.
+views of it, and gives it back at its next pull.  Who writes - the server, or a client that has the turn - writes only
+copies that are neither current nor pinned, and makes one current when it is complete: what a client sees never changes.
+A copy that was begun and not completed, since its writer died, is never looked at: the next writer finds it marked.
 
-A pin is a store that must be visible before the current copy is looked at again, and the server stores the current
+A pin is a store that must be visible before the current copy is looked at again, and a writer stores the current
 copy before it looks at the pins: both have a full fence there.
 """
 
@@ -25,8 +26,8 @@ from mpidist.runtime.shared_memory import SharedFile, map_file
 _LINE_WORDS = 8
 _WORD_BYTES = 8
 
-#: Words of `Buffers`: the current copy, and a number by which the memory is known.
-_CURRENT, _TOKEN = 0, 1
+#: Words of `Copies`: the current one, a number by which the memory is known, and 1 + the copy that is being written.
+_CURRENT, _TOKEN, _WRITING = 0, 1, 2
 
 #: As an array: that is added at half the cost of a number.
 _ONE = numpy.array(1)
@@ -36,7 +37,9 @@ LEDGER_OPTIMIZERS = 64
 
 
 class Ledger:
-    """Words that a server writes and clients of its node read.
+    """Words that say how far a server is, and who may change its variables.
+
+    Its clients on the same node read them, and write those of what they have changed themselves, see `Direct`.
 
     Parameters
     ----------
@@ -44,21 +47,24 @@ class Ledger:
     clients : int
     """
 
-    LAYOUT = 0
-    _STEPS = _LINE_WORDS
+    #: Number of the layout; how often an optimizer got another rule or setting; whether anything is torn.
+    LAYOUT, RULES, TORN = 0, 1, 2
+    #: Whether somebody has the turn; pushes that are done with.
+    HELD, PUSHES = _LINE_WORDS, _LINE_WORDS + 1
+    _STEPS = 2 * _LINE_WORDS
 
     def __init__(self, memory: Any, clients: int) -> None:
         self.words = memoryview(memory)[: self.nbytes(clients)].cast("q")
 
-    @staticmethod
-    def nbytes(clients: int) -> int:
+    @classmethod
+    def nbytes(cls, clients: int) -> int:
         """Return the size in bytes of a ledger for so many clients."""
-        return _WORD_BYTES * (_LINE_WORDS + LEDGER_OPTIMIZERS + clients * _LINE_WORDS)
+        return _WORD_BYTES * cls.applied_word(clients)
 
-    @staticmethod
-    def applied_word(client: int) -> int:
+    @classmethod
+    def applied_word(cls, client: int) -> int:
         """Return the index in `words` of how many pushes of a client are done with; what it may push follows it."""
-        return _LINE_WORDS + LEDGER_OPTIMIZERS + client * _LINE_WORDS
+        return cls._STEPS + LEDGER_OPTIMIZERS + client * _LINE_WORDS
 
     @classmethod
     def steps_word(cls, optimizer: int) -> int:
@@ -67,70 +73,75 @@ class Ledger:
 
 
 class _Places:
-    """Where things lie in the memory of `Buffers`; word indices, and offsets in bytes."""
+    """Where things lie in the memory of `Copies`; word indices, and offsets in bytes."""
 
-    def __init__(self, layout: Layout, clients: int, count: int) -> None:
+    def __init__(self, layout: Layout, clients: int) -> None:
         variables = len(layout.specs)
+        #: Two more than can be pinned; with no clients one, which is written in place.
+        self.count = clients + 2 if clients else 1
         self.pins = [_LINE_WORDS * (1 + client) for client in range(clients)]
-        self.versions = _LINE_WORDS * (1 + clients)
-        self.words = self.versions + count * variables
+        self.reserved = _LINE_WORDS * (1 + clients)
+        self.versions = self.reserved + self.count
+        self.words = self.versions + self.count * variables
         self.stride = _pages(layout.nbytes)
         self.first = _pages(self.words * _WORD_BYTES)
-        self.nbytes = self.first + count * self.stride
+        self.nbytes = self.first + self.count * self.stride
 
     def bytes_of(self, buffer: int) -> slice:
         start = self.first + buffer * self.stride
         return slice(start, start + self.stride)
 
 
-class Buffers:
-    """Copies of all variables of one layout: the server's side.
+class Copies:
+    """Copies of all variables of one layout, in memory that a server and its clients have mapped.
+
+    Who writes has the turn: the server, or a client that holds its `NodeLock`.
 
     Parameters
     ----------
     layout : Layout
     clients : int
-        How many may pin a copy.  With none there is one copy, in private memory, which is written in place.
+        How many may pin a copy.
+    memory : writable buffer
 
     Attributes
     ----------
-    current : int
-        The copy that is complete and newest.
-    versions : array of int64, shape (variables,)
-        How often each variable has been written, as it stands in the current copy.
-    path : str
-        Where clients map it; empty in private memory.
-    token : int
-        What they find there if it is still this.
+    layout : Layout
+    count : int
+        Of copies.
+    bytes : list of array of uint8
+        By copy, its memory.
+    sections : list of list of array
+        By copy, the sections of the layout.
     """
 
-    def __init__(self, layout: Layout, clients: int) -> None:
+    def __init__(self, layout: Layout, clients: int, memory: Any) -> None:
         self.layout = layout
-        self.count = clients + 2 if clients else 1
-        self._places = places = _Places(layout, clients, self.count)
-        self._file: SharedFile | None = None
-        self.path = ""
-        if clients:
-            self._file = SharedFile(places.nbytes, reserved=places.first)
-            self.path = self._file.path
-        memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
-        self._memory = numpy.frombuffer(memory, numpy.uint8)
+        self._places = places = _Places(layout, clients)
+        self.count = places.count
         self._words = memoryview(memory)[: places.words * _WORD_BYTES].cast("q")
         self._pin_words = slice(_LINE_WORDS, _LINE_WORDS * (1 + clients), _LINE_WORDS)
-        self.token = self._words[_TOKEN] = secrets.randbits(62)
         variables = len(layout.specs)
         table = numpy.frombuffer(memory, numpy.int64, self.count * variables, places.versions * _WORD_BYTES)
         self._versions_of = list(table.reshape(self.count, variables))
-        table.reshape(-1)[variables:] = -1  # nothing is in the other copies yet
-        self.versions = self._versions_of[0]
-        self._reserved: set[int] = set()
-        self.bytes: list[Any] = [self._memory[places.bytes_of(buffer)] for buffer in range(self.count)]
-        self.sections = [[section.of(memory) for section in layout.sections] for memory in self.bytes]
+        flat = numpy.frombuffer(memory, numpy.uint8)
+        self.bytes: list[Any] = [flat[places.bytes_of(buffer)] for buffer in range(self.count)]
+        self.sections = [[section.of(each) for section in layout.sections] for each in self.bytes]
         self._views: dict[int, dict[Key, Any]] = {}
-        #: Copies that are not current, the one written last first.
-        self._others = list(range(1, self.count))
-        self.current = 0
-        self._reserve(0)
+
+    @property
+    def current(self) -> int:
+        """The copy that is complete and newest."""
+        return self._words[_CURRENT]
+
+    @property
+    def versions(self) -> Any:
+        """How often each variable has been written, as it stands in the current copy: array of int64."""
+        return self._versions_of[self._words[_CURRENT]]
+
+    def versions_in(self, buffer: int) -> Any:
+        """Return the versions of the variables in a copy, in the layout's order."""
+        return self._versions_of[buffer]
 
     def views(self, buffer: int) -> dict[Key, Any]:
         """Return the variables in a copy, as views, made once."""
@@ -140,52 +151,59 @@ class Buffers:
         return found
 
     def begin(self, changed: Any = None) -> int:
-        """Return a copy to be written, up to date but for what is going to be written.
+        """Return a copy to be written, up to date but for what is going to be written; -1 if there is no memory for it.
 
         Parameters
         ----------
         changed : slice, index array of int, or None
             The variables that will be written in full; None for all.
-
-        Raises
-        ------
-        OSError
-            There is no memory for another copy.
         """
+        words = self._words
         if self.count == 1:
             return 0
+        if words[_WRITING]:
+            self.give_up(words[_WRITING] - 1)
         full_fence()
-        pinned = self._words[self._pin_words].tolist()
-        others = self._others
-        for place, buffer in enumerate(others):  # noqa: B007 - there is always one: copies are two more than pins
-            if buffer + 1 not in pinned:
+        current = words[_CURRENT]
+        pinned = words[self._pin_words].tolist()
+        reserved = self._places.reserved
+        for buffer in range(self.count):
+            if buffer != current and buffer + 1 not in pinned and words[reserved + buffer]:
                 break
-        self._reserve(buffer)
+        else:
+            buffer = self._reserve_one_of([buffer for buffer in range(self.count) if not words[reserved + buffer]])
+            if buffer < 0:
+                return -1
+        words[_WRITING] = buffer + 1
         if changed is not None:
             self._catch_up(buffer, changed)
-        if place:
-            others.insert(0, others.pop(place))
         return buffer
+
+    def _reserve_one_of(self, buffers: list[int]) -> int:
+        """Have memory for one of these copies, and return which; -1 if that is another's to do."""
+        return -1
 
     def give_up(self, buffer: int) -> None:
         """Take note that the copy that `begin` returned was not written to the end: nothing in it is to be believed."""
+        words = self._words
         if self.count > 1:
-            self._versions_of[buffer][...] = -1
+            if buffer != words[_CURRENT]:
+                self._versions_of[buffer][...] = -1
+            words[_WRITING] = 0
 
     def commit(self, buffer: int, changed: Any = None) -> None:
         """Make the copy that `begin` returned the current one; its `changed` variables have a new version each."""
-        versions = self._versions_of[buffer]
+        words, versions = self._words, self._versions_of[buffer]
+        before = self._versions_of[words[_CURRENT]]
         if changed is None:
-            numpy.add(self.versions, _ONE, out=versions)
+            numpy.add(before, _ONE, out=versions)
         else:
-            versions[...] = self.versions
+            versions[...] = before
             versions[changed] += 1
-        self.versions = versions
-        if self.count > 1:
-            self._others[0] = self.current
-            self.current = buffer
-            fence()
-            self._words[_CURRENT] = buffer
+        fence()
+        words[_CURRENT] = buffer
+        fence()
+        words[_WRITING] = 0
 
     def _catch_up(self, buffer: int, changed: Any) -> None:
         """Copy what is newer in the current copy, and will not be written anyway."""
@@ -196,12 +214,50 @@ class Buffers:
             for span in self.layout.spans(numpy.flatnonzero(stale).tolist()):
                 new[span] = old[span]
 
-    def _reserve(self, buffer: int) -> None:
-        if self._file is None or buffer in self._reserved:
-            return
-        where = self._places.bytes_of(buffer)
-        self._file.reserve(where.start, where.stop - where.start)
-        self._reserved.add(buffer)
+
+class Buffers(Copies):
+    """Copies of all variables of one layout: the server's side, which makes them.
+
+    Parameters
+    ----------
+    layout : Layout
+    clients : int
+        How many may pin a copy.  With none there is one copy, in private memory, which is written in place.
+
+    Attributes
+    ----------
+    path : str
+        Where clients map it; empty in private memory.
+    token : int
+        What they find there if it is still this.
+
+    Raises
+    ------
+    OSError
+        There is no memory for it; so does `begin`, if there is none for another copy.
+    """
+
+    def __init__(self, layout: Layout, clients: int) -> None:
+        places = _Places(layout, clients)
+        self._file: SharedFile | None = None
+        self.path = ""
+        if clients:
+            self._file = SharedFile(places.nbytes, reserved=places.first)
+            self.path = self._file.path
+        memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
+        super().__init__(layout, clients, memory)
+        self.token = self._words[_TOKEN] = secrets.randbits(62)
+        for versions in self._versions_of[1:]:
+            versions[...] = -1  # nothing is in the other copies yet
+        self._reserve_one_of([0])
+
+    def _reserve_one_of(self, buffers: list[int]) -> int:
+        buffer = buffers[0]  # there is one: copies are two more than pins
+        if self._file is not None:
+            where = self._places.bytes_of(buffer)
+            self._file.reserve(where.start, where.stop - where.start)
+        self._words[self._places.reserved + buffer] = 1
+        return buffer
 
     def close(self) -> None:
         """Take the way in away; whoever has mapped it keeps it."""
@@ -209,8 +265,8 @@ class Buffers:
             self._file.unlink()
 
 
-class Reader:
-    """Copies of all variables of one layout: a client's side, read only but for its pin.
+class Reader(Copies):
+    """Copies of all variables of one layout: a client's side, which pins what it reads.
 
     Parameters
     ----------
@@ -227,20 +283,13 @@ class Reader:
     """
 
     def __init__(self, layout: Layout, path: str, token: int, clients: int, client: int) -> None:
-        self.layout = layout
         memory = map_file(path)
-        count, variables = clients + 2, len(layout.specs)
-        self._places = places = _Places(layout, clients, count)
         # The path may lead to another file by now, which got the number of one that is gone.
-        if len(memory) < places.nbytes or memoryview(memory)[:64].cast("q")[_TOKEN] != token:
+        if len(memory) < _Places(layout, clients).nbytes or memoryview(memory)[:64].cast("q")[_TOKEN] != token:
             raise FileNotFoundError(f"{path} is not the memory of this layout any more")
-        self._pin = places.pins[client]
-        self._words = memoryview(memory)[: places.words * _WORD_BYTES].cast("q")
-        table = numpy.frombuffer(memory, numpy.int64, count * variables, places.versions * _WORD_BYTES)
-        self._versions_of = list(table.reshape(count, variables))
-        self._memory = numpy.frombuffer(memory, numpy.uint8)
-        self._memory.flags.writeable = False
-        self._views: dict[int, dict[Key, Any]] = {}
+        super().__init__(layout, clients, memory)
+        self._pin = self._places.pins[client]
+        self._shown: dict[int, dict[Key, Any]] = {}
 
     def pin(self) -> int:
         """Pin the current copy, instead of the one pinned before, and return it."""
@@ -258,16 +307,14 @@ class Reader:
         """Give the pinned copy back."""
         self._words[self._pin] = 0
 
-    def views(self, buffer: int) -> dict[Key, Any]:
-        """Return the variables in a copy, as read-only views, made once."""
-        found = self._views.get(buffer)
+    def shown(self, buffer: int) -> dict[Key, Any]:
+        """Return the variables in a pinned copy, as read-only views, made once."""
+        found = self._shown.get(buffer)
         if found is None:
-            found = self._views[buffer] = self.layout.views(self._memory[self._places.bytes_of(buffer)])
+            memory = self.bytes[buffer][:]
+            memory.flags.writeable = False
+            found = self._shown[buffer] = self.layout.views(memory)
         return found
-
-    def versions(self, buffer: int) -> Any:
-        """Return the versions of the variables in a pinned copy, in the layout's order."""
-        return self._versions_of[buffer]
 
 
 def _pages(nbytes: int) -> int:

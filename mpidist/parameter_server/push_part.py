@@ -94,7 +94,7 @@ class Part:
         if said != self._said:
             self._said, self._header = said, PushHeader(optimizer, self.number, seen, rate, scale).pack()
         area = server.area(self.nbytes)
-        self._pack(some, area.array)
+        self.pack(some, area.array)
         return self._header, area, self.nbytes
 
     def _message_with_rows(
@@ -103,7 +103,7 @@ class Part:
         counts = tuple(len(each.indices) for each in rows)
         nbytes = self.plan.nbytes(counts)
         area = self.server.area(nbytes)
-        self._pack(some, area.array)
+        self.pack(some, area.array)
         places = self.plan.row_places(counts)
         for each, spec, (numbers, where) in zip(rows, self.plan.sparse, places, strict=True):
             area.array[numbers].view(numpy.int64)[...] = each.indices
@@ -112,8 +112,12 @@ class Part:
             area.array[where].view(dtype)[...] = values if dtype == spec.dtype else _within(values, dtype)
         return header._replace(counts=counts).pack(), area, nbytes
 
-    def _pack(self, gradients: Sequence[Any], array: Any) -> None:
-        """Copy gradients of whole variables into the memory of an area."""
+    def is_as_pushed(self, gradient: Any) -> bool:
+        """Whether a push of one variable has just the bytes of this gradient."""
+        return self._is_single and gradient.dtype == self.plan.dense[0].dtype and gradient.flags.c_contiguous
+
+    def pack(self, gradients: Sequence[Any], array: Any) -> None:
+        """Copy gradients of whole variables to where a push has them, such as the memory of an area."""
         if self._is_single:
             self._targets_in(array)[0][...] = gradients[0]
             return

@@ -20,11 +20,14 @@ from mpidist.errors import MissingDependencyError, TornVariableError
 from mpidist.optimizers.base import Optimizer, Step
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
-from mpidist.parameter_server.published import Buffers
+from mpidist.parameter_server.published import Copies
 from mpidist.variables import IndexedSlices
 
 #: Of how many payloads a run keeps views, and of how many bytes at most: those from other nodes are new arrays.
 _KEPT_PAYLOADS, _KEPT_BYTES = 64, 1 << 18
+
+#: Where this package's rules are.
+_OURS = Optimizer.__module__.rpartition(".")[0] + "."
 
 _NOTHING: tuple[Any, list[Any]] = (None, [])
 
@@ -196,6 +199,8 @@ class ServedOptimizer:
         kind = type(self.optimizer)
         #: Whether neighbours of the same decay are updated alike, so that one call does for all of them.
         self.joins = kind.step_of is Optimizer.step_of and kind.update is Optimizer.update
+        #: Whether a step changes variables and the number of steps, and nothing else: rules of others may keep things.
+        self.is_stateless = self.joins and not self.optimizer.slot_names and kind.__module__.startswith(_OURS)
         # The slots of a section, made when the first variable of it is met.
         self._slots_of_section: dict[int, list[Any]] = {}
         self._met: dict[Key, StoredVariable] = {}
@@ -238,6 +243,11 @@ class ServedOptimizer:
         if self.optimizer.slot_names:
             self._torn = cause
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether slots are torn."""
+        return self._torn is not None
+
     def require_whole(self) -> None:
         """Raise TornVariableError if slots have been torn."""
         if self._torn is not None:
@@ -248,7 +258,7 @@ class ServedOptimizer:
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
-    def runs(self, buffers: Buffers, plan: Plan, variables: Iterable[StoredVariable]) -> list[Run]:
+    def runs(self, buffers: Copies, plan: Plan, variables: Iterable[StoredVariable]) -> list[Run]:
         """Return what to update for a push, of those variables that lie side by side."""
         layout = buffers.layout
         found: list[Run] = []

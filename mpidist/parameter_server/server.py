@@ -20,8 +20,9 @@ from mpidist.parameter_server.consistency import Asynchronous, Consistency
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import Kind, PushHeader
 from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger
-from mpidist.parameter_server.served_optimizer import ServedOptimizer
+from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed
 from mpidist.parameter_server.store import Store
+from mpidist.parameter_server.turn import Turn
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile
 from mpidist.transports.lines import Area, Line, Message, Patience
@@ -96,8 +97,6 @@ class Server:
     Attributes
     ----------
     store : Store
-    pushes : int
-        Gradients applied so far, or dropped as too late.
     """
 
     def __init__(self, lines: Sequence[Line], number: int = 0, consistency: Consistency | None = None) -> None:
@@ -112,7 +111,8 @@ class Server:
         self.store = Store(len(lines) if self._ledger_file is not None else 0)
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
-        self.pushes = 0
+        self._turn = self._own_turn()
+        self._pushes_known = 0
         self._headers: dict[bytes, PushHeader] = {}
         self._aside: list[tuple[_Client, Callable[[], None]]] = []
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
@@ -124,6 +124,21 @@ class Server:
             text = f"ps {self.number} has no shared memory ({error}); its clients pull by messages"
             self._lines[0].presence.control.warn(text)
             return None
+
+    def _own_turn(self) -> Turn | None:
+        """Return what is taken before variables are changed, where clients may change them, too."""
+        if self._ledger_file is None or self.consistency.has_clock or self.consistency.gathers:
+            return None
+        patience = Patience(self._lines, f"ps {self.number} waits for its turn", idle=True)
+        try:
+            return Turn(self._ledger_file.path, self.ledger.words, patience)
+        except OSError:  # then it is the only one that changes them
+            return None
+
+    @property
+    def pushes(self) -> int:
+        """Gradients applied so far, or dropped as too late."""
+        return self.ledger.words[Ledger.PUSHES]
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -157,10 +172,31 @@ class Server:
     def close(self) -> None:
         """Give memory back; clients that read it keep it."""
         self.store.buffers.close()
+        if self._turn is not None:
+            self._turn.close()
         if self._ledger_file is not None:
             self._ledger_file.unlink()
 
     def _take(self, client: _Client, message: Message) -> None:
+        turn = self._turn
+        if turn is None:
+            self._deal_with(client, message)
+            return
+        turn.enter()
+        try:
+            if self.ledger.words[Ledger.PUSHES] != self._pushes_known:
+                self._catch_up()
+            self._deal_with(client, message)
+        finally:
+            self._pushes_known = self.ledger.words[Ledger.PUSHES]
+            turn.leave()
+
+    def _catch_up(self) -> None:
+        """Take note of the steps that clients have made themselves."""
+        for number, served in self.store.optimizers.items():
+            served.optimizer.iterations = self.ledger.words[Ledger.steps_word(number)]
+
+    def _deal_with(self, client: _Client, message: Message) -> None:
         kind = message.header[0]
         if kind == protocol.PUSH_KIND:
             self._take_push(client, message)
@@ -249,14 +285,15 @@ class Server:
 
     def _fail_push(self, client: _Client, number: int, optimizer: int, message: Message, error: Exception) -> None:
         message.release()
+        self.ledger.words[Ledger.TORN] = self.store.is_torn
         failure = self._failure(error, f"push {number}")
         self._send(client, Kind.PUSH_FAILURE, {**failure, "push": number})
         self._done(client, optimizer)
 
     def _done(self, client: _Client, number: int) -> None:
         """Show in the ledger how far things are: steps before pushes, since who sees its push sees its step."""
-        self.pushes += 1
         words = self.ledger.words
+        words[Ledger.PUSHES] += 1
         words[Ledger.LAYOUT] = self.store.layout_number
         optimizer = self.store.optimizers.get(number)
         if optimizer is not None:
@@ -298,6 +335,7 @@ class Server:
                 return
             message.release()
             self.ledger.words[Ledger.LAYOUT] = self.store.layout_number
+            self.ledger.words[Ledger.TORN] = self.store.is_torn
             self._send(client, Kind.ANSWER, *found)
 
         attempt()
@@ -341,7 +379,8 @@ class Server:
         if self.consistency.has_clock:
             self._publish_clock()
         rule = {"has_clock": self.consistency.has_clock, "gathers": self.consistency.gathers}
-        return ({"ledger": path, "clients": len(self.clients), **rule},)
+        takes_turns = self._turn is not None
+        return ({"ledger": path, "clients": len(self.clients), "takes_turns": takes_turns, **rule},)
 
     def _on_create(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         spec = VariableSpec.from_description(request["spec"])
@@ -425,7 +464,14 @@ class Server:
         if number not in self.store.optimizers:
             self.store.optimizers[number] = ServedOptimizer(bytes(array))
             self.ledger.words[Ledger.steps_word(number)] = 0
+            self.ledger.words[Ledger.RULES] += 1
         return ({},)
+
+    def _on_rule(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        optimizer = self._optimizer(request)
+        if not optimizer.is_stateless:
+            return ({},)
+        return {}, numpy.frombuffer(packed(optimizer.optimizer), numpy.uint8)
 
     def _on_state(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(client)
@@ -441,6 +487,7 @@ class Server:
         optimizer = self._optimizer(request)
         optimizer.restore({**request["plain"], **dict(zip(names, values, strict=True))}, self.store.variables)
         self.ledger.words[Ledger.steps_word(request["number"])] = optimizer.optimizer.iterations
+        self.ledger.words[Ledger.RULES] += 1
         return ({},)
 
     def _on_iterations(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
@@ -456,6 +503,8 @@ class Server:
             optimizer.learning_rate = pickle.loads(bytes(array))
         elif request["value"] is not None:
             optimizer.learning_rate = request["value"]
+        if array is not None or request["value"] is not None:
+            self.ledger.words[Ledger.RULES] += 1
         return ({"value": optimizer.learning_rate, "iterations": optimizer.iterations},)
 
     def _optimizer(self, request: dict[str, Any]) -> ServedOptimizer:

@@ -10,16 +10,22 @@ until the next pull.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import ServerError, TornVariableError
 from mpidist.parameter_server import protocol
+from mpidist.parameter_server.direct import Direct
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.protocol import Kind
 from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger, Reader
+from mpidist.parameter_server.turn import Turn
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import map_file
 from mpidist.transports.lines import Area, Line, Message, Patience
+
+if TYPE_CHECKING:
+    from mpidist.parameter_server.push_part import Part
 
 #: Errors of a server that are raised at the client as what they are.
 _KINDS: dict[str, type[Exception]] = {
@@ -89,10 +95,10 @@ class ServerEnd:
         end = cls(before.line, before.number, before.client)
         end.ledger = before.ledger
         end.clients, end.has_clock, end.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
-        end._open()
+        end._open(answer)
         return end
 
-    def _open(self) -> None:
+    def _open(self, answer: dict[str, Any]) -> None:
         """Prepare what the kind of end needs."""
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -118,6 +124,10 @@ class ServerEnd:
         """Send a push; does not wait for it to be applied."""
         self.pushed += 1
         self.line.send(header, area, nbytes)
+
+    def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+        """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
+        return False
 
     def note(self, verb: str) -> None:
         """Tell the server something that needs no answer."""
@@ -232,10 +242,15 @@ class NearServer(ServerEnd):
     _pinned: Reader | None = None  # what the present snapshot is of; there may be a newer layout
     _layout_number = -1
     _buffer = -1
+    _direct: Direct | None = None
 
-    def _open(self) -> None:
+    def _open(self, answer: dict[str, Any]) -> None:
         self._words = Ledger(self.ledger, self.clients).words
         self._applied = Ledger.applied_word(self.client)
+        if answer["takes_turns"]:
+            patience = Patience([self.line], f"{self._who} to let it change variables there")
+            with suppress(OSError):  # by messages then
+                self._direct = Direct(self, self._words, Turn(answer["ledger"], self._words, patience))
 
     def pull(self) -> dict[Key, Any]:
         words = self._words
@@ -248,7 +263,7 @@ class NearServer(ServerEnd):
         assert self._reader is not None
         self._pinned = self._reader
         self._buffer = self._pinned.pin()
-        return self._pinned.views(self._buffer)
+        return self._pinned.shown(self._buffer)
 
     def look_for(self, key: Key) -> bool:
         self._map()
@@ -257,7 +272,7 @@ class NearServer(ServerEnd):
     def version(self, key: Key) -> int:
         reader = self._pinned
         assert reader is not None
-        return int(reader.versions(self._buffer)[reader.layout.index[key]])
+        return int(reader.versions_in(self._buffer)[reader.layout.index[key]])
 
     def begin_step(self, ask: bool = False) -> None:
         if ask:
@@ -271,6 +286,19 @@ class NearServer(ServerEnd):
             self._await(self._applied + 1)
         if self.gathers:
             self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
+
+    def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+        return self._direct is not None and self._direct.push(optimizer, part, gradients, rate, scale)
+
+    def newest(self) -> tuple[Reader, int]:
+        """Return the copies of the server's variables as they are laid out now, and the number of that layout."""
+        self._map()
+        assert self._reader is not None
+        return self._reader, self._layout_number
+
+    def look(self) -> None:
+        """Look whether the server is still there; errors as for `Line.wait`."""
+        self._patience.look()
 
     def flush(self) -> None:
         if self._words[self._applied] < self.pushed:
@@ -287,6 +315,9 @@ class NearServer(ServerEnd):
     def leave(self) -> None:
         if self._reader is not None:
             self._reader.unpin()
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         super().leave()
 
     def _await(self, word: int) -> None:

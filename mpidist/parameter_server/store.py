@@ -158,6 +158,11 @@ class Store:
         self.require_whole([key])
         return self._value(key)
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether a variable or a slot is torn."""
+        return bool(self._torn) or any(optimizer.is_torn for optimizer in self.optimizers.values())
+
     def require_whole(self, keys: Container[Key] | None = None) -> None:
         """Raise TornVariableError if one of these variables, or of all, was changed in part and not set since."""
         for key, cause in self._torn.items() if self._torn else ():
@@ -201,7 +206,7 @@ class Store:
             return
         self.lay_out()
         buffers = self.buffers
-        changed = _places([buffers.layout.index[key]])
+        changed = buffers.layout.places_of([key])
         before = buffers.views(buffers.current)[key]
         buffer = buffers.begin(changed)
         after = buffers.views(buffer)[key]
@@ -327,8 +332,7 @@ class Store:
         layout = self.buffers.layout
         variables = [self.variables[spec.key] for spec in plan.dense]
         runs = optimizer.runs(self.buffers, plan, variables)
-        indices = [layout.index[spec.key] for spec in plan.dense if spec.key in layout.index]
-        changed = None if len(indices) == len(layout.specs) else _places(sorted(indices))
+        changed = layout.places_of([spec.key for spec in plan.dense])
         alone = []
         for variable, (section, first) in zip(variables, plan.places, strict=True):
             if variable.spec.key in self._tables:
@@ -359,13 +363,6 @@ def _rows_of(plan: Plan, spec: VariableSpec, payload: Any, numbers: slice, where
     indices = payload[numbers].view(numpy.int64)
     _check_rows(spec, indices)
     return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
-
-
-def _places(indices: list[int]) -> Any:
-    """Return what stands for some places, in ascending order, in an index: a slice if they are neighbours."""
-    if indices and indices[-1] - indices[0] == len(indices) - 1:
-        return slice(indices[0], indices[-1] + 1)
-    return numpy.array(indices, numpy.int64)
 
 
 def _mean(plan: Plan, payloads: Sequence[Any], mean: Any) -> None:

@@ -346,15 +346,19 @@ class Patience:
         if self._start is None:
             self._start = now
         waited = now - self._start
-        for line in self._presence.lines:
-            line.take_in()  # so that nobody waits for this rank to make room
-        if self._presence.look():
-            self._judge()
+        self.look()
         if waited > _SPIN_SECONDS:
             time.sleep(_NAP_SECONDS)
             self._turns = turns + _LOOK_TURNS - 1  # a nap is as long as many turns
             self._mind_the_clock(waited)
         return True
+
+    def look(self) -> None:
+        """Look around, as `tick` does now and then; errors as there.  Local."""
+        for line in self._presence.lines:
+            line.take_in()  # so that nobody waits for this rank to make room
+        if self._presence.look():
+            self._judge()
 
     def _judge(self) -> None:
         """Raise if the wait is in vain."""

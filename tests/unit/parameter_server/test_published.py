@@ -55,7 +55,7 @@ def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
         for client, (buffer, values, seen) in held.items():
             views = readers[client].views(buffer)
             assert [views[index, 0].tolist() for index in range(3)] == [[value] * 3 for value in values]
-            assert readers[client].versions(buffer).tolist() == seen
+            assert readers[client].versions_in(buffer).tolist() == seen
     buffers.close()
 
 

@@ -1,0 +1,53 @@
+"""`Turn`: whose turn it is to change a server's variables, the server's or that of a client on its node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpidist.parameter_server.published import Ledger
+from mpidist.runtime.node_lock import NodeLock
+from mpidist.transports.lines import Patience
+
+#: How often the lock is tried before others are let run: a turn with little to do is over by then.
+_TRIES = 40
+
+
+class Turn:
+    """The right to change a server's variables, seen from the server, or from one of its clients.  All Local.
+
+    It ends with the process that has it, so that the death of one never stops the others.
+
+    Parameters
+    ----------
+    path : str
+        Of the ledger's file.
+    words : memoryview of int64
+        The ledger's.
+    patience : Patience
+        For waiting; its deadline holds.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened, or has no locks.
+    """
+
+    def __init__(self, path: str, words: Any, patience: Patience) -> None:
+        self._lock = NodeLock(path, words, Ledger.HELD)
+        self._patience = patience
+        #: End the turn.
+        self.leave = self._lock.give_back
+
+    def enter(self) -> None:
+        """Wait for the turn; errors as for `Line.wait`."""
+        take = self._lock.take
+        for _ in range(_TRIES):
+            if take():
+                return
+        self._patience.reset()
+        while not take():
+            self._patience.tick()
+
+    def close(self) -> None:
+        """Take no more turns."""
+        self._lock.close()
