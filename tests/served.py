@@ -51,17 +51,18 @@ def run(
     servers: int = 1,
     consistency: Consistency | None = None,
     push_dtype: str | None = None,
-    far: bool = False,
+    far: bool | Sequence[bool] = False,
     timeout_seconds: float = 30.0,
 ) -> tuple[list[Any], list[Server]]:
     """Run ``fn(client)`` on threads; return its results, and the servers after all clients have left.
 
     Parameters
     ----------
-    far : bool
-        Servers are on another node.
+    far : bool or sequence of bool
+        Which clients, or whether all of them, are on another node than the servers.
     """
-    hosts = ["here"] * clients + ["there" if far else "here"] * servers
+    apart = [far] * clients if isinstance(far, bool) else far
+    hosts = ["elsewhere" if is_far else "here" for is_far in apart] + ["here"] * servers
 
     def job() -> Any:
         return on_rank(servers, fn, consistency, push_dtype)

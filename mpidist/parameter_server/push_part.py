@@ -43,6 +43,7 @@ class Part:
         self.nbytes = plan.dense_nbytes
         self._dense = dense
         self._take = itemgetter(*dense) if len(dense) > 1 else None
+        self._is_all = dense == list(range(len(dense))) and not sparse
         numbers = [number for number, _ in plan.places]
         self._counts = [numbers.count(number) for number in range(len(plan.sections))]
         wide = [plan.dense[numbers.index(number)].dtype for number in range(len(plan.sections))]
@@ -66,7 +67,12 @@ class Part:
         ValueError
             One does not have its variable's shape.
         """
-        some = [gradients[place] for place in self._dense] if self._take is None else self._take(gradients)
+        if self._is_all and len(gradients) == len(self._dense):
+            some = gradients
+        elif self._take is not None:
+            some = self._take(gradients)
+        else:
+            some = [gradients[place] for place in self._dense]
         if tuple(map(_SHAPE, some)) != self.shapes:
             self._check(some)
         return some

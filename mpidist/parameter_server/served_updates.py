@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy
@@ -16,6 +18,9 @@ from mpidist.parameter_server.registry import Registry, reference_of_optimizer
 from mpidist.parameter_server.served_variable import ServedVariable
 from mpidist.variables import IndexedSlices
 
+#: How many lists of variables are pushed again without a look at each.
+_KNOWN_LISTS = 16
+
 #: The types of gradients that need no look.
 _ARRAYS = {numpy.ndarray}
 
@@ -23,17 +28,22 @@ _ARRAYS = {numpy.ndarray}
 class _Again:
     """A list of whole variables that has been pushed, with what the client needs to push it again."""
 
-    def __init__(self, client: Client, variables: list[ServedVariable]) -> None:
+    def __init__(self, client: Client, variables: tuple[ServedVariable, ...]) -> None:
         self.client = client
+        self.variables = variables
         self.strategy = variables[0].strategy
         self.generation = -1
         self.parts: list[Part] = []
-        self._variables = variables  # kept, since they are known by their ids
+
+    def is_of(self, variables: Sequence[Any]) -> bool:
+        """Whether these are the same objects, in the same order."""
+        own = self.variables
+        return len(variables) == len(own) and all(map(is_, variables, own))
 
     def look_up(self, gradients: Sequence[Any]) -> None:
         """Find what goes to each server."""
         self.generation = self.client.generation
-        self.parts = self.client.parts_for(tuple([variable.key for variable in self._variables]), gradients)
+        self.parts = self.client.parts_for(tuple([variable.key for variable in self.variables]), gradients)
 
 
 class ServedUpdates(RemoteUpdates):
@@ -56,8 +66,8 @@ class ServedUpdates(RemoteUpdates):
         self._optimizer = optimizer
         self._number = number
         self._is_registered = False
-        # Lists of whole variables that were pushed before, by the variables' ids.
-        self._known: dict[tuple[int, ...], _Again] = {}
+        # Lists of whole variables that were pushed before, the last one first.
+        self._known: deque[_Again] = deque(maxlen=_KNOWN_LISTS)
 
     def push(
         self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]
@@ -79,7 +89,7 @@ class ServedUpdates(RemoteUpdates):
             ]
         self._client.push(self._number, pairs, None, scale)
         if all(type(variable) is ServedVariable for variable in variables) and isinstance(self._client, Client):
-            self._known[tuple(map(id, variables))] = _Again(self._client, list(variables))
+            self._known.appendleft(_Again(self._client, tuple(variables)))
 
     def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
@@ -87,7 +97,7 @@ class ServedUpdates(RemoteUpdates):
             gradients, variables = zip(*pairs, strict=True)
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
-        known, factor = self._known.get(tuple(map(id, variables))), optimizer.gradient_factor
+        known, factor = self._known_as(variables), optimizer.gradient_factor
         if known is None or factor is None or known.strategy is not context.get_strategy():
             return False
         if set(map(type, gradients)) != _ARRAYS:
@@ -97,6 +107,12 @@ class ServedUpdates(RemoteUpdates):
             known.look_up(gradients)
         client.push_parts(self._number, known.parts, gradients, scale=factor)
         return True
+
+    def _known_as(self, variables: Sequence[Any]) -> _Again | None:
+        for known in self._known:
+            if known.is_of(variables):
+                return known
+        return None
 
     def _register(self, variables: Iterable[ServedVariable] | None = None) -> None:
         """Send the optimizer, with the order of its first update, which a checkpoint numbers slots by."""

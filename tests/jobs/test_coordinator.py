@@ -291,6 +291,38 @@ def test_a_worker_that_is_killed_ends_a_job_that_does_not_tolerate_it():
     assert re.search(r"rank 2\b.*(died|exited on)|Killed \(signal 9\)", result.stderr + result.stdout)
 
 
+#: A worker that dies while it changes a server's variables itself.
+DYING_IN_ITS_TURN = """
+def dies(x):
+    if mpidist.coordinator.experimental_get_current_worker_index() == 1:
+        from mpidist.parameter_server.published import Copies
+        Copies.commit = lambda self, *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.001)
+    return train(x)
+"""
+
+KILLED_IN_ITS_TURN = (
+    BEGIN.format(num_ps=1).replace("\ndef worker()", DYING_IN_ITS_TURN + "\ndef worker()")
+    + """
+for n in range(300):
+    coordinator.schedule(dies if n >= 100 else train, args=(n,))
+coordinator.join()
+assert w.value.tolist() == [-sum(range(300)) / 2] * 3, w.value
+assert optimizer.iterations == 300, optimizer.iterations
+assert {*coordinator.fetch([coordinator.schedule(worker) for _ in range(100)])} == {0, 2}
+"""
+    + END
+)
+
+
+@needs_ulfm
+def test_a_worker_that_is_killed_in_its_turn_leaves_variables_whole_and_the_turn_to_others(tmp_path):
+    result = run_tolerant(5, KILLED_IN_ITS_TURN, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the chief is done" in result.stdout
+    assert re.search(r"worker 1 \(rank 2\).* died", result.stderr)
+
+
 @needs_ulfm
 def test_when_the_last_worker_is_killed_the_job_ends(tmp_path):
     script = KILLED.replace("get_current_worker_index() == 1", "get_current_worker_index() >= 0")

@@ -18,6 +18,12 @@ from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from tests.served import run, spec, value
 
+#: How a client changes variables: itself, in the memory of a server on its node; by messages there; or to elsewhere.
+WAYS = pytest.mark.parametrize(
+    "way",
+    [{}, {"consistency": StaleSynchronous(10**6)}, {"far": True}],
+    ids=["direct", "near", "far"],
+)
 NEAR_AND_FAR = pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
 
 #: Each client counts in digits of its own of one number.
@@ -85,12 +91,12 @@ def play(client, steps, servers):
     assert client.versions() == {each.key: count for each, count in zip(SPECS, changes, strict=True)}
 
 
-@NEAR_AND_FAR
+@WAYS
 @pytest.mark.parametrize("servers", [1, 2])
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, max_size=12))
-def test_one_client_sees_what_one_process_would_have(far, servers, steps):
-    run(1, lambda client: play(client, steps, servers), servers, far=far)
+def test_one_client_sees_what_one_process_would_have(way, servers, steps):
+    run(1, lambda client: play(client, steps, servers), servers, **way)
 
 
 # -- several clients ---------------------------------------------------------------------------------------------------
@@ -140,18 +146,18 @@ def count(client, moves, servers, pause):
     return pushes, adds
 
 
-@NEAR_AND_FAR
+@WAYS
 @pytest.mark.parametrize("servers", [1, 2])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plays=st.lists(MOVES, min_size=1, max_size=3), seed=st.integers(0, 100))
-def test_nothing_is_lost_or_applied_twice_and_snapshots_stay(far, servers, plays, seed):
+def test_nothing_is_lost_or_applied_twice_and_snapshots_stay(way, servers, plays, seed):
     chance = random.Random(seed)
 
     def pause():
         time.sleep(chance.random() * 0.002)
 
     results, served = run(
-        len(plays), lambda client: count(client, plays[client.number], servers, pause), servers, far=far
+        len(plays), lambda client: count(client, plays[client.number], servers, pause), servers, **way
     )
     pushes = sum(done * DIGIT**number for number, (done, _) in enumerate(results))
     adds = sum(done * DIGIT**number for number, (_, done) in enumerate(results))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.parameter_server.layout import Layout, VariableSpec
-from mpidist.parameter_server.published import Buffers, Ledger, Reader
+from mpidist.parameter_server.published import _WRITING, Buffers, Copies, Ledger, Reader
 
 
 def layout_of(count: int) -> Layout:
@@ -20,16 +23,26 @@ def published(variables: int, clients: int) -> tuple[Buffers, list[Reader]]:
     return buffers, [Reader(buffers.layout, buffers.path, buffers.token, clients, client) for client in range(clients)]
 
 
-def write(buffers: Buffers, changed: list[int], value: float) -> None:
-    where = numpy.array(changed, numpy.int64)
-    buffer = buffers.begin(where)
-    for index in changed:
-        buffers.views(buffer)[index, 0][...] = value
-    buffers.commit(buffer, where)
+def begin(writer: Copies, changed: list[int], value: float) -> int:
+    """Write what a change writes, all but its end; return the copy, -1 if the server has to do it."""
+    buffer = writer.begin(numpy.array(changed, numpy.int64))
+    for index in changed if buffer >= 0 else []:
+        writer.views(buffer)[index, 0][...] = value
+    return buffer
 
 
+def write(writer: Copies, changed: list[int], value: float) -> bool:
+    buffer = begin(writer, changed, value)
+    if buffer >= 0:
+        writer.commit(buffer, numpy.array(changed, numpy.int64))
+    return buffer >= 0
+
+
+#: Who writes, the server or client 0 to 2, and what; a death is a write without an end.
+CHANGES = st.tuples(st.integers(-1, 2), st.sets(st.integers(0, 2), min_size=1))
 ACTIONS = st.one_of(
-    st.tuples(st.just("write"), st.sets(st.integers(0, 2), min_size=1)),
+    st.tuples(st.just("write"), CHANGES),
+    st.tuples(st.just("death"), CHANGES),
     st.tuples(st.just("pin"), st.integers(0, 2)),
     st.tuples(st.just("unpin"), st.integers(0, 2)),
 )
@@ -42,9 +55,15 @@ def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
     model, versions = [0.0] * 3, [0] * 3
     held = {}
     for number, (verb, what) in enumerate(actions, start=1):
-        if verb == "write":
-            write(buffers, sorted(what), number)
-            for index in what:
+        if verb in ("write", "death"):
+            who, changed = what[0], sorted(what[1])
+            writer = buffers if who < 0 else readers[who]
+            if verb == "death":
+                begin(writer, changed, -number)
+                continue
+            if not write(writer, changed, number):
+                write(buffers, changed, number)
+            for index in changed:
                 model[index], versions[index] = number, versions[index] + 1
         elif verb == "pin":
             buffer = readers[what].pin()
@@ -53,7 +72,7 @@ def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
             readers[what].unpin()
             held.pop(what, None)
         for client, (buffer, values, seen) in held.items():
-            views = readers[client].views(buffer)
+            views = readers[client].shown(buffer)
             assert [views[index, 0].tolist() for index in range(3)] == [[value] * 3 for value in values]
             assert readers[client].versions_in(buffer).tolist() == seen
     buffers.close()
@@ -69,15 +88,35 @@ def test_nothing_of_a_copy_that_was_given_up_is_taken_for_written():
         buffers.views(buffer)[0, 0][...] = 99.0
         buffers.give_up(buffer)
         write(buffers, [1], 4.0 + again)
-        views = reader.views(pinned := reader.pin())
+        views = reader.shown(pinned := reader.pin())
         assert (views[0, 0].tolist(), views[1, 0].tolist()) == ([3.0] * 3, [4.0 + again] * 3)
-        assert reader.versions(pinned).tolist() == [3, 4 + again]
+        assert reader.versions_in(pinned).tolist() == [3, 4 + again]
+    buffers.close()
+
+
+def test_a_copy_that_has_become_current_is_not_given_up_though_its_writer_died_at_once():
+    buffers, (reader,) = published(1, 1)
+    write(buffers, [0], 1.0)
+    buffer = begin(buffers, [0], 2.0)
+    reader.commit(buffer, numpy.array([0]))
+    buffers._words[_WRITING] = buffer + 1  # the last that its writer did not come to
+    write(buffers, [0], 3.0)
+    assert (buffers.views(buffers.current)[0, 0].tolist(), buffers.versions.tolist()) == ([3.0] * 3, [3])
+    buffers.close()
+
+
+def test_a_client_leaves_a_change_to_the_server_while_no_copy_has_memory():
+    buffers, (reader,) = published(1, 1)
+    assert not write(reader, [0], 1.0)
+    assert write(buffers, [0], 1.0)
+    assert write(reader, [0], 2.0)
+    assert buffers.views(buffers.current)[0, 0].tolist() == [2.0] * 3
     buffers.close()
 
 
 def test_what_clients_see_cannot_be_written():
     buffers, (reader,) = published(1, 1)
-    view = reader.views(reader.pin())[0, 0]
+    view = reader.shown(reader.pin())[0, 0]
     with pytest.raises(ValueError, match="read-only"):
         view[0] = 1
     buffers.close()
@@ -106,12 +145,13 @@ def test_copies_that_nobody_needs_cost_nothing():
     for value in range(20):
         write(buffers, [0], value)
         reader.pin()
-    assert len(buffers._reserved) <= 3
+    assert os.stat(buffers.path).st_blocks * 512 <= 5 * mmap.PAGESIZE  # words, and at most three copies
     buffers.close()
 
 
 def test_the_words_of_a_ledger_do_not_overlap():
-    words = [Ledger.LAYOUT, *(Ledger.steps_word(number) for number in range(64))]
+    words = [Ledger.LAYOUT, Ledger.RULES, Ledger.TORN, Ledger.HELD, Ledger.PUSHES]
+    words += [*(Ledger.steps_word(number) for number in range(64))]
     words += [Ledger.applied_word(client) + offset for client in range(5) for offset in (0, 1)]
     assert len(set(words)) == len(words)
     assert max(words) < len(Ledger(bytearray(Ledger.nbytes(5)), 5).words)

@@ -1,0 +1,174 @@
+"""A client on its server's node applies gradients itself: which it does, and that it is as if the server had."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from mpidist.optimizers import SGD, Adam
+from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
+from tests.served import run, spec, value
+
+KEY = (0, 0)
+
+
+class Doubled(SGD):
+    """A rule of somebody else: it may keep what it likes."""
+
+
+def pushed(client, optimizer, count=5, length=4):
+    """Push some gradients of one, after one for which the server has to have memory; return the value."""
+    client.create(spec(0, (length,), "float32"), 0, numpy.zeros(length))
+    number = client.register_optimizer(optimizer)
+    for _ in range(count):
+        client.push(number, [(KEY, numpy.ones(length, "float32"))])
+    return client.value(KEY).tolist()
+
+
+def test_after_the_first_no_push_is_a_message():
+    (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5), 9))
+    assert got == [-4.5] * 4
+    assert (server.pushes, server.clients[0].arrived) == (9, 1)
+    assert server.store.versions() == {KEY: 9}
+    assert server.store.optimizers[0].optimizer.iterations == 9
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.5), Adam(0.5), Doubled(0.5)])
+def test_what_keeps_more_than_variables_is_for_the_server_to_apply(optimizer):
+    _, (server,) = run(1, lambda client: pushed(client, optimizer))
+    assert (server.pushes, server.clients[0].arrived) == (5, 5)
+
+
+@pytest.mark.parametrize("way", [{"consistency": StaleSynchronous(3)}, {"consistency": BackupWorkers(1)}])
+@pytest.mark.parametrize("more", [{}, {"push_dtype": "float16"}, {"far": True}])
+def test_policies_16_bits_and_other_nodes_are_served_by_messages(way, more):
+    (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5)), **way, **more)
+    assert got == [-2.5] * 4
+    assert (server.pushes, server.clients[0].arrived) == (5, 5)
+
+
+def test_rows_are_pushed_by_messages_and_whole_gradients_of_other_variables_are_not():
+    from mpidist import IndexedSlices
+
+    def job(client):
+        for each in (spec(0, (4, 2)), spec(1)):
+            client.create(each, 0, numpy.zeros(each.shape))
+        number = client.register_optimizer(SGD(1.0))
+        rows = IndexedSlices(numpy.ones((1, 2)), numpy.array([2]), (4, 2))
+        for _ in range(3):
+            client.push(number, [(KEY, rows)])
+            client.push(number, [((1, 0), numpy.ones(()))])
+        return client.lookup(KEY, [2, 0]).tolist(), float(client.value((1, 0)))
+
+    (got,), (server,) = run(1, job)
+    assert got == ([[-3.0, -3.0], [0.0, 0.0]], -3.0)
+    assert server.pushes == 6
+    assert server.clients[0].arrived < 6
+
+
+def test_large_and_cut_gradients_are_those_that_were_given():
+    length = 1 << 17  # more bytes than are packed
+
+    def job(client):
+        client.create(spec(0, (length,), "float32"), 0, numpy.zeros(length))
+        number = client.register_optimizer(SGD(1.0))
+        ramp = numpy.arange(length, dtype="float32")
+        for gradient in (ramp, ramp, numpy.repeat(ramp, 2)[::2], ramp.astype("float64"), ramp[::-1]):
+            client.push(number, [(KEY, gradient)])
+        return client.value(KEY).tolist()
+
+    (got,), _ = run(1, job)
+    ramp = numpy.arange(length)
+    assert got == (-(4 * ramp + ramp[::-1])).tolist()
+
+
+def test_clients_here_and_elsewhere_change_the_same_variables():
+    def job(client):
+        client.create(spec(0, (3,)), 0, numpy.zeros(3) if client.is_chief else None)
+        number = client.register_optimizer(SGD(1.0))
+        for _ in range(50):
+            client.push(number, [(KEY, numpy.full(3, -(100.0**client.number)))])
+            if client.number % 2:
+                client.assign(KEY, numpy.full(3, 1000.0**3), "assign_add")
+        client.flush()
+        return client.iterations(number)
+
+    steps, (server,) = run(4, job, far=[False, True, False, True])
+    expected = 50 * (1 + 100 + 100**2 + 100**3) + 2 * 50 * 1000.0**3
+    assert value([server], KEY).tolist() == [expected] * 3
+    assert (server.pushes, max(steps)) == (200, 200)
+
+
+def test_a_rate_that_another_client_has_set_holds_from_the_next_push_on():
+    def job(client):
+        client.create(spec(0), 0, numpy.zeros(()) if client.is_chief else None)
+        number = client.register_optimizer(SGD(1.0))
+        gradient = [(KEY, numpy.ones(()))]
+        if client.number:
+            client.push(number, gradient)
+            client.push(number, gradient)
+            client.assign(KEY, 100.0, "assign_add")
+            while client.learning_rate(number) != 0.25:
+                pass
+            client.push(number, gradient)
+            return None
+        while client.read(KEY) != 98.0:
+            pass
+        client.set_learning_rate(number, 0.25)
+        return None
+
+    _, (server,) = run(2, job)
+    assert float(value([server], KEY)) == 97.75
+    assert server.clients[1].arrived < 3
+
+
+def test_a_rate_that_depends_on_the_steps_sees_those_of_all():
+    def job(client):
+        client.create(spec(0), 0, numpy.zeros(()) if client.is_chief else None)
+        number = client.register_optimizer(SGD(lambda step: 2.0**-step))
+        for _ in range(5):
+            client.push(number, [(KEY, numpy.full((), -1.0))])
+        client.flush()
+
+    _, (server,) = run(3, job)
+    assert float(value([server], KEY)) == sum(2.0**-step for step in range(15))
+
+
+def test_what_went_by_message_is_applied_before():
+    def job(client):
+        client.create(spec(0), 0, numpy.full((), 10.0))
+        slow, decaying = (client.register_optimizer(each) for each in (SGD(1.0, momentum=0.5), DECAYING))
+        seen = []
+        for _ in range(3):
+            client.assign(KEY, 10.0)
+            client.push(slow, [(KEY, numpy.ones(()))])
+            client.push(decaying, [(KEY, numpy.zeros(()))])
+            seen.append(float(client.value(KEY)))
+        return seen
+
+    (got,), _ = run(1, job)
+    assert got == [9.0 / 2, 8.5 / 2, 8.25 / 2]  # the first gradient, then half of what is there
+
+
+DECAYING = SGD(0.5, weight_decay=1.0)
+
+
+def test_the_state_of_an_optimizer_that_was_restored_is_that_of_all():
+    def job(client):
+        pushed(client, SGD(0.5), 3)
+        state = client.optimizer_state(0)
+        client.restore_optimizer(0, {**state, "iterations": 40, "learning_rate": 2.0})
+        client.push(0, [(KEY, numpy.ones(4, "float32"))])
+        return client.value(KEY).tolist(), client.iterations(0)
+
+    (got,), _ = run(1, job)
+    assert got == ([-3.5] * 4, 41)
+
+
+def test_a_server_that_cannot_give_turns_is_told_by_message(monkeypatch):
+    def no_locks(self, path, words, hint):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr("mpidist.runtime.node_lock.NodeLock.__init__", no_locks)
+    (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5)))
+    assert (got, server.clients[0].arrived) == ([-2.5] * 4, 5)
