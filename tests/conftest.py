@@ -15,9 +15,11 @@ import numpy  # noqa: E402
 import pytest  # noqa: E402
 
 # derandomized, so that every rank of a parallel test draws the same examples, and a failure comes again;
-# no deadline, because no test may depend on how busy the machine is
-hypothesis.settings.register_profile("mpidist", deadline=None, derandomize=True, database=None)
-hypothesis.settings.load_profile("mpidist")
+# no deadline, because no test may depend on how busy the machine is; with EVERY_GRID, 100 examples
+_always = hypothesis.settings(deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("every grid", _always)
+hypothesis.settings.register_profile("mpidist", _always, max_examples=30)
+hypothesis.settings.load_profile("every grid" if os.environ.get("EVERY_GRID") else "mpidist")
 
 
 def pytest_configure(config: pytest.Config) -> None:

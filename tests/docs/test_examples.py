@@ -9,42 +9,22 @@ print what is shown below them, on every rank.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from mpidist.commands.probe import without_launcher
+from tests.example_processes import alone, as_tests, in_process, on_ranks, page_on_ranks
 from tests.pages import GUIDE, ROOT, blocks
 
-_ON_RANKS = """
-import sys
-from mpidist.testing import run_ranks
-code = compile(open(sys.argv[2]).read(), sys.argv[2], "exec")
-run_ranks(int(sys.argv[1]), lambda: exec(code, {"__name__": "__main__"}))
-"""
-
-#: How a block is run -> the commands that get the file it is in.
-_COMMANDS = {
-    None: ([], ["-c", _ON_RANKS, "3"]),
-    "alone": ([],),
-    "two": (["-c", _ON_RANKS, "2"],),
-    "four": (["-c", _ON_RANKS, "4"],),
-    "pytest": (["-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"],),
+#: How a block is run -> the functions that get the file it is in.
+_RUNS = {
+    None: (alone, partial(on_ranks, 3)),
+    "alone": (alone,),
+    "two": (partial(on_ranks, 2),),
+    "four": (partial(on_ranks, 4),),
+    "pytest": (as_tests,),
 }
-
-#: Gets the ranks, or 0 for none but this process, and a page of the guide.
-_PAGE_ON_RANKS = """
-import sys
-from pathlib import Path
-from mpidist.testing import run_ranks
-from tests.pages import differences
-
-ranks, page = int(sys.argv[1]), Path(sys.argv[2])
-found = run_ranks(ranks, differences, page) if ranks else [differences(page)]
-sys.exit(chr(10).join(sum(found, [])) or 0)
-"""
 
 
 @pytest.mark.parametrize(
@@ -53,18 +33,27 @@ sys.exit(chr(10).join(sum(found, [])) or 0)
 def test_every_example_runs(block, tmp_path):
     path = tmp_path / "test_example.py"
     path.write_text(block.code)
-    for command in _COMMANDS[block.how]:
-        _run(block.place, [*command, str(path)], tmp_path)
+    for fn in _RUNS[block.how]:
+        _run(block.place, tmp_path, fn, str(path))
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
 def test_a_page_of_the_guide_runs_and_prints_what_it_shows(page, ranks, tmp_path):
-    _run(page.name, ["-c", _PAGE_ON_RANKS, str(ranks), str(page)], tmp_path)
+    _run(page.name, tmp_path, page_on_ranks, ranks, str(page))
 
 
-def _run(place: str, arguments: list[str], directory: Path) -> None:
+def _run(place, directory, fn, *args):
     environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, *arguments]
-    child = subprocess.run(line, cwd=directory, env=environ, capture_output=True, text=True, timeout=120)
-    assert child.returncode == 0, f"{place}\n{child.stdout}\n{child.stderr}"
+    status, printed = in_process(directory, environ, fn, *args)
+    assert status == 0, f"{place} ended with {status}\n{printed}"
+
+
+@pytest.mark.parametrize(
+    "code", ["assert not 1", "import sys; sys.exit(3)", "mpidist", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_an_example_that_fails_is_found(code, tmp_path):
+    path = tmp_path / "test_example.py"
+    path.write_text(code)
+    with pytest.raises(AssertionError, match="docs.md:1 ended with"):
+        _run("docs.md:1", tmp_path, alone, str(path))

@@ -19,6 +19,7 @@ import mpidist
 from mpidist.commands.main import COMMANDS
 from mpidist.options import Settings
 from tests.pages import GUIDE, PAGES, ROOT, blocks
+from tests.parsed import parsed
 
 README = (ROOT / "README.md").read_text()
 
@@ -232,7 +233,7 @@ def test_every_message_that_troubleshooting_starts_from_is_in_the_source():
 
 def _strings(source: str) -> Iterator[str]:
     """Yield the string constants of a module, and the constant parts of its f-strings."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 

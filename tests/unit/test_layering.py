@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsed import parsed
+
 PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 
 #: From the lowest layer to the highest.  A module imports from its own folder and from lower layers.
@@ -58,7 +60,7 @@ def top(path: str) -> str:
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Yield line and absolute dotted name of everything a file imports."""
     package = ["mpidist", *path.split("/")[:-1]]
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -106,7 +108,7 @@ def environment_breaches(files: Mapping[str, str]) -> list[str]:
         f"{path}:{node.lineno}: MPIDIST_* variables are read in options.py only"
         for path, text in files.items()
         if path != "options.py"
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if reads_setting(node)
     ]
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsed import parsed
+
 PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 
 
 def wide_gaps(source: str) -> list[str]:
     """Return the string constants that have more than one space after a sentence; docstrings do not count."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return [text.value for text in texts if id(text) not in docstrings and re.search(r"[.:;!?]  ", text.value)]

@@ -160,7 +160,7 @@ def test_results_are_right_while_modes_change_within_a_trial_and_after_it(is_lis
         for step in range(steps):
             if communicator.rank == 0:
                 monkeypatch.setattr(nearness, "THRESHOLD_NANOSECONDS", math.inf if step // 3 % 2 else -math.inf)
-            array = numpy.full(600_000, step + communicator.rank, "f4")
+            array = numpy.full(60_000, step + communicator.rank, "f4")
             (array,) = fused([array]) if is_list else (array, communicator.all_reduce(array))[:1]
             assert (array == 2 * step + 1).all()
         return modes, chosen

@@ -15,6 +15,7 @@ from mpidist.collectives.checker import check
 from mpidist.collectives.cost import CostModel, cost, traffic
 from mpidist.collectives.rounds import Index, Round, Schedule
 from mpidist.collectives.simulator import simulate
+from tests.parsed import parsed
 
 COLLECTIVES = Path(mpidist.collectives.algorithms.__file__).parent
 PACKAGE = COLLECTIVES.parent
@@ -52,7 +53,7 @@ def test_only_the_table_imports_the_schedules() -> None:
     importers = {
         path.relative_to(PACKAGE).as_posix()
         for path in files
-        if any(name.startswith(SCHEDULES) for name in imported_modules(ast.parse(path.read_text("utf-8"))))
+        if any(name.startswith(SCHEDULES) for name in imported_modules(parsed(path.read_text("utf-8"))))
     }
     assert importers == {"collectives/algorithms.py"}
 
@@ -60,7 +61,7 @@ def test_only_the_table_imports_the_schedules() -> None:
 def test_the_schedules_know_nothing_but_rounds_and_topology() -> None:
     allowed = ("mpidist.collectives.rounds.", "mpidist.cluster.topology.", f"{SCHEDULES}.")
     for path in (COLLECTIVES / "schedules").glob("*.py"):
-        ours = [name for name in imported_modules(ast.parse(path.read_text("utf-8"))) if name.startswith("mpidist")]
+        ours = [name for name in imported_modules(parsed(path.read_text("utf-8"))) if name.startswith("mpidist")]
         assert all(name.startswith(allowed) for name in ours), f"{path.name} imports {ours}"
 
 

@@ -69,8 +69,14 @@ def test_they_equal_one_rank_on_the_sums(make, size):
         assert state["iterations"] == 3
 
 
-@pytest.mark.parametrize("algorithm", ["shared_memory", "two_level", "remote_read", "auto"])
-@pytest.mark.parametrize("elements", [3, (1 << 16) + 3])
+@pytest.mark.parametrize(
+    "elements, algorithm",
+    [
+        *((3, algorithm) for algorithm in ("shared_memory", "two_level", "remote_read", "auto")),
+        *(((1 << 13) + 3, algorithm) for algorithm in ("shared_memory", "auto")),  # many segments already
+        *(((1 << 16) + 3, algorithm) for algorithm in ("two_level", "remote_read")),
+    ],
+)
 def test_a_rank_may_own_nothing_of_some_stretch(elements, algorithm, monkeypatch):
     """Fewer elements of a dtype than ranks, or of the last segment."""
     monkeypatch.setenv("MPIDIST_ALGORITHM", algorithm)

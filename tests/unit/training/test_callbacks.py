@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib.util
 import io
 import logging
@@ -316,10 +317,16 @@ def shuffled(x, y):
     return mpidist.data.Dataset.from_arrays((x, y)).shuffle(seed=5).repeat().batch(4)
 
 
+@pytest.fixture(scope="module")
+def whole_trainings(tmp_path_factory):
+    """Return what gives variables and logs of a training on two ranks that is not interrupted, by its feed."""
+    return functools.cache(lambda feed: run_ranks(2, trained, tmp_path_factory.mktemp("whole"), 0, feed)[0])
+
+
 @pytest.mark.parametrize("feed", [None, shuffled], ids=["arrays", "repeated data set"])
 @pytest.mark.parametrize("interrupt", [1, 3, 6, 7, 11])
-def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, interrupt, feed):
-    whole, logs = run_ranks(2, trained, tmp_path / "whole", 0, feed)[0]
+def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, interrupt, feed, whole_trainings):
+    whole, logs = whole_trainings(feed)
     assert run_ranks(2, trained, tmp_path / "run", interrupt, feed) == [None, None]
     for values, resumed in run_ranks(2, trained, tmp_path / "run", 0, feed):
         numpy.testing.assert_array_equal(values, whole)

@@ -101,9 +101,9 @@ def trained_parameters(model, batch_size, steps):
 
 @pytest.mark.parametrize("batch_size", [64, 50, 3])
 def test_parameters_are_equal_to_rounding_on_any_number_of_ranks(batch_size):
-    (alone,) = run_ranks(1, trained_parameters, "mlp", batch_size, 20)
+    (alone,) = run_ranks(1, trained_parameters, "mlp", batch_size, 8)
     for size in (2, 3, 8):
-        found = run_ranks(size, trained_parameters, "mlp", batch_size, 20)
+        found = run_ranks(size, trained_parameters, "mlp", batch_size, 8)
         for parameters in found:
             for parameter, other, expected in zip(parameters, found[0], alone, strict=True):
                 assert parameter.tobytes() == other.tobytes()
