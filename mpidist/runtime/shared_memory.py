@@ -89,10 +89,13 @@ def map_file(path: str) -> mmap.mmap:
     Raises
     ------
     OSError
-        When it cannot be opened: the owner is in another container, or belongs to another user.
+        When it cannot be opened: the owner is in another container, or belongs to another user.  FileNotFoundError also
+        when it is empty: the owner has closed it, and is making another one that got its number.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
+        if not os.fstat(fd).st_size:
+            raise FileNotFoundError(f"{path} is empty: the memory that was there is gone")
         return mmap.mmap(fd, 0)
     finally:
         os.close(fd)

@@ -56,3 +56,11 @@ def test_named_files_where_the_system_has_no_anonymous_ones(monkeypatch):
     assert theirs[0:1] == b"x"
     file.unlink()
     assert _names() == before
+
+
+def test_a_file_that_is_empty_is_not_there():
+    """A file that is being made has the number, and so the path, of one that was closed."""
+    file = SharedFile(0)
+    with pytest.raises(FileNotFoundError, match="is empty: the memory that was there is gone"):
+        map_file(file.path)
+    file.unlink()
