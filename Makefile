@@ -15,6 +15,9 @@ MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 RAN := build/ran
 
+# or every start of every rank would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
 .PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm test-netns lint types layering docs bench check clean help
@@ -57,7 +60,7 @@ $(MPICH_VENV)/.%-installed: setup.cfg pyproject.toml | $(MPICH_VENV)/bin/python
 
 test: $(VENV)/.test-installed
 	rm -rf $(RAN)/openmpi
-	$(VENV)/bin/python -m pytest -q -n auto --maxprocesses 4 tests/unit tests/docs
+	$(VENV)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal tests/unit tests/docs
 	$(VENV)/bin/python -m pytest -q tests/jobs
 	set -e; for size in $(SIZES); do $(MAKE) --no-print-directory test-$$size; done
 	$(VENV)/bin/python tests/parallel/prove_ran.py $(RAN)/openmpi
