@@ -34,3 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"mpidist on Python {platform.python_version()}, NumPy {numpy.__version__}"
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes `-n auto` starts: half as many again as cores, for many tests wait for a deadline."""
+    from mpidist.commands.cores import visible_cores
+
+    return visible_cores().count * 3 // 2

@@ -14,7 +14,7 @@ from mpidist.transports.lines import Line, Patience
 RING_BYTES = 4096
 
 #: Of headers: nothing, around the limits of what travels in one piece in any kind of line, and much.
-LENGTHS = (0, 1, 7, 8, 500, 976, 999, 1000, 1001, 1024, 4096, 70_001, 3_000_000)
+LENGTHS = (0, 1, 7, 8, 500, 976, 999, 1000, 1001, 1024, 4096, 70_001, 300_000)
 
 Check = Callable[[int, Mapping[int, Line]], None]
 

@@ -150,7 +150,7 @@ def test_a_plot_is_written(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     for against in ("bytes", "ranks"):
         path = tmp_path / f"{against}.png"
-        printed(capsys, "--bytes", "64KB", "--plot", str(path), "--against", against)
+        printed(capsys, "--nodes", "4", "--bytes", "64KB", "--plot", str(path), "--against", against)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 

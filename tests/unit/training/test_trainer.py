@@ -36,7 +36,7 @@ def alone(fn, *args):
 # -- the law ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     size=st.sampled_from([2, 3, 4, 8]),
     count=st.integers(1, 20),
