@@ -1,144 +1,202 @@
 """What the exchange through shared segments takes without anything around it: the limit that mpidist is held against.
 
     mpidist run -n 2 benchmarks/bare_segments.py
+    mpidist run -n 2 benchmarks/bare_segments.py --peers --json bare.json
+    mpidist run -n 4 benchmarks/bare_segments.py --tensors small --peers "Allreduce each" "Allreduce packed"
 
-ResNet-50's gradients are copied into segments, each rank adds its share of a segment, and all copy the sums out; flags
-in shared memory, three segments in turn.  No call is checked, no deadline looked at, sizes and places are known before,
-and the result lies where it lay the last time.  Beside it, in turns in the same launch: a plain copy of the list,
-mpi4py's `Allreduce` of each tensor, and mpidist's all-reduce of the list.  Medians in ms, of the slowest rank.
+A list of gradients is copied into segments, and either each rank adds its share of a segment and all copy the sums out
+(*shares*), or each adds all of it straight into its result (*all add*); flags in shared memory, four segments in turn.
+No call is checked, no deadline looked at, sizes and places are known before, and the result lies where it lay the last
+time.  Beside it, in the loop of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and
+what peers `--peers` names, by default all.  `--json` adds the launch to a file, which ``mpidist bench show`` reads.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy
-from mpi4py import MPI
 
-from mpidist.collectives.communicator import Communicator
-from mpidist.commands.bench.tensor_lists import shapes_of
-from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.commands.bench import results
+from mpidist.commands.bench.contender import Contender, Copy, Ours
+from mpidist.commands.bench.measured import Measured, show
+from mpidist.commands.bench.peers import PEERS
+from mpidist.commands.bench.ranks import Ranks
+from mpidist.commands.bench.results import Launch
+from mpidist.commands.bench.rows import all_reduce_factor
+from mpidist.commands.bench.tensor_lists import MODELS, shapes_of
+from mpidist.commands.bench.tensors import TensorList
+from mpidist.commands.bench.turns import Budget
+from mpidist.commands.machine import machine
 from mpidist.transports.shared import map_together
 
-#: Segments in turn, and 8-byte words from one rank's flag to the next.
-DEPTH, FLAG_WORDS = 3, 16
+#: Segments in turn, and 8-byte words from one rank's flags to the next.
+DEPTH, FLAG_WORDS = 4, 32
+FILLED, REDUCED = 0, 16
+
+#: What a rank does with a stretch of the buffer: its first element, and the values.
+OnStretch = Callable[[int, Any], None]
 
 
 class Segments:
-    """Segments of `nbytes` bytes, shared by the ranks of `comm`.  Collective."""
+    """Segments of `kib` KiB of float32 for a buffer like `tensors`, shared by all ranks.  Collective."""
 
-    def __init__(self, comm: Any, nbytes: int) -> None:
-        self.rank, self.size = comm.rank, comm.size
-        flags = -(-2 * FLAG_WORDS * 8 * self.size // 4096) * 4096
-        memory = memoryview(map_together(flags + DEPTH * self.size * nbytes, comm.rank, comm.allgather))
-        self.words = memory[:flags].cast("Q")
-        self.elements = nbytes // 4
-        self.slots = numpy.frombuffer(memory, "f4", offset=flags).reshape(DEPTH, self.size, self.elements)
+    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int) -> None:
+        self.rank, self.size = ranks.rank, ranks.size
+        flags = -(-FLAG_WORDS * 8 * self.size // 4096) * 4096
+        memory = map_together(flags + DEPTH * self.size * (kib << 10), ranks.rank, ranks.comm.allgather)
+        self.words = memoryview(memory)[:flags].cast("Q")
+        self.step = kib << 8
+        slots = numpy.frombuffer(memory, "f4", offset=flags).reshape(DEPTH, self.size, self.step)
+        self.bounds = [
+            (start, min(start + self.step, tensors.elements)) for start in range(0, tensors.elements, self.step)
+        ]
+        self.slots = slots
         self.turn = 0
+        self.waiting = ranks.communicator.control.pause  # None where every rank has a core
 
-    def reduce(self, flat: list[Any], pieces: list[list[tuple[int, int, int]]], out: Any) -> None:
-        """Write the sums of the arrays of all ranks to `out`.  Collective."""
-        first, last = self.turn, self.turn + len(pieces)
-        for turn in range(first, last + 1):
-            if turn < last:
-                slot = self.slots[turn % DEPTH][self.rank]
-                parts = [flat[place][start:stop] for place, start, stop in pieces[turn - first]]
-                numpy.concatenate(parts, out=slot[: sum(part.size for part in parts)])
-                self.words[2 * self.rank * FLAG_WORDS] = turn + 1
-            if turn > first:
-                self._await(1, turn)
-                begin = (turn - 1 - first) * self.elements
-                self._copy_out(self.slots[(turn - 1) % DEPTH], out[begin : begin + self.elements])
-            if turn < last:
-                self._await(0, turn + 1)
-                self._add(self.slots[turn % DEPTH])
-                self.words[(2 * self.rank + 1) * FLAG_WORDS] = turn + 1
-        self.turn = last
+    def parts(self, gradients: Sequence[Any]) -> list[list[Any]]:
+        """Return, by segment, what of the gradients lies in it."""
+        found: list[list[Any]] = [[] for _ in self.bounds]
+        at = 0
+        for gradient in gradients:
+            flat, start = gradient.reshape(-1), 0
+            while start < flat.size:
+                index, offset = divmod(at, self.step)
+                stop = min(flat.size, start + self.step - offset)
+                found[index].append(flat[start:stop])
+                at, start = at + stop - start, stop
+        return found
+
+    def all_add(self, parts: list[list[Any]], out: Any) -> None:
+        """Write the sums over all ranks to `out`; each rank adds everything.  Collective."""
+        for index in range(len(parts) + 1):
+            if index < len(parts):
+                self._fill(index, parts[index])
+            if index > 0:
+                start, stop = self.bounds[index - 1]
+                self._await(FILLED, self.turn + index)
+                first, second, *others = self.slots[(self.turn + index - 1) % DEPTH, :, : stop - start]
+                numpy.add(first, second, out=out[start:stop])
+                for other in others:
+                    numpy.add(out[start:stop], other, out=out[start:stop])
+        self.turn += len(parts)
+
+    def in_shares(self, parts: list[list[Any]], own: OnStretch | None, take: OnStretch) -> None:
+        """Give each rank's share of every segment, summed, to its `own`, and what is left there to the others' `take`.
+
+        Collective.  Without `own` each takes its own shares, too.
+        """
+        for index in range(len(parts) + 1):
+            if index < len(parts):
+                self._fill(index, parts[index])
+            if index > 0:
+                self._await(REDUCED, self.turn + index)
+                for rank in range(self.size):
+                    if rank != self.rank or own is None:
+                        take(*self._share(index - 1, rank, rank))
+            if index < len(parts):
+                self._await(FILLED, self.turn + index + 1)
+                start, total = self._share(index, self.rank, self.rank)
+                for rank in range(self.size):
+                    if rank != self.rank:
+                        numpy.add(total, self._share(index, self.rank, rank)[1], out=total)
+                if own is not None:
+                    own(start, total)
+                self.words[self.rank * FLAG_WORDS + REDUCED] = self.turn + index + 1
+        self.turn += len(parts)
+
+    def _fill(self, index: int, parts: list[Any]) -> None:
+        start, stop = self.bounds[index]
+        numpy.concatenate(parts, out=self.slots[(self.turn + index) % DEPTH, self.rank, : stop - start])
+        self.words[self.rank * FLAG_WORDS + FILLED] = self.turn + index + 1
+
+    def _share(self, index: int, owner: int, by: int) -> tuple[int, Any]:
+        """Return where the share of `owner` in a segment begins, and what `by` has there."""
+        start, stop = self.bounds[index]
+        first, last = ((stop - start) * each // self.size for each in (owner, owner + 1))
+        return start + first, self.slots[(self.turn + index) % DEPTH, by, first:last]
 
     def _await(self, which: int, value: int) -> None:
         for rank in range(self.size):
-            while self.words[(2 * rank + which) * FLAG_WORDS] < value:
-                if self.size > 2:
+            while self.words[rank * FLAG_WORDS + which] < value:
+                if self.waiting is not None:
                     os.sched_yield()
 
-    def _share(self, rank: int) -> slice:
-        return slice(rank * self.elements // self.size, (rank + 1) * self.elements // self.size)
 
-    def _add(self, slots: Any) -> None:
-        share = self._share(self.rank)
-        total = slots[self.rank][share]
-        for rank in range(self.size):
-            if rank != self.rank:
-                numpy.add(total, slots[rank][share], out=total)
+class Bare(Contender):
+    """The exchange through segments of `kib` KiB."""
 
-    def _copy_out(self, slots: Any, out: Any) -> None:
-        for rank in range(self.size):
-            share = self._share(rank)
-            part = out[share]
-            part[...] = slots[rank][share][: part.size]
+    kind = "reference"
+
+    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, shares: bool) -> None:
+        super().__init__(ranks, tensors)
+        self.name = f"bare, {'shares' if shares else 'all add'}, {kib} KiB"
+        self._segments, self._shares = Segments(ranks, tensors, kib), shares
+        _, self._out = ranks.packed(tensors)
+
+    def prepare(self, gradients: list[Any]) -> Any:
+        return self._segments.parts(gradients)
+
+    def run(self, prepared: Any) -> Any:
+        if self._shares:
+            self._segments.in_shares(prepared, None, self._take)
+        else:
+            self._segments.all_add(prepared, self._out)
+        return self._out
+
+    def _take(self, start: int, values: Any) -> None:
+        self._out[start : start + len(values)] = values
+
+    def arrays(self, result: Any) -> list[Any]:
+        return self.tensors.cut(result)
 
 
-def cut(sizes: list[int], elements: int) -> list[list[tuple[int, int, int]]]:
-    """Return, by segment, which elements of which arrays lie in it."""
-    found: list[list[tuple[int, int, int]]] = [[]]
-    room = elements
-    for place, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            stop = min(size, start + room)
-            found[-1].append((place, start, stop))
-            room -= stop - start
-            start = stop
-            if room == 0:
-                found.append([])
-                room = elements
-    return found if found[-1] else found[:-1]
+def bare(ranks: Ranks, tensors: TensorList) -> list[Callable[..., Contender]]:
+    """Return the bare exchanges that may be the best: for a short list one segment, on many ranks shares."""
+    sizes = (1024,) if tensors.nbytes <= 1 << 20 else (256, 512, 1024)
+    kinds = (True, False) if ranks.size == 2 or len(sizes) == 1 else (True,)
+    return [partial(Bare, kib=kib, shares=shares) for shares in kinds for kib in sizes]
+
+
+def write(path: Path, found: Launch) -> None:
+    """Add a launch to a file."""
+    results.write(path, [*(results.read(path) if path.exists() else []), found])
+
+
+def launch(subcommand: str, ranks: Ranks, measured: Measured, command: Sequence[str]) -> Launch:
+    """Return what was measured as a launch of ``mpidist bench``."""
+    topology, looks = ranks.communicator.topology.describe(), dict(ranks.probe.looks)
+    made = [subcommand, list(command), ranks.size, ranks.library, topology, looks, measured.rows, measured.missing]
+    return Launch(*made, machine())
 
 
 def main() -> None:
     """Measure; rank 0 prints.  Collective."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [peer.name for peer in PEERS]
+    parser.add_argument("--tensors", choices=list(MODELS), default="resnet50")
+    parser.add_argument("--peers", nargs="*", choices=names, metavar="NAME", help=f"default: all of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=30)
-    rounds = parser.parse_args().rounds
-    comm = MPI.COMM_WORLD.Dup()
-    lists = [[numpy.full(shape, comm.rank + step, "f4") for shape in shapes_of("resnet50")] for step in range(2)]
-    flats = [[each.reshape(-1) for each in tensors] for tensors in lists]
-    sizes = [each.size for each in flats[0]]
-    out, outs = numpy.empty(sum(sizes), "f4"), [numpy.empty_like(each) for each in lists[0]]
-    contenders: dict[str, Callable[[int], object]] = {
-        "copy": lambda step: [numpy.copyto(into, each) for into, each in zip(outs, lists[step], strict=True)],
-        "Allreduce each": lambda step: [
-            comm.Allreduce(each, into) for into, each in zip(outs, lists[step], strict=True)
-        ],
-    }
-    for kib in (256, 512, 1024):
-        segments = Segments(comm, kib << 10)
-        places = cut(sizes, segments.elements)
-        contenders[f"bare, {kib} KiB"] = lambda step, bare=segments, at=places: bare.reduce(flats[step], at, out)
-    fused, kept = FusedAllReduce(Communicator.world()), [None]
-    contenders["mpidist"] = lambda step: kept.__setitem__(0, fused(lists[step]))
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(-20, rounds):  # mpidist tries its ways in the first ones
-        for name, run in contenders.items():
-            comm.Barrier()
-            start = time.perf_counter()
-            run(turn % 2)
-            seconds = comm.allreduce(time.perf_counter() - start, MPI.MAX)
-            if turn >= 0:
-                times[name].append(seconds)
-    expected = sum((rounds - 1) % 2 + rank for rank in range(comm.size))
-    assert (out == expected).all() and all((each == expected).all() for each in kept[0])
-    if comm.rank == 0:
-        copy = statistics.median(times["copy"])
-        for name, found in times.items():
-            print(
-                f"{name:<16} {1e3 * statistics.median(found):8.1f} ms  {statistics.median(found) / copy:5.2f}x a copy"
-            )
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    asked = [] if options.peers is None else options.peers or names
+    ranks, measured = Ranks(), Measured()
+    tensors = TensorList(shapes_of(options.tensors), "float32", ranks.rank, ranks.size)
+    makers = [Copy, *bare(ranks, tensors), Ours, *(peer for peer in PEERS if peer.name in asked)]
+    budget = Budget(options.seconds, options.rounds)
+    factor = all_reduce_factor(ranks.size)
+    show(measured.add(options.tensors, makers, tensors, ranks, budget, Copy.name, factor), ranks)
+    ranks.say(f"# cache mode: {ranks.probe.describe()}")
+    if options.json is not None and ranks.rank == 0:
+        write(options.json, launch("gradients", ranks, measured, ["benchmarks/bare_segments.py"]))
+    ranks.comm.Barrier()  # a peer's servers end only when nobody needs them any more
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ class Contender:
         Whether results are sums over the ranks, which are then checked.
     warm_ups, needed_warm_ups : int
         How many steps it makes before any is timed; and how many if its steps are long.
+    adapts : bool
+        Whether it finds out in its first steps what is best: then it warms up in every cache mode.
     """
 
     name = ""
@@ -38,6 +40,7 @@ class Contender:
     is_reduction = True
     warm_ups = 3
     needed_warm_ups = 2
+    adapts = False
 
     def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
         self.ranks = ranks
@@ -76,6 +79,7 @@ class Ours(Contender):
     name = "mpidist"
     kind = "ours"
     warm_ups = needed_warm_ups = 30  # the ways to exchange are tried in the first steps
+    adapts = True
 
     def run(self, prepared: Any) -> Any:
         return mpidist.get_replica_context().all_reduce("SUM", prepared)
@@ -127,6 +131,7 @@ class OursByAlgorithm(Contender):
         self.name = self._algorithm = algorithm
         if algorithm == "auto":
             self.warm_ups = self.needed_warm_ups = Ours.warm_ups
+            self.adapts = True
         # one that refuses this size or these nodes does so now, on all ranks, and is left out
         ranks.communicator.all_reduce(numpy.zeros(tensors.elements, tensors.dtype), algorithm=algorithm)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -58,6 +59,10 @@ class Ranks:
         """Return the largest of all ranks' times.  Collective."""
         return float(self.comm.allreduce(seconds, self.mpi.MAX))
 
+    def elapsed(self, start: float, stop: float) -> float:
+        """Return `seconds_of` the ranks' `time.perf_counter` at their start and at their end.  Collective."""
+        return seconds_of(self.comm.allgather((start, stop)), self.communicator.topology.node_count == 1)
+
     def total(self, count: int) -> int:
         """Return the sum of all ranks' counts.  Collective."""
         return int(self.comm.allreduce(count))
@@ -81,6 +86,18 @@ class Ranks:
         if self._packed is None or self._packed[0] is not tensors:
             self._packed = tensors, [numpy.zeros(tensors.elements, tensors.dtype) for _ in range(2)]
         return self._packed[1]
+
+
+def seconds_of(spans: Sequence[tuple[float, float]], one_clock: bool) -> float:
+    """Return how long ranks took that started and ended at these times.  Local, pure.
+
+    With one clock it is from the first start to the last end.  Where ranks outnumber cores some start when others are
+    done, and a copy, which waits for nobody, would seem to take each of them half of what it takes all.  With a clock
+    for each node it is the time of the slowest.
+    """
+    if one_clock:
+        return max(stop for _, stop in spans) - min(start for start, _ in spans)
+    return max(stop - start for start, stop in spans)
 
 
 def imported(name: str, cure: str, ranks: Ranks) -> Any:

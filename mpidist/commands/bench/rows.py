@@ -30,7 +30,7 @@ class Row:
         Bytes and elements of a rank's tensors together.
     type, who, kind : str
     time_us : float
-        Median over the turns of the slowest rank's time; `quartiles_us` are those beside it.
+        Median over the turns of the ranks' time together; `quartiles_us` are those beside it.
     turns : int
         How often it was timed.
     algbw, busbw : float

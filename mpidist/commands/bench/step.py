@@ -72,6 +72,7 @@ class ApplyGradients(Update):
     name = "apply_gradients"
     kind = "ours"
     warm_ups = needed_warm_ups = Ours.warm_ups
+    adapts = True
 
     def __init__(self, ranks: Ranks, tensors: TensorList, rule: Rule) -> None:
         super().__init__(ranks, tensors, rule)
@@ -98,6 +99,7 @@ class ReduceThenTextbook(Update):
         self._reduction = reduce(ranks, tensors)
         self.name, self.kind = f"{reduce.name}, textbook", kind
         self.warm_ups, self.needed_warm_ups = reduce.warm_ups, reduce.needed_warm_ups
+        self.adapts = reduce.adapts
         self._parameters = [numpy.ones(shape, tensors.dtype) for shape in tensors.shapes]
         self._slots = [[numpy.zeros_like(each) for _ in range(rule.slots)] for each in self._parameters]
         self._step = 0

@@ -45,7 +45,7 @@ class Timing:
     Attributes
     ----------
     seconds : list of float
-        Of one reduction, in each of its turns: the slowest rank's.
+        Of one reduction, in each of its turns: see `ranks.seconds_of`.
     modes : list of str
         The cache mode in each of them.
     wrong : int or None
@@ -107,17 +107,26 @@ class Turns:
         self._step = 0
         self._kept: list[Any] = [None] * len(self._contenders)
         self._timings = [Timing() for _ in self._contenders]
+        self._warm: list[set[str]] = [set() for _ in self._contenders]
 
     def run(self) -> list[Timing]:
         """Measure; the timings are in the order of the contenders.  Collective."""
-        costs = [self._warm_up(index) for index in range(len(self._contenders))]
         start = time.perf_counter()
         before = self._ranks.probe.look()
         look = self._ranks.slowest(time.perf_counter() - start)
+        costs = []
+        for index in range(len(self._contenders)):
+            costs.append(self._warm_up(index))
+            before = self._note_warm(index, before)
         counts = shares([cost + look for cost in costs], self._budget)
         for round_ in range(max(counts)):
             for index in order(counts, round_):
-                timing = self._timings[index]
+                timing, contender = self._timings[index], self._contenders[index]
+                if contender.adapts and before not in self._warm[index]:
+                    self._warm[index].add(before)  # once, even if the mode changes in the middle
+                    for _ in range(contender.warm_ups):
+                        self._turn(index)
+                    before = self._note_warm(index, before)
                 timing.seconds.append(self._turn(index, check=len(timing.seconds) == counts[index] - 1))
                 after = self._ranks.probe.look()
                 timing.modes.append(after if after == before else CHANGED)
@@ -135,19 +144,26 @@ class Turns:
             seconds = self._ranks.slowest(time.perf_counter() - start)
         return seconds
 
+    def _note_warm(self, index: int, before: str) -> str:
+        """Note in which cache mode a contender has warmed up, if it was one and the same; return the mode now."""
+        after = self._ranks.probe.look()
+        if after == before:
+            self._warm[index].add(after)
+        return after
+
     def _turn(self, index: int, check: bool = False) -> float:
-        """Let a contender reduce; return the seconds of one reduction on the slowest rank."""
+        """Let a contender reduce; return the seconds of one reduction."""
         contender, calls = self._contenders[index], self._budget.calls
         self._step += 1
         batch = [contender.prepare(self._tensors.new(self._step)) for _ in range(calls)]
         self._ranks.comm.Barrier()
         start = time.perf_counter()
         result = contender.run_all(batch)
-        seconds = (time.perf_counter() - start) / calls
+        stop = time.perf_counter()
         self._kept[index] = result
         if check:
             self._check(index, result)
-        return self._ranks.slowest(seconds)
+        return self._ranks.elapsed(start, stop) / calls
 
     def _check(self, index: int, result: Any) -> None:
         timing, wrong = self._timings[index], self._contenders[index].wrong(result, self._step)

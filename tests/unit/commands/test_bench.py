@@ -18,6 +18,7 @@ from mpidist.commands.bench import measured as measured_module
 from mpidist.commands.bench.cache_mode import CHANGED, ONE_CACHE, TWO_CACHES, UNKNOWN, classify
 from mpidist.commands.bench.contender import Contender, Copy
 from mpidist.commands.bench.peers import PEERS, able, name_of
+from mpidist.commands.bench.ranks import seconds_of
 from mpidist.commands.bench.results import Launch
 from mpidist.commands.bench.rows import BOUND, Row, all_reduce_factor, rows_of, table
 from mpidist.commands.bench.step import Update
@@ -55,6 +56,9 @@ class FakeRanks:
 
     def slowest(self, seconds):
         return seconds
+
+    def elapsed(self, start, stop):
+        return stop - start
 
     def total(self, count):
         return count
@@ -172,6 +176,13 @@ def test_every_turn_has_new_arrays_while_the_result_before_is_kept():
         assert not any(set(ids) & set(after) for ids, after in pairs), "the result before was given up too early"
 
 
+def test_ranks_that_take_turns_on_a_core_take_the_time_of_all_of_them():
+    spans = [(1.0, 2.0), (1.25, 2.5), (2.0, 3.0), (2.5, 3.75)]
+    assert seconds_of(spans, one_clock=True) == 2.75
+    assert seconds_of(spans, one_clock=False) == 1.25
+    assert seconds_of([(5.0, 5.5)], one_clock=True) == seconds_of([(5.0, 5.5)], one_clock=False) == 0.5
+
+
 def test_a_wrong_result_is_counted_in_the_first_and_in_the_last_step():
     class Wrong(Recorder):
         def run(self, prepared):
@@ -184,12 +195,28 @@ def test_a_wrong_result_is_counted_in_the_first_and_in_the_last_step():
 
 
 def test_turns_know_their_cache_mode_and_whether_it_changed_meanwhile():
-    modes = [ONE_CACHE, ONE_CACHE, TWO_CACHES, TWO_CACHES]
+    modes = [ONE_CACHE, ONE_CACHE, ONE_CACHE, TWO_CACHES, TWO_CACHES]  # one look before it warms up, one behind
     ranks, tensors = FakeRanks(modes), TensorList([(8,)], "float32", 0, 1)
     (timing,) = Turns([Recorder(ranks, tensors)], tensors, ranks, Budget(rounds=3)).run()
     assert timing.modes == [ONE_CACHE, CHANGED, TWO_CACHES]
     assert timing.within(ONE_CACHE) == timing.seconds[:1]
     assert timing.within(CHANGED) == timing.seconds
+
+
+def test_who_adapts_warms_up_in_every_cache_mode_once():
+    def steps(adapts, modes):
+        ranks, tensors, Recorder.log = FakeRanks(modes), TensorList([(8,)], "float32", 0, 1), []
+        contender = Recorder(ranks, tensors)
+        contender.adapts, contender.warm_ups = adapts, 5
+        (timing,) = Turns([contender], tensors, ranks, Budget(rounds=4)).run()
+        assert len(timing.seconds) == 4
+        return len(Recorder.log)
+
+    changes = [ONE_CACHE, ONE_CACHE, TWO_CACHES, TWO_CACHES, ONE_CACHE, TWO_CACHES, ONE_CACHE]
+    assert steps(False, changes) == 5 + 4
+    assert steps(True, changes) == 5 + 5 + 4
+    assert steps(True, [ONE_CACHE] * 6) == 5 + 4
+    assert steps(True, [TWO_CACHES] + [ONE_CACHE] * 6) == 5 + 5 + 4, "the mode changed while it warmed up"
 
 
 def test_who_had_no_turn_in_the_mode_of_the_table_is_named(monkeypatch):

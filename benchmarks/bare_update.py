@@ -1,0 +1,86 @@
+"""What a sharded update takes without anything around it: the limit that `apply_gradients` is held against.
+
+    mpidist run -n 2 benchmarks/bare_update.py --json bare_update.json
+
+Gradients go through shared segments (`bare_segments.py`): each rank adds its share of a segment, updates its share of
+the parameters by it in blocks that stay in cache, and puts the new parameters in its place, from where the others copy
+them.  Nothing is checked, and parameters and slots are flat arrays.  Beside it, in the loop of ``mpidist bench step``:
+`apply_gradients`, a reduction followed by a textbook's update, and the update in blocks alone.  `--json` adds the
+launch to a file, which ``mpidist bench show`` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+from bare_segments import Segments, launch, write
+
+from mpidist.commands.bench import step
+from mpidist.commands.bench.measured import Measured, show
+from mpidist.commands.bench.ranks import Ranks
+from mpidist.commands.bench.rows import all_reduce_factor
+from mpidist.commands.bench.tensor_lists import shapes_of
+from mpidist.commands.bench.tensors import TensorList
+from mpidist.commands.bench.turns import Budget
+from mpidist.commands.bench.update_rules import BLOCK, RULES, Rule
+
+
+class BareSharded(step.Update):
+    """The sharded update through segments of `kib` KiB."""
+
+    kind = "reference"
+
+    def __init__(self, ranks: Ranks, tensors: TensorList, rule: Rule, kib: int) -> None:
+        super().__init__(ranks, tensors, rule)
+        self.name = f"bare sharded, {kib} KiB"
+        self._segments = Segments(ranks, tensors, kib)
+        self._flat = numpy.ones(tensors.elements, tensors.dtype)
+        self._slots = [numpy.zeros_like(self._flat) for _ in range(rule.slots)]  # used where this rank owns
+        self._scratch = [numpy.zeros(BLOCK, tensors.dtype) for _ in range(rule.scratch)]
+        self._step = 0
+
+    @property
+    def parameters(self) -> list[Any]:
+        return self.tensors.cut(self._flat)
+
+    def prepare(self, gradients: list[Any]) -> Any:
+        return self._segments.parts(super().prepare(gradients))
+
+    def run(self, prepared: Any) -> Any:
+        self._step += 1
+        self._segments.in_shares(prepared, self._update, self._take)
+
+    def _update(self, start: int, values: Any) -> None:
+        stretch = slice(start, start + len(values))
+        mine, slots = self._flat[stretch], [each[stretch] for each in self._slots]
+        self._rule.in_blocks(mine, values, slots, self._scratch, self._step)
+        values[...] = mine
+
+    def _take(self, start: int, values: Any) -> None:
+        self._flat[start : start + len(values)] = values
+
+
+def main() -> None:
+    """Measure; rank 0 prints.  Collective."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=14)
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each optimizer")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    ranks, measured = Ranks(), Measured()
+    tensors = TensorList(shapes_of("resnet50"), "float32", ranks.rank, ranks.size)
+    budget, factor = Budget(options.seconds, options.rounds), all_reduce_factor(ranks.size)
+    for name, rule in RULES.items():
+        makers = [*step.makers(rule, False), *(partial(BareSharded, rule=rule, kib=kib) for kib in (256, 512, 1024))]
+        show(measured.add(f"resnet50 {name}", makers, tensors, ranks, budget, step.REFERENCE, factor), ranks)
+    ranks.say(f"# cache mode: {ranks.probe.describe()}")
+    if options.json is not None and ranks.rank == 0:
+        write(options.json, launch("step", ranks, measured, ["benchmarks/bare_update.py"]))
+
+
+if __name__ == "__main__":
+    main()
