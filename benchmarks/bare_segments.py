@@ -159,9 +159,11 @@ class Bare(Contender):
 
 def bare(ranks: Ranks, tensors: TensorList) -> list[Callable[..., Contender]]:
     """Return the bare exchanges that may be the best: for a short list one segment, on many ranks shares."""
-    sizes = (1024,) if tensors.nbytes <= 1 << 20 else (256, 512, 1024)
-    kinds = (True, False) if ranks.size == 2 or len(sizes) == 1 else (True,)
-    return [partial(Bare, kib=kib, shares=shares) for shares in kinds for kib in sizes]
+    is_short = tensors.nbytes <= 1 << 20
+    shares = (1024,) if is_short or ranks.size == 2 else (256, 512, 1024)
+    found = [partial(Bare, kib=kib, shares=True) for kib in shares]
+    all_add = (1024,) if is_short else (256, 512, 1024) if ranks.size == 2 else ()
+    return [*found, *(partial(Bare, kib=kib, shares=False) for kib in all_add)]
 
 
 def write(path: Path, found: Launch) -> None:

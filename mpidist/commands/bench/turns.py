@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ from mpidist.commands.bench.tensors import TensorList
 
 #: A contender is timed at least so often, however slow it is.
 FEWEST = 3
+
+#: Who adapts warms up at most so often for a cache mode: the mode may change in the middle every time.
+_TRIES = 3
 
 #: Seconds of a step above which a contender gets no more steps of warm-up than it needs.
 SLOW_SECONDS = 0.1
@@ -107,7 +111,7 @@ class Turns:
         self._step = 0
         self._kept: list[Any] = [None] * len(self._contenders)
         self._timings = [Timing() for _ in self._contenders]
-        self._warm: list[set[str]] = [set() for _ in self._contenders]
+        self._warm: list[Counter[str]] = [Counter() for _ in self._contenders]
 
     def run(self) -> list[Timing]:
         """Measure; the timings are in the order of the contenders.  Collective."""
@@ -122,8 +126,7 @@ class Turns:
         for round_ in range(max(counts)):
             for index in order(counts, round_):
                 timing, contender = self._timings[index], self._contenders[index]
-                if contender.adapts and before not in self._warm[index]:
-                    self._warm[index].add(before)  # once, even if the mode changes in the middle
+                if contender.adapts and self._warm[index][before] < _TRIES:
                     for _ in range(contender.warm_ups):
                         self._turn(index)
                     before = self._note_warm(index, before)
@@ -145,10 +148,9 @@ class Turns:
         return seconds
 
     def _note_warm(self, index: int, before: str) -> str:
-        """Note in which cache mode a contender has warmed up, if it was one and the same; return the mode now."""
+        """Note that a contender has warmed up in a cache mode, or tried to; return the mode now."""
         after = self._ranks.probe.look()
-        if after == before:
-            self._warm[index].add(after)
+        self._warm[index][before] += _TRIES if after == before else 1
         return after
 
     def _turn(self, index: int, check: bool = False) -> float:

@@ -203,7 +203,7 @@ def test_turns_know_their_cache_mode_and_whether_it_changed_meanwhile():
     assert timing.within(CHANGED) == timing.seconds
 
 
-def test_who_adapts_warms_up_in_every_cache_mode_once():
+def test_who_adapts_warms_up_in_every_cache_mode():
     def steps(adapts, modes):
         ranks, tensors, Recorder.log = FakeRanks(modes), TensorList([(8,)], "float32", 0, 1), []
         contender = Recorder(ranks, tensors)
@@ -212,11 +212,12 @@ def test_who_adapts_warms_up_in_every_cache_mode_once():
         assert len(timing.seconds) == 4
         return len(Recorder.log)
 
-    changes = [ONE_CACHE, ONE_CACHE, TWO_CACHES, TWO_CACHES, ONE_CACHE, TWO_CACHES, ONE_CACHE]
-    assert steps(False, changes) == 5 + 4
-    assert steps(True, changes) == 5 + 5 + 4
-    assert steps(True, [ONE_CACHE] * 6) == 5 + 4
-    assert steps(True, [TWO_CACHES] + [ONE_CACHE] * 6) == 5 + 5 + 4, "the mode changed while it warmed up"
+    one, two = ONE_CACHE, TWO_CACHES
+    assert steps(False, [one, one, two, two, one, two, one]) == 5 + 4
+    assert steps(True, [one] * 6) == 5 + 4
+    assert steps(True, [one, one, two, two, two, one, two, one]) == 5 + 5 + 4
+    assert steps(True, [two] + [one] * 8) == 5 + 5 + 4, "the mode changed while it warmed up"
+    assert steps(True, [one, two] + [one, two] * 9) == 5 + 5 + 5 + 5 + 4, "it has no end"
 
 
 def test_who_had_no_turn_in_the_mode_of_the_table_is_named(monkeypatch):
