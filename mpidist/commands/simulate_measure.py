@@ -26,12 +26,17 @@ TARGET = 0.15
 
 @dataclass(frozen=True)
 class Comparison:
-    """One schedule on one size of buffer: seconds by the model, and as measured."""
+    """One schedule on one size of buffer: seconds by the model, and as measured.
+
+    `unsteady` is how far the first half of the measurement and the second one are apart: the machine's part in any
+    deviation.
+    """
 
     algorithm: str
     bytes: int
     predicted: float
     measured: float
+    unsteady: float = 0.0
 
     @property
     def deviation(self) -> float:
@@ -77,10 +82,10 @@ def compared(communicator: Communicator, sizes: Sequence[int] = SIZES) -> tuple[
     for nbytes in (sizes[0], *sizes):  # the first of a launch is slow, and measured again
         measured[nbytes] = rounds.measure([nbytes // 2, nbytes], schedules, nbytes)
     model, found = rounds.model(), []
-    for nbytes, seconds in measured.items():
-        for schedule, taken in zip(schedules, seconds, strict=True):
+    for nbytes, times in measured.items():
+        for schedule, taken in zip(schedules, times, strict=True):
             predicted = simulate(schedule, topology.size, nbytes, model, topology).seconds
-            found.append(Comparison(schedule.name, nbytes, predicted, taken))
+            found.append(Comparison(schedule.name, nbytes, predicted, taken.seconds, taken.unsteady))
     return model, found
 
 
@@ -112,6 +117,9 @@ def verdict(found: Sequence[Comparison], crowded: bool) -> str:
     worst = max(found, key=lambda each: abs(each.deviation))
     where = f"{worst.algorithm} of {show_bytes(worst.bytes)}"
     text = f"{close} of {len(found)} within {TARGET:.0%}, the worst off by {worst.deviation:+.0%} ({where})"
+    moved = sum(each.unsteady > TARGET for each in found)
+    if moved:
+        text += f"; {moved} took more than {TARGET:.0%} longer in one half of their measurement than in the other"
     return f"{text}; ranks outnumber cores, so no prediction is meant to hold" if crowded else text
 
 

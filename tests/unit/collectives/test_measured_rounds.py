@@ -9,7 +9,7 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives.algorithms import algorithm
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.executor import Executor
-from mpidist.collectives.measured_rounds import MeasuredRounds, Neighbours
+from mpidist.collectives.measured_rounds import MeasuredRounds, Neighbours, Taken
 from mpidist.collectives.rounds import NOBODY, Schedule
 from mpidist.testing import run_ranks
 
@@ -70,10 +70,28 @@ def test_every_level_that_there_is_gets_points(hosts):
     results = run_ranks(len(hosts), on_rank, hosts=list(hosts))
     (model, seconds), *others = results
     assert all(other == (model, seconds) for other in others), "all ranks have the same figures"
-    assert len(seconds) == 1 and seconds[0] > 0
+    assert len(seconds) == 1 and seconds[0].seconds > 0
     for level in (model.intra, model.inter):
         assert [nbytes for nbytes, _ in level.exchange] == sizes
         assert [nbytes for nbytes, _ in level.in_place_reduction] == sizes
         assert all(taken > 0 for _, taken in level.exchange)
     one_level = Topology(hosts).node_count in (1, len(hosts))
     assert (model.intra == model.inter) == one_level
+
+
+STEADY, MOVED, SHAKEN = Taken(1.0, 1.0, 1.05), Taken(1.5, 1.0, 2.0), Taken(1.0, 1.3, 1.0)
+
+
+@pytest.mark.parametrize(
+    "tries, kept",
+    [
+        ([[STEADY, MOVED], [STEADY, SHAKEN], [STEADY, STEADY]], [STEADY, STEADY]),
+        ([[MOVED], [SHAKEN], [MOVED], [MOVED]], [SHAKEN]),
+    ],
+)
+def test_what_is_measured_while_the_machine_changes_is_measured_again(monkeypatch, tries, kept):
+    left = list(tries)
+    monkeypatch.setattr(MeasuredRounds, "_compared", lambda self, runs: left.pop(0))
+    assert object.__new__(MeasuredRounds)._steadiest([]) == kept
+    assert not left
+    assert MOVED.unsteady == 1.0
