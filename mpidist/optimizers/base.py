@@ -207,6 +207,11 @@ class Optimizer(abc.ABC):
             self.remote.set_learning_rate(value)
 
     @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate is a function of the steps."""
+        return callable(self._learning_rate)
+
+    @property
     def skips_nonfinite(self) -> bool:
         """Whether a step with a gradient that is not finite is left out: asked for, or needed by the loss scale."""
         return self.skip_nonfinite or self.loss_scale.dynamic

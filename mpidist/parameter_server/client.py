@@ -2,7 +2,7 @@
 
 Reading takes a *snapshot* of a server: all its variables at one moment, this client's pushes included.  It lasts until
 the client pushes or assigns, or asks for a fresh one.  Pushing sends gradients of many variables at once, and does not
-wait: two messages to each server may be under way.
+wait: two messages to each server may be under way.  On the server's node it may be done at once instead, see `Direct`.
 
 What is sent is described by plans, which are made once for each list of variables and kept.
 """
@@ -194,7 +194,9 @@ class Client:
         learning_rate: float | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Send gradients, to be applied as one step of an optimizer; does not wait for it.  Ends the snapshot.
+        """Have gradients applied as one step of an optimizer, by this process or by servers, which are not waited for.
+
+        Ends the snapshot.
 
         Parameters
         ----------
@@ -242,6 +244,9 @@ class Client:
         chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
         if not self._in_step:
             self._begin_step()
+        if len(parts) > 1:  # what is wrong with one server is said before another has applied its part
+            for part in parts:
+                part.server.settle(optimizer, part)
         for part, some in zip(parts, chosen, strict=True):
             server = part.server
             if not server.apply(optimizer, part, some, rate, scale):
@@ -383,6 +388,7 @@ class Client:
             raise ServerError(f"{end.name} is gone, which was the only one: start the job again from its checkpoint")
         del self._ends[server]
         self.servers.remove(end)
+        end.forget()
         self._plans.clear()
         self.generation += 1
         self.refresh()
@@ -440,8 +446,7 @@ class Client:
         """
         with ExitStack() as stack:
             for end in self.servers:
-                if not end.line.gone:
-                    stack.callback(end.leave)
+                stack.callback(end.forget if end.line.gone else end.leave)
             self.flush()
 
 

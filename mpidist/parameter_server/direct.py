@@ -2,7 +2,8 @@
 
 A push by message costs two changes of process where ranks outnumber cores: to the server, and back.  What is to be done
 may be less than that: an optimizer without slots reads one copy of the variables and writes another, both of which the
-client has mapped.  So it takes the turn, does what the server would do, and is done.  No message is sent.
+client has mapped.  So it takes the turn, does what the server would do, and is done: no message is sent, and nothing is
+waited for but the turn, and what this client has sent by message before.
 
 All else is the server's to do: slots (which are written in place, and would be torn by the death of the writer), rows,
 tables, gradients in 16 bits, rules that are not this package's, and policies that hold clients back or gather.
@@ -10,7 +11,6 @@ tables, gradients in 16 bits, rules that are not this package's, and policies th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -62,14 +62,13 @@ class Direct:
     Parameters
     ----------
     server : NearServer
-    words : memoryview of int64
-        The ledger's.
+    ledger : Ledger
     turn : Turn
     """
 
-    def __init__(self, server: NearServer, words: Any, turn: Turn) -> None:
+    def __init__(self, server: NearServer, ledger: Ledger, turn: Turn) -> None:
         self._server = server
-        self._words = words
+        self._words, self._reals = ledger.words, ledger.reals
         self._turn = turn
         self._copies: Any = None
         self._layout = self._rules = -1
@@ -93,23 +92,31 @@ class Direct:
         scale : float
             What the gradients are multiplied by.
         """
+        target = self.settle(number, part)
+        if target is None:
+            return False
+        payload = _packed(part, gradients, target.payload)
+        try:
+            self._turn.enter()
+            done = self._is_up_to_date() and self._apply(number, target, payload, rate, scale)
+            self._turn.leave()
+        except BaseException:  # Ctrl-C may come anywhere, in `enter` and `leave`, too
+            self._turn.leave()
+            raise
+        self._look(payload.size)
+        return done
+
+    def settle(self, number: int, part: Part) -> _Target | None:
+        """Return what `push` would change, None if nothing; wait until what went by message is applied, or raises."""
         if not self._is_up_to_date():
             self._renew()
         try:
             target = self._targets[number, part.number]
         except KeyError:
             target = self._targets[number, part.number] = self._find(number, part)
-        if target is None:
-            return False
-        self._server.flush()  # what went by message is to be applied before
-        payload = _packed(part, gradients, target.payload)
-        self._turn.enter()
-        try:
-            done = self._is_up_to_date() and self._apply(number, target, payload, rate, scale)
-        finally:
-            self._turn.leave()
-        self._look(payload.size)
-        return done
+        if target is not None:
+            self._server.flush()
+        return target
 
     def _is_up_to_date(self) -> bool:
         """Whether what was found still holds, and nothing is torn, which the server has words for."""
@@ -120,8 +127,10 @@ class Direct:
         words, copies, optimizer = self._words, target.copies, target.optimizer
         steps = Ledger.steps_word(number)
         optimizer.optimizer.iterations = words[steps]
-        if math.isnan(rate):
-            rate = optimizer.optimizer.learning_rate
+        if rate != rate:  # NaN
+            rate = self._reals[Ledger.rate_real(number)]
+            if rate != rate:  # a function of the steps
+                rate = optimizer.optimizer.learning_rate
         if target.runs:
             buffer = copies.begin(target.changed)
             if buffer < 0:
@@ -132,8 +141,8 @@ class Direct:
                 copies.give_up(buffer)
                 raise
             copies.commit(buffer, target.changed)
+        words[_PUSHES] += 1  # first: a server that sees it takes over the steps, whatever they are
         words[steps] += 1
-        words[_PUSHES] += 1
         return True
 
     def _look(self, nbytes: int) -> None:

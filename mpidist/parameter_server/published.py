@@ -47,14 +47,20 @@ class Ledger:
     clients : int
     """
 
-    #: Number of the layout; how often an optimizer got another rule or setting; whether anything is torn.
+    #: Number of the layout; how often an optimizer got another rule or schedule; whether anything is torn.
     LAYOUT, RULES, TORN = 0, 1, 2
-    #: Whether somebody has the turn; pushes that are done with.
+    #: 1 + the rank that has the turn; pushes that are done with.
     HELD, PUSHES = _LINE_WORDS, _LINE_WORDS + 1
     _STEPS = 2 * _LINE_WORDS
 
+    _RATES = _STEPS + LEDGER_OPTIMIZERS
+    _CLIENTS = _RATES + LEDGER_OPTIMIZERS
+
     def __init__(self, memory: Any, clients: int) -> None:
-        self.words = memoryview(memory)[: self.nbytes(clients)].cast("q")
+        view = memoryview(memory)[: self.nbytes(clients)]
+        self.words = view.cast("q")
+        #: The same as floats.
+        self.reals = view.cast("d")
 
     @classmethod
     def nbytes(cls, clients: int) -> int:
@@ -64,12 +70,17 @@ class Ledger:
     @classmethod
     def applied_word(cls, client: int) -> int:
         """Return the index in `words` of how many pushes of a client are done with; what it may push follows it."""
-        return cls._STEPS + LEDGER_OPTIMIZERS + client * _LINE_WORDS
+        return cls._CLIENTS + client * _LINE_WORDS
 
     @classmethod
     def steps_word(cls, optimizer: int) -> int:
         """Return the index in `words` of the steps that an optimizer has made."""
         return cls._STEPS + optimizer
+
+    @classmethod
+    def rate_real(cls, optimizer: int) -> int:
+        """Return the index in `reals` of an optimizer's learning rate, NaN where it is a function of the steps."""
+        return cls._RATES + optimizer
 
 
 class _Places:

@@ -6,6 +6,7 @@ as a read that is ahead of its clock, is put aside and looked at again after eve
 
 from __future__ import annotations
 
+import math
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
@@ -129,9 +130,9 @@ class Server:
         """Return what is taken before variables are changed, where clients may change them, too."""
         if self._ledger_file is None or self.consistency.has_clock or self.consistency.gathers:
             return None
-        patience = Patience(self._lines, f"ps {self.number} waits for its turn", idle=True)
+        patience = Patience(self._lines, f"ps {self.number} waits for its turn", idle=True, warns=True)
         try:
-            return Turn(self._ledger_file.path, self.ledger.words, patience)
+            return Turn(self._ledger_file.path, self.ledger.words, patience, self._lines[0].presence.control)
         except OSError:  # then it is the only one that changes them
             return None
 
@@ -178,15 +179,19 @@ class Server:
             self._ledger_file.unlink()
 
     def _take(self, client: _Client, message: Message) -> None:
+        self._in_turn(self._deal_with, client, message)
+
+    def _in_turn(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Do what may change variables, in this server's turn."""
         turn = self._turn
         if turn is None:
-            self._deal_with(client, message)
+            act(*arguments)
             return
         turn.enter()
         try:
             if self.ledger.words[Ledger.PUSHES] != self._pushes_known:
                 self._catch_up()
-            self._deal_with(client, message)
+            act(*arguments)
         finally:
             self._pushes_known = self.ledger.words[Ledger.PUSHES]
             turn.leave()
@@ -211,7 +216,7 @@ class Server:
     def _look_for_losses(self) -> None:
         for client in self.clients:
             if client.is_here and client.line.gone and client.line.lost:
-                self._gone(client)
+                self._in_turn(self._gone, client)
 
     def _gone(self, client: _Client) -> None:
         client.is_here = False
@@ -285,7 +290,7 @@ class Server:
 
     def _fail_push(self, client: _Client, number: int, optimizer: int, message: Message, error: Exception) -> None:
         message.release()
-        self.ledger.words[Ledger.TORN] = self.store.is_torn
+        self._show()
         failure = self._failure(error, f"push {number}")
         self._send(client, Kind.PUSH_FAILURE, {**failure, "push": number})
         self._done(client, optimizer)
@@ -331,14 +336,19 @@ class Server:
                 raise
             except Exception as error:  # the server outlives a client's mistake, and tells it
                 message.release()
+                self._show()  # it may have got as far as to lay out anew
                 self._send(client, Kind.FAILURE, self._failure(error, request["verb"]))
                 return
             message.release()
-            self.ledger.words[Ledger.LAYOUT] = self.store.layout_number
-            self.ledger.words[Ledger.TORN] = self.store.is_torn
+            self._show()
             self._send(client, Kind.ANSWER, *found)
 
         attempt()
+
+    def _show(self) -> None:
+        """Show in the ledger which layout holds, and whether anything is torn: who changes variables goes by it."""
+        self.ledger.words[Ledger.LAYOUT] = self.store.layout_number
+        self.ledger.words[Ledger.TORN] = self.store.is_torn
 
     def _send(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any = None) -> None:
         if client.line.gone:
@@ -463,9 +473,21 @@ class Server:
             raise ValueError(f"a server takes {LEDGER_OPTIMIZERS} optimizers, and this is number {number}")
         if number not in self.store.optimizers:
             self.store.optimizers[number] = ServedOptimizer(bytes(array))
-            self.ledger.words[Ledger.steps_word(number)] = 0
-            self.ledger.words[Ledger.RULES] += 1
+            self._show_rule(number)
         return ({},)
+
+    def _show_rule(self, number: int) -> None:
+        """Show in the ledger that an optimizer has other settings, and its steps and learning rate."""
+        optimizer = self.store.optimizers[number].optimizer
+        words = self.ledger.words
+        words[Ledger.steps_word(number)] = optimizer.iterations
+        self._show_rate(number)
+        words[Ledger.RULES] += 1
+
+    def _show_rate(self, number: int) -> None:
+        optimizer = self.store.optimizers[number].optimizer
+        rate = math.nan if optimizer.has_schedule else optimizer.learning_rate
+        self.ledger.reals[Ledger.rate_real(number)] = rate
 
     def _on_rule(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         optimizer = self._optimizer(request)
@@ -485,9 +507,10 @@ class Server:
         names = [name for name, *_ in request["arrays"]]
         values = protocol.parted(array, [description for _, *description in request["arrays"]])
         optimizer = self._optimizer(request)
-        optimizer.restore({**request["plain"], **dict(zip(names, values, strict=True))}, self.store.variables)
-        self.ledger.words[Ledger.steps_word(request["number"])] = optimizer.optimizer.iterations
-        self.ledger.words[Ledger.RULES] += 1
+        try:
+            optimizer.restore({**request["plain"], **dict(zip(names, values, strict=True))}, self.store.variables)
+        finally:  # however far it came
+            self._show_rule(request["number"])
         return ({},)
 
     def _on_iterations(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
@@ -501,10 +524,10 @@ class Server:
         optimizer = self._optimizer(request).optimizer
         if array is not None:
             optimizer.learning_rate = pickle.loads(bytes(array))
+            self._show_rule(request["number"])
         elif request["value"] is not None:
             optimizer.learning_rate = request["value"]
-        if array is not None or request["value"] is not None:
-            self.ledger.words[Ledger.RULES] += 1
+            self._show_rate(request["number"])
         return ({"value": optimizer.learning_rate, "iterations": optimizer.iterations},)
 
     def _optimizer(self, request: dict[str, Any]) -> ServedOptimizer:

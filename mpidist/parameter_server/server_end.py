@@ -129,6 +129,9 @@ class ServerEnd:
         """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
         return False
 
+    def settle(self, optimizer: int, part: Part) -> None:
+        """Raise what would keep `apply` from doing it, as far as that is known; nothing is done yet."""
+
     def note(self, verb: str) -> None:
         """Tell the server something that needs no answer."""
         self.line.send(protocol.pack(Kind.NOTE, {"verb": verb}))
@@ -226,6 +229,9 @@ class ServerEnd:
         """Return the steps of an optimizer, this client's pushes included; KeyError if the server has none such."""
         return self.ask("rate", number=optimizer, value=None)[0]["iterations"]
 
+    def forget(self) -> None:
+        """Give back what is of no more use when the server is gone."""
+
     def leave(self) -> None:
         """Give areas and snapshot back, and tell the server that nothing more comes."""
         for area in self._areas:
@@ -245,12 +251,14 @@ class NearServer(ServerEnd):
     _direct: Direct | None = None
 
     def _open(self, answer: dict[str, Any]) -> None:
-        self._words = Ledger(self.ledger, self.clients).words
+        ledger = Ledger(self.ledger, self.clients)
+        self._words = ledger.words
         self._applied = Ledger.applied_word(self.client)
         if answer["takes_turns"]:
             patience = Patience([self.line], f"{self._who} to let it change variables there")
             with suppress(OSError):  # by messages then
-                self._direct = Direct(self, self._words, Turn(answer["ledger"], self._words, patience))
+                turn = Turn(answer["ledger"], self._words, patience, self.line.presence.control)
+                self._direct = Direct(self, ledger, turn)
 
     def pull(self) -> dict[Key, Any]:
         words = self._words
@@ -290,6 +298,10 @@ class NearServer(ServerEnd):
     def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
         return self._direct is not None and self._direct.push(optimizer, part, gradients, rate, scale)
 
+    def settle(self, optimizer: int, part: Part) -> None:
+        if self._direct is not None:
+            self._direct.settle(optimizer, part)
+
     def newest(self) -> tuple[Reader, int]:
         """Return the copies of the server's variables as they are laid out now, and the number of that layout."""
         self._map()
@@ -315,10 +327,13 @@ class NearServer(ServerEnd):
     def leave(self) -> None:
         if self._reader is not None:
             self._reader.unpin()
+        self.forget()
+        super().leave()
+
+    def forget(self) -> None:
         if self._direct is not None:
             self._direct.close()
             self._direct = None
-        super().leave()
 
     def _await(self, word: int) -> None:
         """Wait until a word of the ledger has come to the number of pushes made."""

@@ -196,10 +196,12 @@ class Store:
     def assign(self, key: Key, verb: str, value: Any) -> None:
         """Set all of a variable, or add to it, or subtract from it."""
         operation = _VERBS[verb]
-        if operation is None:
-            self._torn.pop(key, None)
-        else:
+        if operation is not None:
             self.require_whole([key])
+        self._assign(key, operation, value)
+        self._torn.pop(key, None)
+
+    def _assign(self, key: Key, operation: Any, value: Any) -> None:
         if key in self._tables:
             _write(self.variables[key].storage, ..., operation, value)
             self._table_versions[key] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpidist.parameter_server.published import Ledger
+from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.node_lock import NodeLock
 from mpidist.transports.lines import Patience
 
@@ -25,6 +26,8 @@ class Turn:
         The ledger's.
     patience : Patience
         For waiting; its deadline holds.
+    control : ControlChannel
+        By whose numbers and names ranks are known.
 
     Raises
     ------
@@ -32,10 +35,12 @@ class Turn:
         The file cannot be opened, or has no locks.
     """
 
-    def __init__(self, path: str, words: Any, patience: Patience) -> None:
-        self._lock = NodeLock(path, words, Ledger.HELD)
-        self._patience = patience
-        #: End the turn.
+    def __init__(self, path: str, words: Any, patience: Patience, control: ControlChannel) -> None:
+        self._lock = NodeLock(path, words, Ledger.HELD, 1 + control.rank)
+        self._words = words
+        self._patience, self._what = patience, patience.what
+        self._control = control
+        #: End the turn; nothing if there is none.
         self.leave = self._lock.give_back
 
     def enter(self) -> None:
@@ -46,7 +51,14 @@ class Turn:
                 return
         self._patience.reset()
         while not take():
-            self._patience.tick()
+            if self._patience.tick():
+                self._name_holder()
+
+    def _name_holder(self) -> None:
+        """Say in messages who is waited for."""
+        holder = self._words[Ledger.HELD]
+        named = f", where {self._control.name(holder - 1)} has its turn" if holder else ""
+        self._patience.what = f"{self._what}{named}"
 
     def close(self) -> None:
         """Take no more turns."""

@@ -8,6 +8,7 @@ saves the others the question while it is held; it is only a hint.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 from mpidist.runtime.board import fence
@@ -27,6 +28,8 @@ class NodeLock:
         In memory that all of them have mapped.
     hint : int
         Index of a word for the lock, 0 at first.
+    mark : int
+        What this holder writes there, not 0.
 
     Raises
     ------
@@ -34,13 +37,13 @@ class NodeLock:
         The file cannot be opened, or the system has no such locks for it.
     """
 
-    def __init__(self, path: str, words: Any, hint: int) -> None:
+    def __init__(self, path: str, words: Any, hint: int, mark: int = 1) -> None:
         try:
             import fcntl  # not on every system
         except ImportError as error:
             raise OSError("this system has no locks of open files") from error
         self._ask, self._take, self._free = fcntl.flock, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
-        self._words, self._hint = words, hint
+        self._words, self._hint, self._mark = words, hint, mark
         self._looks = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -51,6 +54,7 @@ class NodeLock:
         except OSError:
             self.close()
             raise
+        _open.add(self)
 
     def take(self) -> bool:
         """Take the lock if it is free; return whether it is this process's now.  Local."""
@@ -63,7 +67,7 @@ class NodeLock:
             self._ask(self._fd, self._take)
         except BlockingIOError:
             return False
-        words[hint] = 1
+        words[hint] = self._mark
         fence()
         return True
 
@@ -78,3 +82,17 @@ class NodeLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+#: The locks of this process.
+_open: weakref.WeakSet[NodeLock] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for lock in _open:
+        lock.close()
+
+
+# A lock is held as long as any process has the file open that its holder took it with: a child that outlives its killed
+# parent would hold it.
+os.register_at_fork(after_in_child=_close_all)

@@ -309,12 +309,19 @@ class Patience:
     idle : bool
         True for loops that wait for whatever comes, from anybody, for ever: no deadline, no warning, and no error for a
         line that is lost, whose owner asks `Line.lost` itself.
+    warns : bool, optional
+        Whether a long wait is told; by default all but idle ones.
     """
 
     __slots__ = ("what", "_lines", "_presence", "_timeout", "_idle", "_turns", "_start", "_warned", "_yield")
 
     def __init__(
-        self, lines: Iterable[Line], what: str, timeout_seconds: float | None = None, idle: bool = False
+        self,
+        lines: Iterable[Line],
+        what: str,
+        timeout_seconds: float | None = None,
+        idle: bool = False,
+        warns: bool | None = None,
     ) -> None:
         self._lines = list(lines)
         self._presence = self._lines[0].presence
@@ -323,7 +330,7 @@ class Patience:
         self._yield = self._presence.control.pause or yield_processor()
         self._idle = idle
         self.what = what
-        self._turns, self._warned = 0, False
+        self._turns, self._warned = 0, idle if warns is None else not warns
         self._start: float | None = None
 
     def reset(self) -> None:
@@ -382,7 +389,7 @@ class Patience:
 
     def _mind_the_clock(self, waited: float) -> None:
         control = self._presence.control
-        if not self._idle and not self._warned and 0 < control.settings.warn_seconds < waited:
+        if not self._warned and 0 < control.settings.warn_seconds < waited:
             self._warned = True
             limit = f"it fails after {self._timeout:g} s" if self._timeout else "it waits without a limit"
             control.warn(f"{self.what}, for {waited:.0f} s by now; {limit}")

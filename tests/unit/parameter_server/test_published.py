@@ -43,6 +43,7 @@ CHANGES = st.tuples(st.integers(-1, 2), st.sets(st.integers(0, 2), min_size=1))
 ACTIONS = st.one_of(
     st.tuples(st.just("write"), CHANGES),
     st.tuples(st.just("death"), CHANGES),
+    st.tuples(st.just("late death"), CHANGES),
     st.tuples(st.just("pin"), st.integers(0, 2)),
     st.tuples(st.just("unpin"), st.integers(0, 2)),
 )
@@ -55,11 +56,13 @@ def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
     model, versions = [0.0] * 3, [0] * 3
     held = {}
     for number, (verb, what) in enumerate(actions, start=1):
-        if verb in ("write", "death"):
+        if verb in ("write", "death", "late death"):
             who, changed = what[0], sorted(what[1])
             writer = buffers if who < 0 else readers[who]
-            if verb == "death":
-                begin(writer, changed, -number)
+            if verb != "write":
+                buffer = begin(writer, changed, -number)
+                if verb == "late death" and buffer >= 0:  # in `commit`, which has written versions
+                    writer.versions_in(buffer)[...] = writer.versions + 1
                 continue
             if not write(writer, changed, number):
                 write(buffers, changed, number)

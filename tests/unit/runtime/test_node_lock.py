@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -62,6 +63,47 @@ def test_the_lock_of_a_process_that_was_killed_is_free_though_its_mark_stands():
     os.waitpid(child, 0)
     assert words[0] == 1
     assert any(ours.take() for _ in range(1000))
+    file.unlink()
+
+
+def test_a_child_that_outlives_its_killed_parent_holds_nothing():
+    file = SharedFile(64)
+    words = memoryview(file.map()).cast("q")
+    ours = NodeLock(file.path, words, 0)
+    told, tell = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        theirs = NodeLock(file.path, memoryview(map_file(file.path)).cast("q"), 0)
+        theirs.take()
+        grandchild = os.fork()
+        if grandchild == 0:
+            signal.pause()
+        os.write(tell, str(grandchild).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    grandchild = int(os.read(told, 20))
+    os.waitpid(holder, 0)
+    try:
+        for _ in range(5000):
+            if ours.take():
+                break
+            time.sleep(0.001)
+        else:
+            pytest.fail("the lock was not given back")
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        os.close(told)
+        os.close(tell)
+        file.unlink()
+
+
+def test_what_the_holder_writes_is_there_while_it_holds():
+    file = SharedFile(64)
+    words = memoryview(file.map()).cast("q")
+    lock = NodeLock(file.path, words, 2, mark=7)
+    assert lock.take()
+    assert words[2] == 7
+    lock.give_back()
+    assert words[2] == 0
     file.unlink()
 
 
