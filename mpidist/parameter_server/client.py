@@ -343,7 +343,10 @@ class Client:
         """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
         schedule = numpy.frombuffer(pickled(value), numpy.uint8) if callable(value) else None
         for end in self.servers:
-            end.ask("rate", schedule, number=number, value=None if callable(value) else float(value))
+            if callable(value):
+                end.ask("rate", schedule, number=number, value=None)
+            else:
+                end.set_rate(number, float(value))
 
     def optimizer_state(self, number: int) -> dict[str, Any]:
         """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays.

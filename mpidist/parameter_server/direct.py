@@ -118,6 +118,22 @@ class Direct:
             self._server.flush()
         return target
 
+    def set_rate(self, number: int, value: float) -> bool:
+        """Set the learning rate of an optimizer; return False, with nothing done, if the server is to do it."""
+        real = Ledger.rate_real(number)
+        self._server.flush()
+        try:
+            self._turn.enter()
+            is_plain = self._words[Ledger.steps_word(number)] >= 0 and self._reals[real] == self._reals[real]
+            if is_plain:
+                self._reals[real] = value
+                self._words[Ledger.RATES] += 1
+            self._turn.leave()
+        except BaseException:
+            self._turn.leave()
+            raise
+        return is_plain
+
     def _is_up_to_date(self) -> bool:
         """Whether what was found still holds, and nothing is torn, which the server has words for."""
         words = self._words

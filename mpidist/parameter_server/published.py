@@ -49,8 +49,8 @@ class Ledger:
 
     #: Number of the layout; how often an optimizer got another rule or schedule; whether anything is torn.
     LAYOUT, RULES, TORN = 0, 1, 2
-    #: 1 + the rank that has the turn; pushes that are done with.
-    HELD, PUSHES = _LINE_WORDS, _LINE_WORDS + 1
+    #: 1 + the rank that has the turn; pushes that are done with; how often a client has set a learning rate itself.
+    HELD, PUSHES, RATES = _LINE_WORDS, _LINE_WORDS + 1, _LINE_WORDS + 2
     _STEPS = 2 * _LINE_WORDS
 
     _RATES = _STEPS + LEDGER_OPTIMIZERS

@@ -113,7 +113,7 @@ class Server:
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
         self._turn = self._own_turn()
-        self._pushes_known = 0
+        self._changes_known = self._changes()
         self._headers: dict[bytes, PushHeader] = {}
         self._aside: list[tuple[_Client, Callable[[], None]]] = []
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
@@ -189,17 +189,24 @@ class Server:
             return
         turn.enter()
         try:
-            if self.ledger.words[Ledger.PUSHES] != self._pushes_known:
+            if self._changes() != self._changes_known:
                 self._catch_up()
             act(*arguments)
         finally:
-            self._pushes_known = self.ledger.words[Ledger.PUSHES]
+            self._changes_known = self._changes()
             turn.leave()
 
+    def _changes(self) -> tuple[int, int]:
+        words = self.ledger.words
+        return words[Ledger.PUSHES], words[Ledger.RATES]
+
     def _catch_up(self) -> None:
-        """Take note of the steps that clients have made themselves."""
+        """Take note of the steps that clients have made themselves, and of the learning rates they have set."""
         for number, served in self.store.optimizers.items():
             served.optimizer.iterations = self.ledger.words[Ledger.steps_word(number)]
+            rate = self.ledger.reals[Ledger.rate_real(number)]
+            if not math.isnan(rate):
+                served.optimizer.learning_rate = rate
 
     def _deal_with(self, client: _Client, message: Message) -> None:
         kind = message.header[0]

@@ -132,6 +132,10 @@ class ServerEnd:
     def settle(self, optimizer: int, part: Part) -> None:
         """Raise what would keep `apply` from doing it, as far as that is known; nothing is done yet."""
 
+    def set_rate(self, optimizer: int, value: float) -> None:
+        """Set the learning rate of an optimizer from the next push on."""
+        self.ask("rate", number=optimizer, value=value)
+
     def note(self, verb: str) -> None:
         """Tell the server something that needs no answer."""
         self.line.send(protocol.pack(Kind.NOTE, {"verb": verb}))
@@ -301,6 +305,10 @@ class NearServer(ServerEnd):
     def settle(self, optimizer: int, part: Part) -> None:
         if self._direct is not None:
             self._direct.settle(optimizer, part)
+
+    def set_rate(self, optimizer: int, value: float) -> None:
+        if self._direct is None or not self._direct.set_rate(optimizer, value):
+            super().set_rate(optimizer, value)
 
     def newest(self) -> tuple[Reader, int]:
         """Return the copies of the server's variables as they are laid out now, and the number of that layout."""

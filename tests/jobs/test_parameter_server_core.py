@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -59,3 +60,30 @@ def test_without_fault_tolerance_the_job_ends_and_says_who_died():
     job = run_job(3, JOB, timeout_seconds=LIMIT_SECONDS)
     assert job.returncode != 0
     assert "the server holds" not in job.stdout
+
+
+#: Clients that only push, and so wait for nobody, and a server that is killed.
+ONLY_PUSHING = """
+import os, signal, numpy
+from mpidist import transports
+from mpidist.optimizers import SGD
+from tests.served import on_rank, spec
+
+control = transports.world().control
+
+def job(client):
+    client.create(spec(0), 0, numpy.zeros(()) if client.is_chief else None)
+    optimizer = client.register_optimizer(SGD(1.0))
+    for step in range(100_000_000):
+        client.push(optimizer, [((0, 0), numpy.ones(()))])
+        if client.number == 0 and step == 1000:
+            os.kill(control.board.pid(control.board_ranks.index(2)), signal.SIGKILL)
+
+on_rank(1, job)
+"""
+
+
+def test_who_only_pushes_notices_that_the_server_was_killed():
+    job = run_job(3, ONLY_PUSHING, timeout_seconds=LIMIT_SECONDS)
+    assert job.returncode != 0
+    assert re.search(r"rank 2\b.*(died|exited on)|Killed \(signal 9\)", job.stderr + job.stdout)

@@ -136,6 +136,23 @@ def test_a_rate_that_depends_on_the_steps_sees_those_of_all():
     assert float(value([server], KEY)) == sum(2.0**-step for step in range(15))
 
 
+@pytest.mark.parametrize("make", [SGD, Adam])
+def test_a_rate_that_is_set_before_every_step_is_that_of_the_step(make):
+    rates = [2.0**-step for step in range(6)]
+
+    def job(client):
+        client.create(spec(0), 0, numpy.zeros(()))
+        number = client.register_optimizer(make(9.0))
+        for rate in rates:
+            client.set_learning_rate(number, rate)
+            client.push(number, [(KEY, numpy.ones(()))])
+        return float(client.value(KEY)), client.learning_rate(number), client.optimizer_state(number)["learning_rate"]
+
+    (got,), _ = run(1, job)
+    # a step of Adam with gradients that are all alike is the learning rate, but for epsilon, here beside 0.03
+    assert got == (pytest.approx(-sum(rates), rel=1e-5), rates[-1], rates[-1])
+
+
 def test_a_schedule_that_another_client_has_set_holds_from_the_next_push_on():
     def job(client):
         client.create(spec(0), 0, numpy.zeros(()) if client.is_chief else None)

@@ -153,8 +153,8 @@ def test_copies_that_nobody_needs_cost_nothing():
 
 
 def test_the_words_of_a_ledger_do_not_overlap():
-    words = [Ledger.LAYOUT, Ledger.RULES, Ledger.TORN, Ledger.HELD, Ledger.PUSHES]
-    words += [*(Ledger.steps_word(number) for number in range(64))]
+    words = [Ledger.LAYOUT, Ledger.RULES, Ledger.TORN, Ledger.HELD, Ledger.PUSHES, Ledger.RATES]
+    words += [word(number) for number in range(64) for word in (Ledger.steps_word, Ledger.rate_real)]
     words += [Ledger.applied_word(client) + offset for client in range(5) for offset in (0, 1)]
     assert len(set(words)) == len(words)
     assert max(words) < len(Ledger(bytearray(Ledger.nbytes(5)), 5).words)
