@@ -119,12 +119,16 @@ def _spread(text: str) -> float:
 def _topology(options: argparse.Namespace) -> Topology:
     if options.hosts:
         counted = list(_counted_hosts(options.hosts))
+        _check_size(sum(count for _, count in counted))
     else:
+        _check_size(options.nodes * options.ranks_per_node)
         counted = [(f"node{node}", options.ranks_per_node) for node in range(options.nodes)]
-    size = sum(count for _, count in counted)
-    if size > _MOST_RANKS:
-        raise ValueError(f"{size} ranks are more than the {_MOST_RANKS} that are simulated")
     return Topology(placed(counted, options.placement))
+
+
+def _check_size(ranks: int) -> None:
+    if ranks > _MOST_RANKS:
+        raise ValueError(f"{ranks} ranks are more than the {_MOST_RANKS} that are simulated")
 
 
 def _counted_hosts(text: str) -> Iterator[tuple[str, int]]:
