@@ -1,4 +1,4 @@
-"""Processes for examples of the documentation: each a fork of one in which NumPy is loaded, which saves its start.
+"""Processes for examples of the documentation: each a fork of one in which NumPy and the like are loaded.
 
 Of mpidist nothing is loaded before the fork: what an example uses of it, it has to import.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["numpy", "h5py"])
+_CONTEXT.set_forkserver_preload(["numpy", "h5py", "difflib", "json", "mmap", "runpy", "secrets", "uuid"])
 
 #: After so long a process that has not ended is killed.
 _LIMIT_SECONDS = 120.0
