@@ -28,7 +28,19 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status; Local."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:  # also when a page of help has been printed
+            sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads what is printed, as of ``mpidist info | head``
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter would try once more at its end
+        os.dup2(nowhere, sys.stderr.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2
@@ -39,11 +51,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"mpidist: {name!r} is not a command; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(COMMANDS[name][0])
-    try:
-        return module.main(rest)
-    except BrokenPipeError:  # nobody reads what is printed, as of ``mpidist info | head``
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter would try once more at its end
-        os.dup2(nowhere, sys.stderr.fileno())
-        return 128 + signal.SIGPIPE
+    return importlib.import_module(COMMANDS[name][0]).main(rest)

@@ -46,10 +46,12 @@ def test_every_command_has_its_module_and_help(name, capsys):
     assert f"mpidist {name}" in capsys.readouterr().out
 
 
-def test_a_page_that_nobody_reads_is_no_error():
+@pytest.mark.parametrize("page", [["info"], ["--help"], ["run", "--help"]])
+def test_a_page_that_nobody_reads_is_no_error(page):
     read, write = os.pipe()
     os.close(read)
-    result = subprocess.run([sys.executable, "-m", "mpidist", "info"], stdout=write, stderr=subprocess.PIPE, timeout=60)
+    command = [sys.executable, "-m", "mpidist", *page]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
     assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, b"")
 
