@@ -7,7 +7,7 @@
 A list of gradients is copied into segments, and either each rank adds its share of a segment and all copy the sums out
 (*shares*), or each adds all of it straight into its result (*all add*); flags in shared memory, four segments in turn.
 No call is checked, no deadline looked at, sizes and places are known before, and the result lies where it lay the last
-time.  Beside it, in the loop of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and
+time, or (*keeps*) the last but one, so that a result is kept for one step as all others' are.  Beside it, in the loop of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and
 what peers `--peers` names, by default all.  `--json` adds the launch to a file, which ``mpidist bench show`` reads.
 """
 
@@ -134,16 +134,18 @@ class Bare(Contender):
 
     kind = "reference"
 
-    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, shares: bool) -> None:
+    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, shares: bool, keeps: bool = False) -> None:
         super().__init__(ranks, tensors)
-        self.name = f"bare, {'shares' if shares else 'all add'}, {kib} KiB"
+        self.name = f"bare, {'shares' if shares else 'all add'}, {kib} KiB{', keeps' if keeps else ''}"
         self._segments, self._shares = Segments(ranks, tensors, kib), shares
         _, self._out = ranks.packed(tensors)
+        self._before = numpy.empty_like(self._out) if keeps else self._out
 
     def prepare(self, gradients: list[Any]) -> Any:
         return self._segments.parts(gradients)
 
     def run(self, prepared: Any) -> Any:
+        self._out, self._before = self._before, self._out
         if self._shares:
             self._segments.in_shares(prepared, None, self._take)
         else:
@@ -163,7 +165,8 @@ def bare(ranks: Ranks, tensors: TensorList) -> list[Callable[..., Contender]]:
     shares = (1024,) if is_short or ranks.size == 2 else (256, 512, 1024)
     found = [partial(Bare, kib=kib, shares=True) for kib in shares]
     all_add = (1024,) if is_short else (256, 512, 1024) if ranks.size == 2 else ()
-    return [*found, *(partial(Bare, kib=kib, shares=False) for kib in all_add)]
+    found += [partial(Bare, kib=kib, shares=False) for kib in all_add]
+    return [*found, partial(Bare, kib=1024, shares=not all_add, keeps=True)]
 
 
 def write(path: Path, found: Launch) -> None:

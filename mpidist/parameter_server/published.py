@@ -27,7 +27,8 @@ _LINE_WORDS = 8
 _WORD_BYTES = 8
 
 #: Words of `Copies`: the current one, a number by which the memory is known, and 1 + the copy that is being written.
-_CURRENT, _TOKEN, _WRITING = 0, 1, 2
+#: Then: how many changes there were; what the last ones changed, which all changed the same; and the first of these.
+_CURRENT, _TOKEN, _WRITING, _CHANGES, _ALIKE, _ALIKE_SINCE = range(6)
 
 #: As an array: that is added at half the cost of a number.
 _ONE = numpy.array(1)
@@ -92,7 +93,9 @@ class _Places:
         self.count = clients + 2 if clients else 1
         self.pins = [_LINE_WORDS * (1 + client) for client in range(clients)]
         self.reserved = _LINE_WORDS * (1 + clients)
-        self.versions = self.reserved + self.count
+        #: By copy, the number of the change that it was written by.
+        self.changes = self.reserved + self.count
+        self.versions = self.changes + self.count
         self.words = self.versions + self.count * variables
         self.stride = _pages(layout.nbytes)
         self.first = _pages(self.words * _WORD_BYTES)
@@ -186,9 +189,16 @@ class Copies:
             if buffer < 0:
                 return -1
         words[_WRITING] = buffer + 1
-        if changed is not None:
+        if changed is not None and not self._differs_in(buffer, changed):
             self._catch_up(buffer, changed)
         return buffer
+
+    def _differs_in(self, buffer: int, changed: Any) -> bool:
+        """Whether a copy is known to differ from the current one in nothing but these variables."""
+        words = self._words
+        return (
+            words[_ALIKE] == _name_of(changed) > 0 and words[self._places.changes + buffer] >= words[_ALIKE_SINCE] - 1
+        )
 
     def _reserve_one_of(self, buffers: list[int]) -> int:
         """Have memory for one of these copies, and return which; -1 if that is another's to do."""
@@ -200,6 +210,7 @@ class Copies:
         if self.count > 1:
             if buffer != words[_CURRENT]:
                 self._versions_of[buffer][...] = -1
+                words[self._places.changes + buffer] = -1
             words[_WRITING] = 0
 
     def commit(self, buffer: int, changed: Any = None) -> None:
@@ -208,9 +219,17 @@ class Copies:
         before = self._versions_of[words[_CURRENT]]
         if changed is None:
             numpy.add(before, _ONE, out=versions)
+        elif self._differs_in(buffer, changed):
+            numpy.add(before[changed], _ONE, out=versions[changed])
         else:
             versions[...] = before
             versions[changed] += 1
+        words[_CHANGES] = number = words[_CHANGES] + 1
+        if words[_ALIKE] != (name := _name_of(changed)):
+            words[_ALIKE_SINCE] = number  # first: who dies here leaves too few copies that are known to differ so
+            fence()
+            words[_ALIKE] = name
+        words[self._places.changes + buffer] = number
         fence()
         words[_CURRENT] = buffer
         fence()
@@ -258,8 +277,8 @@ class Buffers(Copies):
         memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
         super().__init__(layout, clients, memory)
         self.token = self._words[_TOKEN] = secrets.randbits(62)
-        for versions in self._versions_of[1:]:
-            versions[...] = -1  # nothing is in the other copies yet
+        for buffer in range(1, self.count):  # nothing is in the other copies yet
+            self.give_up(buffer)
         self._reserve_one_of([0])
 
     def _reserve_one_of(self, buffers: list[int]) -> int:
@@ -326,6 +345,11 @@ class Reader(Copies):
             memory.flags.writeable = False
             found = self._shown[buffer] = self.layout.views(memory)
         return found
+
+
+def _name_of(changed: Any) -> int:
+    """Return a number for neighbours in a layout, 0 for anything else."""
+    return changed.start << 32 | changed.stop if type(changed) is slice else 0
 
 
 def _pages(nbytes: int) -> int:
