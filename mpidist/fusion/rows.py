@@ -30,10 +30,15 @@ class Rows:
     @classmethod
     def of(cls, tensors: Sequence[Any], dtype: Any) -> Rows | None:
         """Return what these have in common; None unless all are of `dtype`, and of one shape but for the first axis."""
-        (shape, *_) = shapes = [tensor.shape for tensor in tensors]
+        return None if {tensor.dtype for tensor in tensors} != {dtype} else cls.like([each.shape for each in tensors])
+
+    @classmethod
+    def like(cls, shapes: Sequence[tuple[int, ...]]) -> Rows | None:
+        """Return what tensors of these shapes have in common; None unless they are alike but for the first axis."""
+        shape = shapes[0]
         if not shape or any(each[1:] != shape[1:] or not each for each in shapes):
             return None
-        return None if {tensor.dtype for tensor in tensors} != {dtype} else cls([each[0] for each in shapes], shape[1:])
+        return cls([each[0] for each in shapes], shape[1:])
 
     def pack(self, tensors: Sequence[Any], out: Any) -> bool:
         """Copy the tensors, one after the other in C order, into the flat `out`, which has their dtype.

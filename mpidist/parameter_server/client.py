@@ -254,6 +254,23 @@ class Client:
         self._in_step = not self._clocks
         self.refresh()
 
+    def push_unchecked(self, optimizer: int, part: Part, gradients: Sequence[Any], scale: float) -> bool:
+        """Apply gradients of which nobody has looked whether they fit; return False, with nothing done, if not so.
+
+        Parameters
+        ----------
+        optimizer : int
+        part : Part
+            All there is to push; has `rows`.
+        gradients : sequence
+            In the order of the keys.
+        scale : float
+        """
+        if not part.server.apply_unchecked(optimizer, part, gradients, scale):
+            return False
+        self.refresh()
+        return True
+
     def parts_for(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> list[Part]:
         """Return what goes to each server, made once for each list of variables.
 

@@ -77,7 +77,9 @@ class Direct:
         self._optimizers: dict[int, ServedOptimizer | None] = {}
         self._pushes = 0
 
-    def push(self, number: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+    def push(
+        self, number: int, part: Part, gradients: Sequence[Any], rate: float, scale: float, are_checked: bool = True
+    ) -> bool:
         """Apply gradients as one step of an optimizer; return False, with nothing done, if the server is to do it.
 
         Parameters
@@ -91,11 +93,18 @@ class Direct:
             NaN for the optimizer's own.
         scale : float
             What the gradients are multiplied by.
+        are_checked : bool
+            False if nobody has looked whether they fit: if not, nothing is done, either.
         """
         target = self.settle(number, part)
         if target is None:
             return False
-        payload = _packed(part, gradients, target.payload)
+        if are_checked:
+            payload = _packed(part, gradients, target.payload)
+        elif part.pack_unchecked(gradients, target.payload):
+            payload = target.payload
+        else:
+            return False
         try:
             self._turn.enter()
             done = self._is_up_to_date() and self._apply(number, target, payload, rate, scale)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.fusion.rows import Rows
 from mpidist.parameter_server.layout import Plan
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.parameter_server.server_end import ServerEnd
@@ -54,6 +55,10 @@ class Part:
             for section, dtype, is_narrow in zip(plan.sections, wide, narrow, strict=True)
         ]
         self._is_single = len(dense) == 1 and self._lost[0] is None
+        #: For gradients that differ in the length of their first axis at most: they are checked as they are packed.
+        self.rows: Rows | None = None
+        if self._is_all and len(dense) > 1 and len(wide) == 1 and self._lost[0] is None:
+            self.rows = Rows.like(self.shapes)
         self._targets: list[tuple[Any, list[Any]]] = []
         # What the last header says, which most of them say again.
         self._said: tuple[int, int, float, float] | None = None
@@ -121,6 +126,14 @@ class Part:
     def is_as_pushed(self, gradient: Any) -> bool:
         """Whether a push of one variable has just the bytes of this gradient."""
         return self._is_single and gradient.dtype == self.plan.dense[0].dtype and gradient.flags.c_contiguous
+
+    def pack_unchecked(self, gradients: Sequence[Any], array: Any) -> bool:
+        """Do as `pack` with gradients of which nobody has looked whether they fit; return whether they did.
+
+        Only where there are `rows`.
+        """
+        assert self.rows is not None
+        return self.rows.pack(gradients, self._targets_in(array)[0])
 
     def pack(self, gradients: Sequence[Any], array: Any) -> None:
         """Copy gradients of whole variables to where a push has them, such as the memory of an area."""

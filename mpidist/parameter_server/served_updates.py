@@ -94,15 +94,18 @@ class ServedUpdates(RemoteUpdates):
     def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
         try:
-            gradients, variables = zip(*pairs, strict=True)
+            gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
         known, factor = self._known_as(variables), optimizer.gradient_factor
         if known is None or factor is None or known.strategy is not context.get_strategy():
             return False
+        client = known.client
+        if known.generation == client.generation and len(known.parts) == 1 and known.parts[0].rows is not None:
+            if client.push_unchecked(self._number, known.parts[0], gradients, factor):
+                return True
         if set(map(type, gradients)) != _ARRAYS:
             return False
-        client = known.client
         if known.generation != client.generation:
             known.look_up(gradients)
         client.push_parts(self._number, known.parts, gradients, scale=factor)

@@ -9,6 +9,7 @@ until the next pull.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,10 @@ class ServerEnd:
 
     def settle(self, optimizer: int, part: Part) -> None:
         """Raise what would keep `apply` from doing it, as far as that is known; nothing is done yet."""
+
+    def apply_unchecked(self, optimizer: int, part: Part, gradients: Sequence[Any], scale: float) -> bool:
+        """Do as `apply` with gradients of which nobody has looked whether they fit, where ``part.rows`` can tell."""
+        return False
 
     def set_rate(self, optimizer: int, value: float) -> None:
         """Set the learning rate of an optimizer from the next push on."""
@@ -301,6 +306,9 @@ class NearServer(ServerEnd):
 
     def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
         return self._direct is not None and self._direct.push(optimizer, part, gradients, rate, scale)
+
+    def apply_unchecked(self, optimizer: int, part: Part, gradients: Sequence[Any], scale: float) -> bool:
+        return self._direct is not None and self._direct.push(optimizer, part, gradients, math.nan, scale, False)
 
     def settle(self, optimizer: int, part: Part) -> None:
         if self._direct is not None:

@@ -68,3 +68,35 @@ def test_what_is_no_pair_is_a_type_error_also_later():
         return variable.value.tolist()
 
     assert one_worker(work) == [-1.0, -1.0]
+
+
+def test_tensors_alike_but_for_their_first_axis_are_checked_as_they_are_packed():
+    def work(strategy):
+        with strategy.scope():
+            variables = [mpidist.Variable(numpy.zeros((rows, 2), "float32")) for rows in (2, 1, 3)]
+            optimizer = SGD(1.0)
+
+        def push(*gradients):
+            strategy.run(lambda: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
+
+        def ones(*lengths, dtype="f4"):
+            return [numpy.ones((rows, 2), dtype) for rows in lengths]
+
+        for _ in range(3):
+            push(*ones(2, 1, 3))
+        for lengths in [(1, 2, 3), (2, 1, 4), (3, 3, 0)]:
+            with pytest.raises(ValueError, match="shape"):
+                push(*ones(*lengths))
+        with pytest.raises(ValueError, match="shape"):
+            push(*(numpy.ones((rows, 3), "f4") for rows in (2, 1, 3)))
+        push(*ones(2, 1, 3, dtype="f8"))
+        push(*(each.tolist() for each in ones(2, 1, 3)))
+        push(*ones(2, 1), mpidist.IndexedSlices(numpy.ones((1, 2), "f4"), numpy.array([1]), (3, 2)))
+        push(*ones(2, 1, 3))
+        with pytest.raises(TypeError):
+            optimizer.apply_gradients(
+                [(each, variable, 1) for each, variable in zip(ones(2, 1, 3), variables, strict=True)]
+            )
+        return [variable.value[:, 0].tolist() for variable in variables], optimizer.iterations
+
+    assert one_worker(work) == ([[-7.0] * 2, [-7.0], [-6.0, -7.0, -6.0]], 7)
