@@ -244,7 +244,9 @@ class Client:
         chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
         if not self._in_step:
             self._begin_step()
-        if len(parts) > 1:  # what is wrong with one server is said before another has applied its part
+        if (
+            len(parts) > 1
+        ):  # what is known to be wrong with one server is said before this process applies another's part
             for part in parts:
                 part.server.settle(optimizer, part)
         for part, some in zip(parts, chosen, strict=True):

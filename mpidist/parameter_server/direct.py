@@ -117,6 +117,8 @@ class Direct:
 
     def settle(self, number: int, part: Part) -> _Target | None:
         """Return what `push` would change, None if nothing; wait until what went by message is applied, or raises."""
+        if self._words[_TORN]:
+            return None
         if not self._is_up_to_date():
             self._renew()
         try:
@@ -129,14 +131,16 @@ class Direct:
 
     def set_rate(self, number: int, value: float) -> bool:
         """Set the learning rate of an optimizer; return False, with nothing done, if the server is to do it."""
+        if value != value:  # NaN means that the ledger does not have it
+            return False
         real = Ledger.rate_real(number)
         self._server.flush()
         try:
             self._turn.enter()
             is_plain = self._words[Ledger.steps_word(number)] >= 0 and self._reals[real] == self._reals[real]
             if is_plain:
+                self._words[Ledger.RATES] += 1  # first: a server that sees it looks, whatever there is
                 self._reals[real] = value
-                self._words[Ledger.RATES] += 1
             self._turn.leave()
         except BaseException:
             self._turn.leave()

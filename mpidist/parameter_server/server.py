@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 
 from mpidist.errors import PeerLostError, TransportError
+from mpidist.optimizers.base import Optimizer
 from mpidist.options import settings
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.consistency import Asynchronous, Consistency
@@ -492,9 +493,10 @@ class Server:
         words[Ledger.RULES] += 1
 
     def _show_rate(self, number: int) -> None:
+        """Show the learning rate, NaN where it is more than a number that somebody has set."""
         optimizer = self.store.optimizers[number].optimizer
-        rate = math.nan if optimizer.has_schedule else optimizer.learning_rate
-        self.ledger.reals[Ledger.rate_real(number)] = rate
+        is_plain = not optimizer.has_schedule and type(optimizer).learning_rate is Optimizer.learning_rate
+        self.ledger.reals[Ledger.rate_real(number)] = optimizer.learning_rate if is_plain else math.nan
 
     def _on_rule(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         optimizer = self._optimizer(request)

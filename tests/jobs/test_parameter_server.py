@@ -245,7 +245,8 @@ def kill(rank):
     control = strategy._whole.control
     os.kill(control.board.pid(control.board_ranks.index(rank)), signal.SIGKILL)
 
-for n in range(30):
+# a server's memory outlives it: who reads and writes it there notices its end when it looks around, now and then
+for n in range(30 if victim < 3 else 1_000_000):
     if strategy.extended.number == 1 and n == 10:
         strategy.extended.pull()
         kill(victim)

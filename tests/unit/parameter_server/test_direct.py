@@ -159,14 +159,14 @@ def test_a_schedule_that_another_client_has_set_holds_from_the_next_push_on():
         number = client.register_optimizer(SGD(1.0))
         for step in range(6):
             if client.number == step % 2:
-                client.push(number, [(KEY, numpy.ones(()))])
-                if client.number and step == 3:
+                if step == 3:
                     client.set_learning_rate(number, lambda step: 2.0**-step)
+                client.push(number, [(KEY, numpy.ones(()))])
             while client.iterations(number) <= step:
                 pass
 
     _, (server,) = run(2, job)
-    assert float(value([server], KEY)) == -(4 + 2.0**-4 + 2.0**-5)
+    assert float(value([server], KEY)) == -(3 + 2.0**-3 + 2.0**-4 + 2.0**-5)
 
 
 def test_a_request_that_fails_after_it_has_laid_out_anew_loses_no_push():
