@@ -7,8 +7,9 @@
 A list of gradients is copied into segments, and either each rank adds its share of a segment and all copy the sums out
 (*shares*), or each adds all of it straight into its result (*all add*); flags in shared memory, four segments in turn.
 No call is checked, no deadline looked at, sizes and places are known before, and the result lies where it lay the last
-time, or (*keeps*) the last but one, so that a result is kept for one step as all others' are.  Beside it, in the loop of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and
-what peers `--peers` names, by default all.  `--json` adds the launch to a file, which ``mpidist bench show`` reads.
+time, or (*keeps*) the last but one, so that a result is kept for one step as all others' are.  Beside it, in the loop
+of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and what peers `--peers` names, by
+default all.  `--json` adds the launch to a file, which ``mpidist bench show`` reads.
 """
 
 from __future__ import annotations
