@@ -31,28 +31,29 @@ def main() -> None:
         launch = summary(*turns)
         print("predicted {predicted} of {count} to 15 %, measured again {again}".format(**launch))
         if folder:
-            save(Path(folder) / f"predictions-{communicator.size}.json", communicator.transport.library, launch)
+            save(Path(folder), communicator, launch)
 
 
 def summary(first: list[Comparison], second: list[Comparison]) -> dict[str, Any]:
     """Return how many predictions held, each time, and how many times of the first turn did in the second."""
-    pairs = zip(first, second, strict=True)
+    pairs = list(zip(first, second, strict=True))
     return {
         "count": len(first),
         "predicted": [sum(abs(each.deviation) <= TARGET for each in turn) for turn in (first, second)],
         "again": sum(abs(after.measured / before.measured - 1) <= TARGET for before, after in pairs),
         "seconds": [
             [before.algorithm, before.bytes, before.predicted, before.measured, after.predicted, after.measured]
-            for before, after in zip(first, second, strict=True)
+            for before, after in pairs
         ],
     }
 
 
-def save(path: Path, library: str, launch: dict[str, Any]) -> None:
-    """Add a launch to a file of results, or begin one."""
-    command = ["run", "-n", "2", "benchmarks/predictions.py", "--save", "benchmarks/results"]
+def save(folder: Path, communicator: Communicator, launch: dict[str, Any]) -> None:
+    """Add a launch to the file of results for so many ranks, or begin one."""
+    path = folder / f"predictions-{communicator.size}.json"
+    command = ["run", "-n", str(communicator.size), "benchmarks/predictions.py", "--save", "benchmarks/results"]
     found = json.loads(path.read_text()) if path.exists() else {"command": command, "target": TARGET, "launches": []}
-    found["launches"].append({"machine": {"mpi": library, **machine()}, **launch})
+    found["launches"].append({"machine": {"mpi": communicator.transport.library, **machine()}, **launch})
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 

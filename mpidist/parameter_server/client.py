@@ -244,9 +244,8 @@ class Client:
         chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
         if not self._in_step:
             self._begin_step()
-        if (
-            len(parts) > 1
-        ):  # what is known to be wrong with one server is said before this process applies another's part
+        if len(parts) > 1:
+            # what is known to be wrong with one server is said before this process applies another's part
             for part in parts:
                 part.server.settle(optimizer, part)
         for part, some in zip(parts, chosen, strict=True):
@@ -360,11 +359,12 @@ class Client:
 
     def set_learning_rate(self, number: int, value: LearningRate) -> None:
         """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
-        schedule = numpy.frombuffer(pickled(value), numpy.uint8) if callable(value) else None
-        for end in self.servers:
-            if callable(value):
+        if callable(value):
+            schedule = numpy.frombuffer(pickled(value), numpy.uint8)
+            for end in self.servers:
                 end.ask("rate", schedule, number=number, value=None)
-            else:
+        else:
+            for end in self.servers:
                 end.set_rate(number, float(value))
 
     def optimizer_state(self, number: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist.parameter_server.published import Ledger, Reader
+from mpidist.parameter_server.published import Ledger
 from mpidist.parameter_server.served_optimizer import Run, ServedOptimizer, StoredVariable
 from mpidist.parameter_server.turn import Turn
 
@@ -40,7 +40,6 @@ class _Target:
 
     Attributes
     ----------
-    copies : Reader
     optimizer : ServedOptimizer
     runs : list of Run
     changed : slice, array of int, or None
@@ -49,7 +48,6 @@ class _Target:
         Where gradients are packed.
     """
 
-    copies: Reader
     optimizer: ServedOptimizer
     runs: list[Run]
     changed: Any
@@ -105,13 +103,7 @@ class Direct:
             payload = target.payload
         else:
             return False
-        try:
-            self._turn.enter()
-            done = self._is_up_to_date() and self._apply(number, target, payload, rate, scale)
-            self._turn.leave()
-        except BaseException:  # Ctrl-C may come anywhere, in `enter` and `leave`, too
-            self._turn.leave()
-            raise
+        done = self._turn.during(self._apply, number, target, payload, rate, scale)
         self._look(payload.size)
         return done
 
@@ -133,18 +125,15 @@ class Direct:
         """Set the learning rate of an optimizer; return False, with nothing done, if the server is to do it."""
         if value != value:  # NaN means that the ledger does not have it
             return False
-        real = Ledger.rate_real(number)
         self._server.flush()
-        try:
-            self._turn.enter()
-            is_plain = self._words[Ledger.steps_word(number)] >= 0 and self._reals[real] == self._reals[real]
-            if is_plain:
-                self._words[Ledger.RATES] += 1  # first: a server that sees it looks, whatever there is
-                self._reals[real] = value
-            self._turn.leave()
-        except BaseException:
-            self._turn.leave()
-            raise
+        return self._turn.during(self._write_rate, number, value)
+
+    def _write_rate(self, number: int, value: float) -> bool:
+        real = Ledger.rate_real(number)
+        is_plain = self._words[Ledger.steps_word(number)] >= 0 and self._reals[real] == self._reals[real]
+        if is_plain:
+            self._words[Ledger.RATES] += 1  # first: a server that sees it looks, whatever there is
+            self._reals[real] = value
         return is_plain
 
     def _is_up_to_date(self) -> bool:
@@ -153,7 +142,9 @@ class Direct:
         return words[_LAYOUT] == self._layout and words[_RULES] == self._rules and not words[_TORN]
 
     def _apply(self, number: int, target: _Target, payload: Any, rate: float, scale: float) -> bool:
-        words, copies, optimizer = self._words, target.copies, target.optimizer
+        if not self._is_up_to_date():
+            return False
+        words, copies, optimizer = self._words, self._copies, target.optimizer
         steps = Ledger.steps_word(number)
         optimizer.optimizer.iterations = words[steps]
         if rate != rate:  # NaN
@@ -204,7 +195,7 @@ class Direct:
             return None
         runs = optimizer.runs(copies, plan, [StoredVariable(spec, None) for spec in plan.dense])
         changed = copies.layout.places_of([spec.key for spec in plan.dense])
-        return _Target(copies, optimizer, runs, changed, numpy.empty(plan.dense_nbytes, numpy.uint8))
+        return _Target(optimizer, runs, changed, numpy.empty(plan.dense_nbytes, numpy.uint8))
 
     def _optimizer(self, number: int) -> ServedOptimizer | None:
         """Return this process's copy of an optimizer's rule, None if only the server may apply it."""

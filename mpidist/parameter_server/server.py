@@ -184,18 +184,18 @@ class Server:
 
     def _in_turn(self, act: Callable[..., None], *arguments: Any) -> None:
         """Do what may change variables, in this server's turn."""
-        turn = self._turn
-        if turn is None:
+        if self._turn is None:
             act(*arguments)
-            return
-        turn.enter()
+        else:
+            self._turn.during(self._caught_up, act, *arguments)
+
+    def _caught_up(self, act: Callable[..., None], *arguments: Any) -> None:
+        if self._changes() != self._changes_known:
+            self._catch_up()
         try:
-            if self._changes() != self._changes_known:
-                self._catch_up()
             act(*arguments)
         finally:
             self._changes_known = self._changes()
-            turn.leave()
 
     def _changes(self) -> tuple[int, int]:
         words = self.ledger.words

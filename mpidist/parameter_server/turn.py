@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from mpidist.parameter_server.published import Ledger
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.node_lock import NodeLock
 from mpidist.transports.lines import Patience
+
+T = TypeVar("T")
 
 #: How often the lock is tried before others are let run: a turn with little to do is over by then.
 _TRIES = 40
@@ -53,6 +56,17 @@ class Turn:
         while not take():
             if self._patience.tick():
                 self._name_holder()
+
+    def during(self, act: Callable[..., T], *arguments: Any) -> T:
+        """Return what `act` returns, called in a turn; errors as for `enter`."""
+        try:
+            self.enter()
+            result = act(*arguments)
+            self.leave()
+        except BaseException:  # Ctrl-C may come anywhere, in `enter` and `leave`, too
+            self.leave()
+            raise
+        return result
 
     def _name_holder(self) -> None:
         """Say in messages who is waited for."""
