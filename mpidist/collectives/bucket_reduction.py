@@ -1,17 +1,22 @@
 """Tensors of one dtype reduced over the ranks as one flat buffer, without being packed into one first.
 
-What all ways to do so have in common, and the one that goes through a pipeline: `SegmentPipeline` inside a node,
-`TwoLevel` over several.  `DirectSum` and `RemoteSum` are others.
+What all ways to do so have in common, and the one that goes through a pipeline: `TwoLevel`, over several nodes.
+`DirectSum` and `RemoteSum` are those inside a node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpidist.collectives.pieces import Pieces, Transform, passed_on
-from mpidist.collectives.segment_pipeline import Fill, Take
 from mpidist.runtime.control import Watch
+
+#: ``fill(index, place)`` writes this rank's values of segment `index` into `place`, shape (elements of the segment,).
+Fill = Callable[[int, Any], None]
+
+#: ``take(start, values)`` gets the reduced values from element `start` on, to copy them out before it returns.
+Take = Callable[[int, Any], None]
 
 
 class BucketReduction(Protocol):
@@ -60,7 +65,26 @@ class Pipeline(Protocol):
     owned: list[tuple[int, int]]
 
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
-        """As `SegmentPipeline.run`."""
+        """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
+
+        Collective: every rank of the node calls it in the same order, within a begun call.
+
+        Parameters
+        ----------
+        watch : Watch
+            Of the call.
+        fill : callable
+            Called once for each segment, in order.
+        take : callable
+            Gets every element once, in any order.  May write where `fill` reads: a segment is taken after it was read.
+        transform : callable, optional
+            Called once for each of the `owned` stretches that is not empty, in order, when it is reduced; those are not
+            taken then, since who has changed them has them already.
+
+        Raises
+        ------
+        TransportTimeoutError, RankFailedError
+        """
 
 
 class Piped(BucketReduction):

@@ -107,14 +107,13 @@ class Chooser(PlainCollectives):
         op: str,
         scale: float | None = None,
         first: int = 0,
-        in_shares: bool = False,
         contiguous: bool = True,
     ) -> BucketReduction | None:
         """Return the reduction of tensors where they lie, None for a way that needs them packed and `bind`; Local.
 
         Parameters as for `NodeMemory.reduction`.
         """
-        return self._memory.reduction(way, sources, targets, dtypes, op, scale, first, in_shares, contiguous)
+        return self._memory.reduction(way, sources, targets, dtypes, op, scale, first, contiguous)
 
     def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[Way]:
         """Return the ways worth trying for a unit of `nbytes`; an explicit choice is the only one.  Local.

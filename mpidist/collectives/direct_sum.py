@@ -1,70 +1,116 @@
-"""All-reduce between two ranks of a node in which both add up everything themselves.
+"""All-reduce inside a node in which every rank adds the others' values to its own where these lie.
 
-Each rank copies a segment of its values into shared memory, and adds its own and the other's straight into the result
-while both are in cache: two passes over the data, where shares (see `segment_pipeline`) take two and a half, and half
-as many flags to wait for.  Both ranks add rank 0's values to rank 1's, in this order: they get the same bits.
+The buffer is cut into stretches, and a stretch into as many segments as there are ranks: each adds up one of them.  For
+every stretch a rank
 
-Turns and places are those of `segment_pipeline`.  In turn t a rank fills again the place of turn t - `PLACES`.  It has
-seen the other fill turn t - 2, which the other did after it had added up turn t - 4; with four places nobody reads that
-any more.
+1. copies its values of the others' segments into its places in shared memory, one for each other rank, and says so;
+2. adds what the others have put there for it to its own values, in rank order, straight into its result; copies the
+   sums over what it has read, and says so;
+3. takes the others' sums from its own places, where they are by then.
+
+Its own values of its own segment are never copied into shared memory, and what one core writes and another reads
+changes hands as a whole, to and fro between the same two: that is what makes it quick where cores share no cache, too.
+
+In turn t a rank fills its places when all others have said that they are done with turn t - 1: each of them had read by
+then what was there for it, and had put its sums there, which this rank has taken.  When a call is over nobody reads or
+writes in a place but its owner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
 from mpidist.arrays import reduction
 from mpidist.collectives.bucket_reduction import BucketReduction
-from mpidist.collectives.pieces import Pieces, Transform
-from mpidist.collectives.pieces import segments as cut_segments
+from mpidist.collectives.pieces import Pieces, Transform, owned
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import SharedSegments
 
+#: Tensors of which a segment has pieces shorter than this on average, in bytes, are put together before they are added.
+_SHORT_BYTES = 1 << 14
+
+
+class _Stretch(NamedTuple):
+    """What the ranks do together in one turn.
+
+    Attributes
+    ----------
+    start, stop : int
+        The elements that this rank adds up.
+    got : tuple of array
+        By other rank: where it puts its values of them, and finds their sums.
+    given : tuple of (start, stop, array)
+        By other rank: the elements that it adds up, and where this rank puts its values and finds the sums.
+    """
+
+    start: int
+    stop: int
+    got: tuple[Any, ...]
+    given: tuple[tuple[int, int, Any], ...]
+
 
 class DirectSum(BucketReduction):
-    """The all-reduce of tensors of `dtype` between two ranks.
+    """The all-reduce of tensors over the ranks of a node.
 
     Parameters
     ----------
     segments : SharedSegments
-        Of two ranks.
     rank : int
-    sources : Pieces
-    dtype : numpy.dtype
-        Of sources and target.
+        Of this process, among those that share the segments.
+    sources, targets : Pieces
+    dtypes : sequence of three dtypes
+        Of the sources, of what is added, and of the targets.
     op : str
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
     scale : float, optional
         What reduced values are multiplied by.
     segment_bytes : int
-        Size of a segment.
+        Size of a segment, if there is room for it.
     """
-
-    #: It has no shares to transform.
-    owned: list[tuple[int, int]] = []
 
     def __init__(
         self,
         segments: SharedSegments,
         rank: int,
         sources: Pieces,
-        dtype: Any,
+        targets: Pieces,
+        dtypes: Sequence[Any],
         op: str,
         scale: float | None,
         segment_bytes: int,
     ) -> None:
-        step = max(1, min(segment_bytes, segments.place_bytes) // dtype.itemsize)
+        source, work, result = dtypes
+        size = len(segments.filled_words)
+        step = size * max(1, min(segment_bytes, segments.room) // work.itemsize)
+        shares = [owned(sources.elements, step, each, size) for each in range(size)]
+        others = [each for each in range(size) if each != rank]
+        self.owned = shares[rank]
         self._segments = segments
         self._rank = rank
-        self._sources = sources
+        self._sources, self._targets = sources, targets
         self._combine = reduction(op, numpy)
         self._scale = scale
-        self._bounds = cut_segments(sources.elements, step)
-        self._theirs = (segments.filled_words[1 - rank],)
-        self._places = [[place.view(dtype) for place in by_rank] for by_rank in segments.places]
+        # With that many elements a piece is added where it lies; one of another dtype is not.
+        self._short = _SHORT_BYTES // work.itemsize if source == work else sources.elements + 1
+        self._is_flat = len(targets.offsets) == 2 and work == result
+        longest = max(stop - start for start, stop in self.owned)
+        self._sums, self._own = numpy.empty(longest, work), numpy.empty(longest, work)
+        self._filled = tuple(segments.filled_words[each] for each in others)
+        self._reduced = tuple(segments.reduced_words[each] for each in others)
+        given = [segments.between(rank, each).view(work) for each in others]
+        got = [segments.between(each, rank).view(work) for each in others]
+        self._stretches = [
+            _Stretch(
+                start,
+                stop,
+                tuple(place[: stop - start] for place in got),
+                tuple((a, b, place[: b - a]) for (a, b), place in zip(theirs, given, strict=True)),
+            )
+            for (start, stop), *theirs in zip(self.owned, *(shares[each] for each in others), strict=True)
+        ]
 
     def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """There is nothing to prepare."""
@@ -72,25 +118,75 @@ class DirectSum(BucketReduction):
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
     ) -> None:
-        """Reduce the tensors into ``targets[0]``, shape (elements,); there is nothing to transform."""
-        segments, rank, places, (out,) = self._segments, self._rank, self._places, targets
-        turn = segments.turn
-        before = -1
-        for start, stop in self._bounds:
-            self._sources.gather(start, stop, sources, places[turn % len(places)][rank][: stop - start])
+        """Reduce the tensors."""
+        segments, rank, gather = self._segments, self._rank, self._sources.gather
+        turn, before = segments.turn, None
+        for stretch in self._stretches:
+            if before is not None:
+                self._take(before, turn, targets, watch)
+            for start, stop, place in stretch.given:
+                gather(start, stop, sources, place)
             turn += 1
             segments.say_filled(rank, turn)
-            if before >= 0:
-                self._add(turn - 1, before, start, out, watch)
-            before = start
-        self._add(turn, before, self._sources.elements, out, watch)
+            segments.wait(self._filled, turn, watch)
+            if stretch.start < stretch.stop:
+                if transform is None:
+                    self._reduce(stretch, sources, targets)
+                else:
+                    self._change(stretch, sources, targets, transform)
+            segments.say_reduced(rank, turn)
+            before = stretch
+        assert before is not None
+        self._take(before, turn, targets, watch)
         segments.turn = turn
 
-    def _add(self, turn: int, start: int, stop: int, out: Any, watch: Watch) -> None:
-        """Add up the segment of the turn before `turn`."""
-        first, second = self._places[(turn - 1) % len(self._places)]
-        target = out[start:stop]
-        self._segments.wait(self._theirs, turn, watch)
-        self._combine(first[: stop - start], second[: stop - start], out=target)
+    def _take(self, stretch: _Stretch, turn: int, targets: Sequence[Any], watch: Watch) -> None:
+        self._segments.wait(self._reduced, turn, watch)
+        for start, _, sums in stretch.given:
+            self._targets.scatter(start, sums, targets)
+
+    def _reduce(self, stretch: _Stretch, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Add up this rank's segment into its result, and hand it on."""
+        start, stop, got, _ = stretch
+        is_direct = self._is_flat and not (self._rank > 1 and numpy.may_share_memory(targets[0], sources[0]))
+        # In place, the sum of the ranks before this one would take the place of its own values.
+        sums = targets[0].reshape(-1)[start:stop] if is_direct else self._sums[: stop - start]
+        self._add(stretch, sources, sums)
+        for place in got:
+            place[...] = sums
+        if not is_direct:
+            self._targets.scatter(start, sums, targets)
+
+    def _change(self, stretch: _Stretch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform) -> None:
+        """Add up this rank's segment, and hand on what `transform` makes of it."""
+        start, stop, (first, *others), _ = stretch
+        sums = self._sums[: stop - start]
+        self._add(stretch, sources, sums)
+        transform(start, sums)
+        if self._targets.within(start, stop):
+            self._targets.gather(start, stop, targets, first)
+            for place in others:
+                place[...] = first
+
+    def _add(self, stretch: _Stretch, sources: Sequence[Any], out: Any) -> None:
+        """Reduce this rank's own values of its segment and what it got, in rank order."""
+        start, stop, got, _ = stretch
+        pieces = self._sources.within(start, stop)
+        if stop - start < self._short * len(pieces):
+            own = self._own[: stop - start]
+            self._sources.gather(start, stop, sources, own)
+            self._add_up(own, got, out)
+        else:
+            done = 0
+            for piece in pieces:
+                end = done + piece.stop - piece.start
+                self._add_up(piece.of(sources).reshape(-1), [place[done:end] for place in got], out[done:end])
+                done = end
         if self._scale is not None:
-            numpy.multiply(target, self._scale, out=target)
+            numpy.multiply(out, self._scale, out=out)
+
+    def _add_up(self, own: Any, got: Sequence[Any], out: Any) -> None:
+        values = [*got[: self._rank], own, *got[self._rank :]]
+        self._combine(values[0], values[1], out=out)
+        for other in values[2:]:
+            self._combine(out, other, out=out)

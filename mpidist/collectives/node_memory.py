@@ -10,7 +10,6 @@ from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.remote_sum import RemoteSum
-from mpidist.collectives.segment_pipeline import SegmentPipeline
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.collectives.ways import Way
 from mpidist.transports.remote_memory import RemoteMemory
@@ -45,7 +44,6 @@ class NodeMemory(NamedTuple):
         op: str,
         scale: float | None = None,
         first: int = 0,
-        in_shares: bool = False,
         contiguous: bool = True,
     ) -> BucketReduction | None:
         """Return the reduction of a bucket by a way through memory, None for ways that need messages; Local.
@@ -60,8 +58,6 @@ class NodeMemory(NamedTuple):
         scale : float, optional
         first : int
             How many addresses other buckets of the call have in a rank's table.
-        in_shares : bool
-            Whether shares will be transformed: each element on one rank of the node.
         contiguous : bool
             Whether all sources will be: those of `remote_read` must.
         """
@@ -73,13 +69,12 @@ class NodeMemory(NamedTuple):
         if segments is None:
             return None
         plain = source == work == result
-        segment_bytes = min(way.segment_bytes, segments.place_bytes)
+        segment_bytes = min(way.segment_bytes, segments.room)
         if way.algorithm == "remote_read" and plain and contiguous and self.remote is not None:
             entries = first + RemoteSum.entries(sources, targets)
             if entries * 8 <= segments.segment_bytes:
-                shape = (self.rank, sources, targets, work, op, scale, segment_bytes, first)
-                return RemoteSum(self.remote, segments, *shape)
-        if self.size == 2 and plain and len(targets.offsets) == 2 and not in_shares:
-            return DirectSum(segments, self.rank, sources, work, op, scale, segment_bytes)
-        pipeline = SegmentPipeline(segments, self.rank, sources.elements, work, op, scale, segment_bytes)
-        return Piped(pipeline, sources, targets)
+                stretch_bytes = self.size * segment_bytes
+                return RemoteSum(
+                    self.remote, segments, self.rank, sources, targets, work, op, scale, stretch_bytes, first
+                )
+        return DirectSum(segments, self.rank, sources, targets, dtypes, op, scale, segment_bytes)

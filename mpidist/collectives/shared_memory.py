@@ -54,7 +54,7 @@ class SegmentAllReduce:
 
 
 class PlaceAllReduce(SegmentAllReduce):
-    """The same through the places of `SegmentPipeline`, which are longer: it takes one turn.
+    """The same through the places of `DirectSum`, which are longer: it takes one turn.
 
     All have posted this call when a rank goes on to its next one, which they did after they had taken the turns before:
     so nobody reads what it fills then.

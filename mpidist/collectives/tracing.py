@@ -11,11 +11,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpidist.collectives.bucket_reduction import BucketReduction, Piped, Pipeline
+from mpidist.collectives.bucket_reduction import BucketReduction, Fill, Piped, Pipeline, Take
 from mpidist.collectives.clock import clock_offset
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.pieces import Transform
-from mpidist.collectives.segment_pipeline import Fill, Take
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
@@ -193,7 +192,7 @@ class _TracedPipeline:
         pipeline.send, pipeline.publish = traced_send, traced_publish  # type: ignore[method-assign]
 
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
-        """As `SegmentPipeline.run`."""
+        """As `Pipeline.run`."""
         add, call = self._trace.add, watch.call
         self._call = call
 

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist.arrays import reduction
+from mpidist.collectives.bucket_reduction import Fill, Take
 from mpidist.collectives.executor import Executor, Progress
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.pieces import Transform, segments
-from mpidist.collectives.segment_pipeline import Fill, Take
 from mpidist.runtime.board import fence
 from mpidist.runtime.control import Watch
 

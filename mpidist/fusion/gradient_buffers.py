@@ -169,9 +169,9 @@ class GradientBuffers:
 
     def _sum(self, index: int, result: Any, op: str, size: int, targets: Pieces | None = None) -> BucketReduction:
         segments, buffers = self._segments, [flat[index] for flat in self._by_rank]
-        segment_bytes = min(SEGMENT_BYTES, segments.place_bytes)
+        stretch_bytes = len(buffers) * min(SEGMENT_BYTES, segments.room)
         scale = 1.0 / size if size > 1 else None
-        bound = SharedSum(segments, self._line, buffers, result, op, scale, segment_bytes, targets)
+        bound = SharedSum(segments, self._line, buffers, result, op, scale, stretch_bytes, targets)
         return traced_reduction(self._communicator, bound)
 
     def call(self, name: str, with_names: bool = True) -> Call:

@@ -153,7 +153,7 @@ class PlannedUpdate:
         found, entries = [], 0
         for bucket, pieces, targets in zip(self._plan.buckets, self._pieces, self._targets, strict=True):
             dtypes = (bucket.dtype,) * 3
-            bound = self._communicator.reduction(way, pieces, targets, dtypes, "sum", first=entries, in_shares=True)
+            bound = self._communicator.reduction(way, pieces, targets, dtypes, "sum", first=entries)
             assert bound is not None  # there are elements, and the way has segments
             found.append(bound)
             entries += 2 * len(bucket.tensors)

@@ -71,7 +71,7 @@ class SharedSegments:
 
     The two segments are used in turn by even and odd calls.  A rank that writes into its segment of call k + 2 knows
     that all others are done reading it for call k, since they have posted call k + 1 on the status board before that.
-    Places and flags are for `SegmentPipeline`, which says how they are used; on several nodes the segments, too, are
+    Places and flags are for `DirectSum`, which says how they are used; on several nodes the segments, too, are
     for `TwoLevel`.
 
     Parameters
@@ -120,6 +120,17 @@ class SharedSegments:
     def nbytes(cls, size: int, segment_bytes: int, place_bytes: int) -> int:
         """Return how much memory all this takes."""
         return size * (2 * _LINE_BYTES + 2 * segment_bytes + cls.PLACES * place_bytes)
+
+    @property
+    def room(self) -> int:
+        """How many bytes there are `between` two ranks."""
+        others = len(self.filled_words) - 1
+        return self.place_bytes // max(1, -(-others // self.PLACES)) & ~63
+
+    def between(self, rank: int, other: int) -> Any:
+        """Return the part of the places of `rank` that is for one other rank: shape (room,), uint8."""
+        part, place = divmod(other - (other > rank), self.PLACES)
+        return self.places[place][rank][part * self.room : (part + 1) * self.room]
 
     def wait(self, words: Sequence[int], turn: int, watch: Watch) -> None:
         """Wait until all these flags stand at `turn` or later; errors as for `Watch.tick`."""

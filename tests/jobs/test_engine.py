@@ -21,7 +21,7 @@ START = """
 import os, signal, sys
 import numpy
 import mpidist
-from mpidist.collectives import bucket_reduction, direct_sum, pieces, remote_sum
+from mpidist.collectives import bucket_reduction, pieces, remote_sum
 from mpidist.collectives.communicator import Communicator
 from mpidist.fusion import update
 from mpidist.fusion.pipeline import FusedAllReduce

@@ -37,9 +37,7 @@ def _reduce(way, lengths, values_of, op="sum", scale=None, calls=1, flat=True, t
     pieces, results = Pieces(offsets), []
     target = Pieces((0, offsets[-1])) if flat else pieces
     dtype = values_of(0, 0).dtype
-    reduction = communicator.reduction(
-        way, pieces, target, (dtype, dtype, dtype), op, scale, in_shares=transform is not None
-    )
+    reduction = communicator.reduction(way, pieces, target, (dtype, dtype, dtype), op, scale)
     for call in range(calls):
         values = values_of(communicator.rank, call)
         sources = [values[a:b].copy() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
@@ -115,8 +113,8 @@ def test_the_stretches_of_a_rank_do_not_depend_on_the_way():
     def run():
         communicator, pieces = Communicator.world(), Pieces((0, 5000))
         dtypes = (numpy.dtype("f4"),) * 3
-        found = [communicator.reduction(way, pieces, pieces, dtypes, "sum", in_shares=True).owned for way in WAYS]
-        return found[0] == found[2], found[1] == found[3], found[1] == owned(5000, 64, communicator.rank, 2)
+        found = [communicator.reduction(way, pieces, pieces, dtypes, "sum").owned for way in WAYS]
+        return found[0] == found[2], found[1] == found[3], found[1] == owned(5000, 128, communicator.rank, 2)
 
     assert run_ranks(2, run) == [(True, True, True)] * 2
 
