@@ -244,6 +244,15 @@ class CrossDeviceOps:
         pairs = list(zip(values, destinations, strict=True))
         return self.batch_reduce_implementation(reduce_op, pairs, options)
 
+    def reduce_again(
+        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any] | None:
+        """Reduce a list that turns out to be like the last one, without looking at each value before.
+
+        Collective as `reduce_list`; None, and nothing done, where that is not the way.
+        """
+        return None
+
     def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass; None: they are reduced first.  Local."""
         return None
@@ -317,6 +326,14 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if self._has_own_way():
             return super().reduce_list(reduce_op, values, destinations, options)
         return self._reduce_all(reduce_op, values, destinations, options)
+
+    def reduce_again(
+        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any] | None:
+        """Reduce a list like the last one, unless a subclass has a way of its own, or nothing is fused."""
+        if self._has_own_way() or not self.num_packs:
+            return None
+        return self._fused_all_reduce(options).again(values, reduce_op.name.lower(), None, options.timeout_seconds)
 
     @classmethod
     @cache

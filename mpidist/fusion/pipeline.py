@@ -26,7 +26,7 @@ from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.results import ResultSet
-from mpidist.fusion.rows import Rows
+from mpidist.fusion.rows import Pack, Rows
 from mpidist.fusion.sources import Sources
 from mpidist.runtime.trace import PACK
 
@@ -97,17 +97,13 @@ class FusedAllReduce:
         shared = self._communicator.in_shared_memory
         if shared and tensors and id(tensors[0]) in shared and shared[id(tensors[0])].holds(tensors):
             return shared[id(tensors[0])].all_reduce(op, timeout_seconds)
-        if self._choices is not self._communicator.choices:
-            self._forget()
-        key, planned = None, None
-        if self._recent is not None and self._recent.is_asked_alike(tensors, op, names):
-            with self._communicator.control.turnstile:
-                results = self._recent.planned.quickly(tensors, timeout_seconds)
-            if results is not None:
-                return results
-            if self._recent.is_for(tensors):
-                planned = self._recent.planned
-        if planned is None:
+        results = self.again(tensors, op, names, timeout_seconds)
+        if results is not None:
+            return results
+        key, planned, recent = None, None, self._recent
+        if recent is not None and recent.is_asked_alike(tensors, op, names) and recent.is_for(tensors):
+            planned = recent.planned
+        else:
             kinds = frozenset(map(type, tensors))
             key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
             planned = self._planned.get(key)
@@ -124,6 +120,25 @@ class FusedAllReduce:
             planned = self._keep(key, self._plan(tensors, op, names, timeout_seconds, in_memory_order=False))
             with self._communicator.control.turnstile:
                 return planned(tensors, timeout_seconds)
+
+    def again(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        names: Sequence[str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Any] | None:
+        """Reduce a list of many short arrays if it is like the last one, which is seen while it is packed.
+
+        Collective, parameters and errors as for a call; None, and nothing done, if it is not.
+        """
+        if self._choices is not self._communicator.choices:
+            self._forget()
+        recent, shared = self._recent, self._communicator.in_shared_memory
+        if recent is None or not recent.is_asked_alike(tensors, op, names) or (shared and id(tensors[0]) in shared):
+            return None
+        with self._communicator.control.turnstile:
+            return recent.planned.quickly(tensors, timeout_seconds)
 
     def _forget(self) -> None:
         """Make plans anew: ranks whose tensors lay otherwise in memory make theirs by what is known now."""
@@ -211,7 +226,7 @@ class _PlannedReduction:
         self.takes_any_strides = takes_any_strides
         self._plan = plan
         self._communicator = communicator
-        self._pack, self._pack_rows = traced(communicator, PACK, _pack), traced(communicator, PACK, Rows.pack)
+        self._pack = traced(communicator, PACK, _pack)
         self._sources = sources
         on_host = not (tensors and arrays.is_device(tensors[0]))
         # An empty array of the tensors' kind: no reference to a user's array is kept.
@@ -226,6 +241,7 @@ class _PlannedReduction:
         self._rows = None
         if takes_any_strides and self._segment is not None:
             self._rows = Rows.of(tensors, plan.buckets[0].dtype)
+        self._packs: dict[int, Pack] = {}  # by the id of a slot, which lives as long as the segment's reduction
         in_place = on_host and self._segment is None
         contiguous = not takes_any_strides
         self._ways = [_Way(plan, communicator, way, self._scale, in_place, contiguous) for way in ways]
@@ -284,7 +300,11 @@ class _PlannedReduction:
         segment, rows = self._segment, self._rows
         if segment is None or rows is None:
             return None
-        if not self._pack_rows(rows, tensors, segment.slot(self._communicator.control.call + 1)):
+        slot = segment.slot(self._communicator.control.call + 1)
+        pack = self._packs.get(id(slot))
+        if pack is None:
+            pack = self._packs[id(slot)] = traced(self._communicator, PACK, rows.into(slot))
+        if not pack(tensors):
             return None
         return self._combine_small(segment, timeout_seconds)
 

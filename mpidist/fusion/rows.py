@@ -1,15 +1,28 @@
 """Many short tensors that differ in the length of their first axis at most: packed and checked at one go.
 
 Whether each of a thousand new tensors has the shape and dtype that a plan was made for takes as long to ask as to copy
-them.  NumPy asks most of it itself, when it joins them along the first axis.
+them.  NumPy asks most of it itself, when it joins them along the first axis; and a memoryview asks all of it, in less
+time, before it lets a buffer be copied into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import setitem
+from typing import Any, cast
 
 import numpy
+
+#: ``pack(tensors)`` copies tensors to where it puts them every time, and returns whether they are such tensors.
+Pack = Callable[[Sequence[Any]], bool]
+
+#: Kinds of dtypes that memoryviews copy: what NumPy has and Python too.
+_KINDS = "biuf"
+
+_ALL, _set = slice(None), cast(Callable[[Any, Any, Any], None], setitem)
 
 
 class Rows:
@@ -50,3 +63,20 @@ class Rows:
         except (TypeError, ValueError):  # another dtype, other axes, another length in all, or no arrays
             return False
         return list(map(len, tensors)) == self._lengths
+
+    def into(self, out: Any) -> Pack:
+        """Return what does as `pack` for this `out`, again and again.  Local."""
+        if len(self._shape) > 1 or out.dtype.kind not in _KINDS:
+            return partial(self.pack, out=out)
+        stops = numpy.cumsum(self._lengths).tolist()
+        places = [memoryview(out[stop - length : stop]) for stop, length in zip(stops, self._lengths, strict=True)]
+        return partial(_put, places)
+
+
+def _put(places: Sequence[memoryview], tensors: Sequence[Any]) -> bool:
+    """Copy each tensor to its place; return whether there is one for each, of its length and dtype."""
+    try:
+        deque(map(_set, places, repeat(_ALL), tensors), maxlen=0)
+    except (TypeError, ValueError, BufferError):
+        return False
+    return len(tensors) == len(places)

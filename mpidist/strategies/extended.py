@@ -219,6 +219,12 @@ class StrategyExtended:
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
 
+    def reduce_again(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> list[Any] | None:
+        """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
+        return None
+
     def reduce_plain(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
     ) -> list[Any]:
@@ -430,6 +436,12 @@ class MirroredExtended(StrategyExtended):
         if IndexedSlices in map(type, values):
             return self._reduce_with_rows(reduce_op, values, options, destinations)
         return ops.reduce_list(reduce_op, values, destinations, options) if values else []
+
+    def reduce_again(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> list[Any] | None:
+        """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
+        return self.cross_device_ops.reduce_again(reduce_op, values, self._options.merge(options))
 
     def reduce_plain(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None

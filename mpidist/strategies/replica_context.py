@@ -75,8 +75,12 @@ class ReplicaContext:
         reduce_op = parse_reduce_op(reduce_op)
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
             return self.strategy.extended.reduce_array(reduce_op, value, options)
-        if type(value) is list and set(map(type, value)) == _ARRAYS:  # and for the commonest
-            return self.strategy.extended.reduce_plain(reduce_op, value, options)
+        if type(value) is list:  # and for the commonest
+            results = self.strategy.extended.reduce_again(reduce_op, value, options)
+            if results is not None:
+                return results
+            if set(map(type, value)) == _ARRAYS:
+                return self.strategy.extended.reduce_plain(reduce_op, value, options)
         leaves = nest.flatten(value)
         results = self.strategy.extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
         pairs = zip(results, leaves, strict=True)

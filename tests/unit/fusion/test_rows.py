@@ -1,5 +1,8 @@
 """Lists of short tensors packed at one go: those that are like the first are, and no others."""
 
+from functools import partial
+
+import ml_dtypes
 import numpy
 import pytest
 from hypothesis import given
@@ -29,10 +32,12 @@ def test_a_list_is_packed_if_all_its_shapes_and_dtypes_are_those_of_the_first(fi
     assert (rows is not None) == alike
     if rows is not None:
         out = numpy.full(_flat(planned).size, -1, "f4")
-        packed = rows.pack(tensors, out)
-        assert packed == (first == second and dtype == "f4")
-        if packed:
-            numpy.testing.assert_array_equal(out, _flat(tensors))
+        for pack in (partial(rows.pack, out=out), rows.into(out)):
+            out[:] = -1
+            packed = pack(tensors)
+            assert packed == (first == second and dtype == "f4")
+            if packed:
+                numpy.testing.assert_array_equal(out, _flat(tensors))
 
 
 def test_tensors_that_are_not_contiguous_are_packed_in_the_order_of_their_axes():
@@ -41,12 +46,27 @@ def test_tensors_that_are_not_contiguous_are_packed_in_the_order_of_their_axes()
     out = numpy.zeros(18, "f4")
     assert Rows.of(planned, planned[0].dtype).pack(tensors, out)
     numpy.testing.assert_array_equal(out, _flat(tensors))
+    lists = [tensor[:, 0] for tensor in planned]
+    assert Rows.of(lists, lists[0].dtype).into(out[:6])(lists)
+    numpy.testing.assert_array_equal(out[:6], _flat(lists))
 
 
 @pytest.mark.parametrize("strange", [[1.0, 2.0], None, 3.0, numpy.float32(1), "ab"])
 def test_what_is_no_array_is_refused(strange):
     rows = Rows.of(_list(enumerate([(2,), (2,)]), "f4"), numpy.dtype("f4"))
     assert not rows.pack([numpy.ones(2, "f4"), strange], numpy.zeros(4, "f4"))
+    assert not rows.into(numpy.zeros(4, "f4"))([numpy.ones(2, "f4"), strange])
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u8", "?", "c8", "c16", ml_dtypes.bfloat16])
+def test_rows_of_every_dtype(dtype):
+    tensors = [numpy.arange(start, start + 3).astype(dtype) for start in range(4)]
+    out = numpy.zeros(12, dtype)
+    pack = Rows.of(tensors, numpy.dtype(dtype)).into(out)
+    assert pack(tensors)
+    assert out.tobytes() == _flat(tensors).tobytes()
+    assert not pack([*tensors, tensors[0]]) and not pack(tensors[1:])
+    assert not pack([tensors[0], tensors[1][None], tensors[2], tensors[3]])
 
 
 def test_tensors_of_another_dtype_than_is_reduced_are_not_for_rows():
