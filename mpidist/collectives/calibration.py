@@ -241,7 +241,7 @@ def _in_one_step(communicator: Communicator, small: SegmentAllReduce, call: Call
     def run() -> None:
         with communicator.control.turnstile:
             numpy.copyto(small.slot(communicator.control.call + 1), source)
-            small.combine(communicator.begin(call).call, work)
+            small.combine(communicator.begin(call), work)
 
     return run
 

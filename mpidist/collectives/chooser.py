@@ -19,7 +19,7 @@ from mpidist.collectives.nearness import FAR, Nearness
 from mpidist.collectives.node_memory import NodeMemory
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plain import PlainCollectives
-from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce
+from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce
 from mpidist.collectives.ways import SEGMENTED, Way, worth_trying
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
@@ -93,9 +93,14 @@ class Chooser(PlainCollectives):
     def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
         """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
         nbytes, segments = elements * dtype.itemsize, self.segments
-        if segments is None or nbytes > segments.place_bytes or nbytes * self.size > _MOST_BYTES_READ:
+        if segments is None or nbytes > segments.place_bytes:
             return None
-        kind = SegmentAllReduce if nbytes <= segments.segment_bytes else PlaceAllReduce
+        if nbytes > segments.segment_bytes:
+            kind: type[SegmentAllReduce] = PlaceAllReduce if self.size == 2 else ShareAllReduce
+        elif nbytes * self.size > _MOST_BYTES_READ:
+            return None
+        else:
+            kind = SegmentAllReduce
         return kind(segments, self.control.line, (elements,), dtype, op)
 
     def reduction(
@@ -141,7 +146,7 @@ class Chooser(PlainCollectives):
         with self.control.turnstile:  # who is interrupted before it has settled would be out of step for ever
             if segment is not None:
                 numpy.copyto(segment.slot(self.control.call + 1), times)
-                segment.combine(self.begin(call, timeout_seconds).call, times)
+                segment.combine(self.begin(call, timeout_seconds), times)
             else:
                 watch = self.begin(call, timeout_seconds)
                 self.bind(times, "max", selection.PINNED)(watch)

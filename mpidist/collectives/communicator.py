@@ -130,7 +130,7 @@ class Communicator(Chooser):
         with self.control.turnstile:
             if planned.segment is not None:
                 numpy.copyto(planned.segment.slot(self.control.call + 1), flat)
-                planned.segment.combine(self.begin(planned.calls[0,], timeout_seconds).call, flat)
+                planned.segment.combine(self.begin(planned.calls[0,], timeout_seconds), flat)
             else:
                 planned.run(self, flat, timeout_seconds)
 
@@ -171,7 +171,7 @@ class Communicator(Chooser):
         out, control = array.copy(), self.control  # a copy is quicker to be had than an empty array
         with control.turnstile:
             segment.slot(control.call + 1)[...] = out
-            segment.combine(self.begin(call).call, out)
+            segment.combine(self.begin(call), out)
         return out if scale is None else numpy.multiply(out, scale, out=out)
 
     def _short_plan(self, array: Any, op: str) -> tuple[Call, SegmentAllReduce | None, float | None]:

@@ -13,7 +13,12 @@ from typing import Any
 import numpy
 
 from mpidist.arrays import reduction
+from mpidist.collectives.pieces import shares
+from mpidist.runtime.control import Watch
 from mpidist.transports.shared import SharedSegments
+
+#: By rank, the first two apart: what is added up.
+_Values = tuple[Any, Any, tuple[Any, ...]]
 
 
 class SegmentAllReduce:
@@ -45,9 +50,12 @@ class SegmentAllReduce:
         """Return where this rank writes its values for collective `call`, before it begins it."""
         return self._mine[call % len(self._mine)]
 
-    def combine(self, call: int, out: Any) -> None:
-        """Write the reduced values of `call`, which all ranks have come to, into `out`."""
-        first, second, rest = self._values[call % len(self._values)]
+    def combine(self, watch: Watch, out: Any) -> None:
+        """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
+        self._add_up(self._values[watch.call % len(self._values)], out)
+
+    def _add_up(self, values: _Values, out: Any) -> None:
+        first, second, rest = values
         self._combine(first, second, out=out)
         for other in rest:
             self._combine(out, other, out=out)
@@ -72,8 +80,42 @@ class PlaceAllReduce(SegmentAllReduce):
         """Return where this rank writes its values for the next call, before it begins it."""
         return super().slot(self._segments.turn)
 
-    def combine(self, call: int, out: Any) -> None:
-        """Write the reduced values of `call`, which all ranks have come to, into `out`."""
+    def combine(self, watch: Watch, out: Any) -> None:
+        """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
         turn = self._segments.turn
         self._segments.turn = turn + 1
-        super().combine(turn, out)
+        self._add_up(self._values[turn % len(self._values)], out)
+
+
+class ShareAllReduce(PlaceAllReduce):
+    """The same for more than two ranks, of which each adds up a share, and copies what the others have added up.
+
+    A rank puts the sums over its own values of its share, which no other rank reads before they are there.
+    """
+
+    def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
+        super().__init__(segments, rank, shape, dtype, op)
+        size = len(segments.filled_words)
+        cuts = shares(prod(shape), size)
+        parts = [slice(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+        self._rank, self._part = rank, parts[rank]
+        others = [each for each in range(size) if each != rank]
+        self._reduced = tuple(segments.reduced_words[each] for each in others)
+        self._shares, self._sums = [], []
+        for first, second, rest in self._values:
+            by_rank = [values.reshape(-1) for values in (first, second, *rest)]
+            mine = [values[parts[rank]] for values in by_rank]
+            self._shares.append((mine[0], mine[1], tuple(mine[2:])))
+            self._sums.append([(parts[each], by_rank[each][parts[each]]) for each in others])
+
+    def combine(self, watch: Watch, out: Any) -> None:
+        """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
+        segments, flat, part = self._segments, out.reshape(-1), self._part
+        turn, at = segments.turn, segments.turn % len(self._values)
+        self._add_up(self._shares[at], flat[part])
+        self._mine[at].reshape(-1)[part] = flat[part]
+        segments.turn = turn + 1
+        segments.say_reduced(self._rank, turn + 1)
+        segments.wait(self._reduced, turn + 1, watch)
+        for where, sums in self._sums[at]:
+            flat[where] = sums

@@ -317,7 +317,7 @@ class _PlannedReduction:
     def _combine_small(self, segment: SegmentAllReduce, timeout_seconds: float | None) -> list[Any]:
         results = self._free_set()
         watch = self._communicator.begin(self.calls[self.contest.turns], timeout_seconds)
-        segment.combine(watch.call, results.buffers[0])
+        segment.combine(watch, results.buffers[0])
         results.finish(0, self._scale)
         return list(results.views)
 
