@@ -4,12 +4,13 @@
     mpidist run -n 2 benchmarks/bare_segments.py --peers --json bare.json
     mpidist run -n 4 benchmarks/bare_segments.py --tensors small --peers "Allreduce each" "Allreduce packed"
 
-A list of gradients is copied into segments, and either each rank adds its share of a segment and all copy the sums out
-(*shares*), or each adds all of it straight into its result (*all add*); flags in shared memory, four segments in turn.
-No call is checked, no deadline looked at, sizes and places are known before, and the result lies where it lay the last
-time, or (*keeps*) the last but one, so that a result is kept for one step as all others' are.  Beside it, in the loop
-of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and what peers `--peers` names, by
-default all.  `--json` adds the launch to a file, which ``mpidist bench show`` reads.
+A list of gradients goes through segments of shared memory with flags, in one of three ways.  *Shares*: all values are
+copied in, each rank adds its share of a segment, and all copy the sums out.  *All add*: each adds all of it straight
+into its result.  *Direct*: a rank copies in what others add up, adds what they have copied in for it to its own values
+where these lie, and writes the sums over it, which is what mpidist does with long lists.  No call is checked, no
+deadline looked at, and sizes and places are known before.  A result is kept for one step, as all others' are.  Beside
+it, in the loop of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and what peers
+`--peers` names, by default all.  `--json` adds the launch to a file, which ``mpidist bench show`` reads.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ FILLED, REDUCED = 0, 16
 
 #: What a rank does with a stretch of the buffer: its first element, and the values.
 OnStretch = Callable[[int, Any], None]
+
+#: Where the sums of a stretch go, by where it starts and stops.
+TotalAt = Callable[[int, int], Any]
 
 
 class Segments:
@@ -130,27 +134,86 @@ class Segments:
                     os.sched_yield()
 
 
+class Pairs(Segments):
+    """For each rank a segment of `kib` KiB for every other rank."""
+
+    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int) -> None:
+        super().__init__(ranks, tensors, kib)
+        flags = len(self.words) * 8
+        memory = map_together(flags + self.size**2 * (kib << 10), ranks.rank, ranks.comm.allgather)
+        self.words = memoryview(memory)[:flags].cast("Q")
+        self.slots = numpy.frombuffer(memory, "f4", offset=flags).reshape(self.size, self.size, self.step)
+
+    def directly(self, parts: list[list[Any]], total_at: TotalAt, own: OnStretch | None, take: OnStretch) -> None:
+        """Add up each segment on one rank, in turn, where `total_at` says, and give it to `own`.
+
+        Collective.  What is left there others get, by their `take`.
+        """
+        turns = -(-len(parts) // self.size)
+        for turn in range(turns + 1):
+            first, number = turn * self.size, self.turn + turn
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            if turn > 0:
+                self._await(REDUCED, number)
+                for rank in others:
+                    if first - self.size + rank < len(parts):
+                        start, slot = self._slot(first - self.size + rank, self.rank, rank)
+                        take(start, slot)
+            if turn < turns:
+                for rank in others:
+                    if first + rank < len(parts):
+                        numpy.concatenate(parts[first + rank], out=self._slot(first + rank, self.rank, rank)[1])
+                self.words[self.rank * FLAG_WORDS + FILLED] = number + 1
+                self._await(FILLED, number + 1)
+                if first + self.rank < len(parts):
+                    self._add_mine(first + self.rank, parts[first + self.rank], total_at, own)
+                self.words[self.rank * FLAG_WORDS + REDUCED] = number + 1
+        self.turn += turns
+
+    def _slot(self, index: int, by: int, whose: int) -> tuple[int, Any]:
+        start, stop = self.bounds[index]
+        return start, self.slots[by, whose, : stop - start]
+
+    def _add_mine(self, index: int, parts: list[Any], total_at: TotalAt, own: OnStretch | None) -> None:
+        slots = [self._slot(index, by, self.rank)[1] for by in range(self.size) if by != self.rank]
+        start, stop = self.bounds[index]
+        total, done = total_at(start, stop), 0
+        for part in parts:
+            end = done + part.size
+            numpy.add(part, slots[0][done:end], out=total[done:end])
+            for slot in slots[1:]:
+                numpy.add(total[done:end], slot[done:end], out=total[done:end])
+            done = end
+        if own is not None:
+            own(start, total)
+        for slot in slots:
+            slot[...] = total
+
+
 class Bare(Contender):
-    """The exchange through segments of `kib` KiB."""
+    """The exchange through segments of `kib` KiB, in one of the ways."""
 
     kind = "reference"
 
-    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, shares: bool, keeps: bool = False) -> None:
+    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, how: str) -> None:
         super().__init__(ranks, tensors)
-        self.name = f"bare, {'shares' if shares else 'all add'}, {kib} KiB{', keeps' if keeps else ''}"
-        self._segments, self._shares = Segments(ranks, tensors, kib), shares
+        self.name = f"bare, {how}, {kib} KiB"
+        self._segments, self._how = (Pairs if how == "direct" else Segments)(ranks, tensors, kib), how
         _, self._out = ranks.packed(tensors)
-        self._before = numpy.empty_like(self._out) if keeps else self._out
+        self._before = numpy.empty_like(self._out)
 
     def prepare(self, gradients: list[Any]) -> Any:
         return self._segments.parts(gradients)
 
     def run(self, prepared: Any) -> Any:
         self._out, self._before = self._before, self._out
-        if self._shares:
+        if self._how == "shares":
             self._segments.in_shares(prepared, None, self._take)
-        else:
+        elif self._how == "all add":
             self._segments.all_add(prepared, self._out)
+        else:
+            out = self._out
+            self._segments.directly(prepared, lambda start, stop: out[start:stop], None, self._take)
         return self._out
 
     def _take(self, start: int, values: Any) -> None:
@@ -161,13 +224,13 @@ class Bare(Contender):
 
 
 def bare(ranks: Ranks, tensors: TensorList) -> list[Callable[..., Contender]]:
-    """Return the bare exchanges that may be the best: for a short list one segment, on many ranks shares."""
-    is_short = tensors.nbytes <= 1 << 20
-    shares = (1024,) if is_short or ranks.size == 2 else (256, 512, 1024)
-    found = [partial(Bare, kib=kib, shares=True) for kib in shares]
-    all_add = (1024,) if is_short else (256, 512, 1024) if ranks.size == 2 else ()
-    found += [partial(Bare, kib=kib, shares=False) for kib in all_add]
-    return [*found, partial(Bare, kib=1024, shares=not all_add, keeps=True)]
+    """Return the bare exchanges that may be the best: for a short list one segment in which all or each add."""
+    if tensors.nbytes <= 1 << 20:
+        ways = [("shares", 1024), ("all add", 1024)]
+    else:
+        ways = [("direct", 512), ("direct", 1024), ("shares", 512), ("shares", 1024)]
+        ways += [("all add", 1024)] if ranks.size == 2 else []
+    return [partial(Bare, kib=kib, how=how) for how, kib in ways]
 
 
 def write(path: Path, found: Launch) -> None:

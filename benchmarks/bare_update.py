@@ -2,9 +2,9 @@
 
     mpidist run -n 2 benchmarks/bare_update.py --json bare_update.json
 
-Gradients go through shared segments (`bare_segments.py`): each rank adds its share of a segment, updates its share of
-the parameters by it in blocks that stay in cache, and puts the new parameters in its place, from where the others copy
-them.  Nothing is checked, and parameters and slots are flat arrays.  Beside it, in the loop of ``mpidist bench step``:
+Gradients go through shared segments (`bare_segments.py`, *shares* and *direct*): each rank adds up its part, updates
+its part of the parameters by it in blocks that stay in cache, and puts the new parameters where the others copy them
+from.  Nothing is checked, and parameters and slots are flat arrays.  Beside it, in the loop of ``mpidist bench step``:
 `apply_gradients`, a reduction followed by a textbook's update, and the update in blocks alone.  `--json` adds the
 launch to a file, which ``mpidist bench show`` reads.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from bare_segments import Segments, launch, write
+from bare_segments import Pairs, Segments, launch, write
 
 from mpidist.commands.bench import step
 from mpidist.commands.bench.measured import Measured, show
@@ -28,16 +28,20 @@ from mpidist.commands.bench.tensors import TensorList
 from mpidist.commands.bench.turns import Budget
 from mpidist.commands.bench.update_rules import BLOCK, RULES, Rule
 
+#: How, and in segments of how many KiB.
+WAYS = (("direct", 512), ("direct", 1024), ("shares", 512))
+
 
 class BareSharded(step.Update):
     """The sharded update through segments of `kib` KiB."""
 
     kind = "reference"
 
-    def __init__(self, ranks: Ranks, tensors: TensorList, rule: Rule, kib: int) -> None:
+    def __init__(self, ranks: Ranks, tensors: TensorList, rule: Rule, how: str, kib: int) -> None:
         super().__init__(ranks, tensors, rule)
-        self.name = f"bare sharded, {kib} KiB"
-        self._segments = Segments(ranks, tensors, kib)
+        self.name = f"bare, {how}, {kib} KiB"
+        self._segments = (Pairs if how == "direct" else Segments)(ranks, tensors, kib)
+        self._sums = numpy.empty(self._segments.step, tensors.dtype)
         self._flat = numpy.ones(tensors.elements, tensors.dtype)
         self._slots = [numpy.zeros_like(self._flat) for _ in range(rule.slots)]  # used where this rank owns
         self._scratch = [numpy.zeros(BLOCK, tensors.dtype) for _ in range(rule.scratch)]
@@ -52,7 +56,10 @@ class BareSharded(step.Update):
 
     def run(self, prepared: Any) -> Any:
         self._step += 1
-        self._segments.in_shares(prepared, self._update, self._take)
+        if isinstance(self._segments, Pairs):
+            self._segments.directly(prepared, lambda start, stop: self._sums[: stop - start], self._update, self._take)
+        else:
+            self._segments.in_shares(prepared, self._update, self._take)
 
     def _update(self, start: int, values: Any) -> None:
         stretch = slice(start, start + len(values))
@@ -75,7 +82,7 @@ def main() -> None:
     tensors = TensorList(shapes_of("resnet50"), "float32", ranks.rank, ranks.size)
     budget, factor = Budget(options.seconds, options.rounds), all_reduce_factor(ranks.size)
     for name, rule in RULES.items():
-        makers = [*step.makers(rule, False), *(partial(BareSharded, rule=rule, kib=kib) for kib in (256, 512, 1024))]
+        makers = [*step.makers(rule, False), *(partial(BareSharded, rule=rule, how=how, kib=kib) for how, kib in WAYS)]
         show(measured.add(f"resnet50 {name}", makers, tensors, ranks, budget, step.REFERENCE, factor), ranks)
     ranks.say(f"# cache mode: {ranks.probe.describe()}")
     if options.json is not None and ranks.rank == 0:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -174,6 +175,26 @@ class _OneCopyUpdate(_ShardedUpdate):
         ]
 
 
+class _Block(NamedTuple):
+    """What is updated at once.
+
+    Attributes
+    ----------
+    where : slice
+        In the gradients.
+    parameter : array
+    slots, scratch : list of array
+    member : int
+        Of which variable.
+    """
+
+    where: slice
+    parameter: Any
+    slots: list[Any]
+    scratch: list[Any]
+    member: int
+
+
 class _SliceUpdate:
     """What turns a slice of the summed gradients of one bucket into new parameters."""
 
@@ -188,18 +209,25 @@ class _SliceUpdate:
         self._starts = [start for start, _ in part.owned]
         self._optimizer: Optimizer
         self._steps: Sequence[Step]
+        self._arrays: list[Any] = []
         self._storages: list[Any] = []
         self._slots: dict[int, list[Any]] = {}
         self._kept: list[Any] | None = None
+        self._blocks: dict[int, list[_Block]] = {}
 
     def set(self, optimizer: Optimizer, steps: Sequence[Step], kept: list[Any]) -> None:
         """Prepare a step: `steps` for all variables, `kept` this rank's slots."""
         self._optimizer, self._steps = optimizer, [steps[position] for position in self._positions]
-        self._storages = [variable.storage.reshape(-1) for variable in self._variables]
+        arrays = [variable.storage for variable in self._variables]
+        if len(arrays) != len(self._arrays) or not all(map(is_, arrays, self._arrays)):
+            self._arrays, self._storages = arrays, [array.reshape(-1) for array in arrays]
+            self._blocks.clear()
         if kept is not self._kept:
             cuts = [self._cut(values) for values in kept]
             self._slots = {start: [cut[n] for cut in cuts] for n, start in enumerate(self._starts)}
             self._kept = kept
+            self._blocks.clear()
+        self._as_they_are = all(map(optimizer.takes_as_they_are, self._steps))
 
     def __call__(self, start: int, values: Any) -> None:
         """Update the parameters from element `start` on by the gradients `values`."""
@@ -211,12 +239,33 @@ class _SliceUpdate:
             self._optimizer.update(parameters, values, slots, steps[pieces[0].member])
             self._pieces.scatter(start, parameters, storages)
             return
+        if self._as_they_are:
+            update = self._optimizer.update_block
+            for where, parameter, own_slots, scratch, member in self._blocks_from(start, pieces):
+                update(parameter, values[where], own_slots, scratch, steps[member])
+            return
         done = 0
         for piece in pieces:
             stop = done + piece.stop - piece.start
             parameters, gradient = storages[piece.member][piece.start : piece.stop], values[done:stop]
             self._optimizer.update(parameters, gradient, [slot[done:stop] for slot in slots], steps[piece.member])
             done = stop
+
+    def _blocks_from(self, start: int, pieces: Sequence[Piece]) -> list[_Block]:
+        """Return the blocks of the pieces from element `start` on; they are cut once."""
+        found = self._blocks.get(start)
+        if found is None:
+            found, done, slots = [], 0, self._slots[start]
+            for piece in pieces:
+                stop = done + piece.stop - piece.start
+                whole = self._storages[piece.member][piece.start : piece.stop]
+                cut = self._optimizer.blocks(whole, [slot[done:stop] for slot in slots])
+                for where, own, slots_there, scratch in cut:
+                    there = slice(done + where.start, done + where.stop)
+                    found.append(_Block(there, own, slots_there, scratch, piece.member))
+                done = stop
+            self._blocks[start] = found
+        return found
 
     def _are_crumbs(self, pieces: Sequence[Piece], elements: int) -> bool:
         """Whether pieces are so short, and so alike, that they are better updated together in a copy."""
