@@ -21,7 +21,7 @@ from mpidist.transports.remote_memory import RemoteMemory
 from mpidist.transports.shared import SharedSegments
 
 #: Shared memory that each rank has for small and for long collectives, in bytes: little, so that tests fill it.
-_SEGMENT_BYTES, _PLACE_BYTES = 4096, 1024
+_SEGMENT_BYTES, _PLACE_BYTES = 1024, 4096
 
 #: What ranks that wait get beyond their own deadline, to raise an error that names who is missing.
 _GRACE_SECONDS = 5.0
