@@ -330,7 +330,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     def reduce_again(
         self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
     ) -> list[Any] | None:
-        """Reduce a list like the last one, unless a subclass has a way of its own, or nothing is fused."""
+        """Reduce a list like the last one, unless a subclass has a way of its own, or nothing is fused.  Collective."""
         if self._has_own_way() or not self.num_packs:
             return None
         return self._fused_all_reduce(options).again(values, reduce_op.name.lower(), None, options.timeout_seconds)

@@ -484,7 +484,7 @@ class Optimizer(abc.ABC):
         self.update_slice(parameter, gradient, slots, scratch, step.coefficients)
 
     def takes_as_they_are(self, step: Step) -> bool:
-        """Return whether gradients are neither multiplied nor clipped before the rule, which is `update_slice`."""
+        """Return whether gradients are neither multiplied nor clipped before the rule, `update_slice`.  Local."""
         return step.factor == 1 and self.clipping.clipvalue is None and type(self).update is Optimizer.update
 
     def blocks(self, parameter: Any, slots: list[Any]) -> Iterator[tuple[slice, Any, list[Any], list[Any]]]:
