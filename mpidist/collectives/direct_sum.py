@@ -33,7 +33,7 @@ from mpidist.transports.shared import SharedSegments
 _SHORT_BYTES = 1 << 14
 
 
-class _Stretch(NamedTuple):
+class Stretch(NamedTuple):
     """What the ranks do together in one turn.
 
     Attributes
@@ -103,7 +103,7 @@ class DirectSum(BucketReduction):
         given = [segments.between(rank, each).view(work) for each in others]
         got = [segments.between(each, rank).view(work) for each in others]
         self._stretches = [
-            _Stretch(
+            Stretch(
                 start,
                 stop,
                 tuple(place[: stop - start] for place in got),
@@ -119,13 +119,13 @@ class DirectSum(BucketReduction):
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
     ) -> None:
         """Reduce the tensors."""
-        segments, rank, gather = self._segments, self._rank, self._sources.gather
+        segments, rank = self._segments, self._rank
         turn, before = segments.turn, None
         for stretch in self._stretches:
             if before is not None:
-                self._take(before, turn, targets, watch)
-            for start, stop, place in stretch.given:
-                gather(start, stop, sources, place)
+                segments.wait(self._reduced, turn, watch)
+                self.take(before, targets)
+            self.fill(stretch, sources)
             turn += 1
             segments.say_filled(rank, turn)
             segments.wait(self._filled, turn, watch)
@@ -137,15 +137,21 @@ class DirectSum(BucketReduction):
             segments.say_reduced(rank, turn)
             before = stretch
         assert before is not None
-        self._take(before, turn, targets, watch)
+        segments.wait(self._reduced, turn, watch)
+        self.take(before, targets)
         segments.turn = turn
 
-    def _take(self, stretch: _Stretch, turn: int, targets: Sequence[Any], watch: Watch) -> None:
-        self._segments.wait(self._reduced, turn, watch)
+    def fill(self, stretch: Stretch, sources: Sequence[Any]) -> None:
+        """Put values in place for the ranks that add them up.  Local."""
+        for start, stop, place in stretch.given:
+            self._sources.gather(start, stop, sources, place)
+
+    def take(self, stretch: Stretch, targets: Sequence[Any]) -> None:
+        """Copy the others' sums, which are there, to where they belong.  Local."""
         for start, _, sums in stretch.given:
             self._targets.scatter(start, sums, targets)
 
-    def _reduce(self, stretch: _Stretch, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+    def _reduce(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """Add up this rank's segment into its result, and hand it on."""
         start, stop, got, _ = stretch
         is_direct = self._is_flat and not (self._rank > 1 and numpy.may_share_memory(targets[0], sources[0]))
@@ -157,7 +163,7 @@ class DirectSum(BucketReduction):
         if not is_direct:
             self._targets.scatter(start, sums, targets)
 
-    def _change(self, stretch: _Stretch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform) -> None:
+    def _change(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform) -> None:
         """Add up this rank's segment, and hand on what `transform` makes of it."""
         start, stop, (first, *others), _ = stretch
         sums = self._sums[: stop - start]
@@ -168,7 +174,7 @@ class DirectSum(BucketReduction):
             for place in others:
                 place[...] = first
 
-    def _add(self, stretch: _Stretch, sources: Sequence[Any], out: Any) -> None:
+    def _add(self, stretch: Stretch, sources: Sequence[Any], out: Any) -> None:
         """Reduce this rank's own values of its segment and what it got, in rank order."""
         start, stop, got, _ = stretch
         pieces = self._sources.within(start, stop)

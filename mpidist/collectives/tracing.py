@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.collectives.bucket_reduction import BucketReduction, Fill, Piped, Pipeline, Take
 from mpidist.collectives.clock import clock_offset
+from mpidist.collectives.direct_sum import DirectSum, Stretch
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.pieces import Transform
 from mpidist.collectives.two_level import TwoLevel
@@ -105,7 +106,25 @@ class _Tracer:
         found = self._reduction(*args, **kwargs)
         if isinstance(found, Piped):
             found._pipeline = _TracedPipeline(found._pipeline, self._trace)
+        if isinstance(found, DirectSum):
+            self._note_copies(found)
         return None if found is None else _TracedReduction(found, self._trace)
+
+    def _note_copies(self, reduction: DirectSum) -> None:
+        """Note when each stretch was copied in, and its sums out."""
+        fill, take, add, control = reduction.fill, reduction.take, self._trace.add, self._communicator.control
+
+        def traced_fill(stretch: Stretch, sources: Sequence[Any]) -> None:
+            begin = time.monotonic_ns()
+            fill(stretch, sources)
+            add(kinds.PACK, begin, control.call, stretch.start)
+
+        def traced_take(stretch: Stretch, targets: Sequence[Any]) -> None:
+            begin = time.monotonic_ns()
+            take(stretch, targets)
+            add(kinds.UNPACK, begin, control.call, stretch.start)
+
+        reduction.fill, reduction.take = traced_fill, traced_take  # type: ignore[method-assign]
 
     def bind(self, *args: Any, **kwargs: Any) -> Replay:
         """Return what reduces a buffer, traced."""

@@ -58,6 +58,16 @@ def test_a_call_contains_what_is_done_in_it(folder):
         assert all(spans[event[3]][0] <= event[1] and event[2] <= spans[event[3]][1] for event in held)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_on_one_node_each_stretch_is_noted_when_it_is_packed_and_when_its_sums_are_copied_out(size, folder):
+    _, (recordings, _) = traced("a" * size, folder, elements=5000)
+    for recording in recordings.values():
+        events = recording.events.tolist()
+        packed, taken = ([event for event in events if event[0] == kind] for kind in (kinds.PACK, kinds.UNPACK))
+        assert len(packed) > 3 and [event[3:] for event in packed] == [event[3:] for event in taken]
+        assert all(pack[2] <= take[1] for pack, take in zip(packed, taken, strict=True))
+
+
 def test_calls_of_all_ranks_are_compared(folder):
     _, (recordings, _) = traced("aaa", folder, calls=5)
     late = lateness(recordings)
