@@ -379,7 +379,14 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
 
 #: Who overrides one of these wants every gradient to pass through it.
-_REDUCING = ("reduce", "batch_reduce", "reduce_implementation", "batch_reduce_implementation", "_reduce_all")
+_REDUCING = (
+    "reduce",
+    "batch_reduce",
+    "reduce_list",
+    "reduce_implementation",
+    "batch_reduce_implementation",
+    "_reduce_all",
+)
 
 #: Algorithm by the implementation that options ask for.
 _ALGORITHMS = {

@@ -95,12 +95,10 @@ class Chooser(PlainCollectives):
         nbytes, segments = elements * dtype.itemsize, self.segments
         if segments is None or nbytes > segments.place_bytes:
             return None
-        if nbytes > segments.segment_bytes:
-            kind: type[SegmentAllReduce] = PlaceAllReduce if self.size == 2 else ShareAllReduce
-        elif nbytes * self.size > _MOST_BYTES_READ:
-            return None
-        else:
+        if nbytes <= segments.segment_bytes and nbytes * self.size <= _MOST_BYTES_READ:
             kind = SegmentAllReduce
+        else:
+            kind = PlaceAllReduce if self.size == 2 else ShareAllReduce
         return kind(segments, self.control.line, (elements,), dtype, op)
 
     def reduction(
@@ -132,7 +130,11 @@ class Chooser(PlainCollectives):
         if self.size == 1:
             selection.check_name(asked)
             return [Way("none")]
-        return worth_trying(nbytes, asked, self.facts(on_host))
+        found = worth_trying(nbytes, asked, self.facts(on_host))
+        if self.segments is None or self.segments.room == self.segments.place_bytes:
+            return found
+        room = self.segments.room  # many ranks have less of each other's memory than the longest segment
+        return list(dict.fromkeys(way._replace(segment_bytes=min(way.segment_bytes, room)) for way in found))
 
     def settle(self, contest: Contest, timeout_seconds: float | None = None) -> None:
         """Compare the times that ranks took, and choose among ways by them, where that is due.

@@ -64,10 +64,16 @@ class Rows:
             return False
         return list(map(len, tensors)) == self._lengths
 
+    def _pack_arrays(self, tensors: Sequence[Any], out: Any) -> bool:
+        return set(map(type, tensors)) == {numpy.ndarray} and self.pack(tensors, out)
+
     def into(self, out: Any) -> Pack:
-        """Return what does as `pack` for this `out`, again and again.  Local."""
+        """Return what does as `pack` for this `out`, again and again, and takes arrays only.  Local.
+
+        Where tensors have one axis, a buffer of a tensor's length and dtype is as good as an array.
+        """
         if len(self._shape) > 1 or out.dtype.kind not in _KINDS:
-            return partial(self.pack, out=out)
+            return partial(self._pack_arrays, out=out)
         stops = numpy.cumsum(self._lengths).tolist()
         places = [memoryview(out[stop - length : stop]) for stop, length in zip(stops, self._lengths, strict=True)]
         return partial(_put, places)

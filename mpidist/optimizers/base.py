@@ -472,25 +472,25 @@ class Optimizer(abc.ABC):
         step : Step
         """
         for p, g, s, scratch, store in self._slices(parameter, gradient, slots, step.factor):
-            self.update_block(p, g, s, scratch, step)
+            self._update_block(p, g, s, scratch, step)
             if store is not None:
                 store[...] = p
 
-    def update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
-        """Apply the rule to one of the `blocks`, with gradients that `takes_as_they_are`, in place.  Local."""
+    def _update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
+        """Apply the rule to one of the `_blocks`, with gradients that `_takes_unchanged`, in place.  Local."""
         if step.decay:
             numpy.multiply(parameter, step.decay, out=scratch[0])
             parameter -= scratch[0]
         self.update_slice(parameter, gradient, slots, scratch, step.coefficients)
 
-    def takes_as_they_are(self, step: Step) -> bool:
+    def _takes_unchanged(self, step: Step) -> bool:
         """Return whether gradients are neither multiplied nor clipped before the rule, `update_slice`.  Local."""
         return step.factor == 1 and self.clipping.clipvalue is None and type(self).update is Optimizer.update
 
-    def blocks(self, parameter: Any, slots: list[Any]) -> Iterator[tuple[slice, Any, list[Any], list[Any]]]:
+    def _blocks(self, parameter: Any, slots: list[Any]) -> Iterator[tuple[slice, Any, list[Any], list[Any]]]:
         """Yield (where, parameter, slots, scratch) of every slice of a flat array of at least 32 bits.  Local.
 
-        For `update_block`; they stay good as long as the arrays.
+        For `_update_block`; they stay good as long as the arrays.
         """
         scratch = self._scratch.arrays(parameter, parameter.dtype, self.scratch_count)
         for where in slices.bounds(parameter):

@@ -421,7 +421,10 @@ class MirroredExtended(StrategyExtended):
             self.call_for_each_replica = traced  # type: ignore[method-assign]
         cross_device_ops.options = self._options
         # The quickest way for a short array is that of the communicator, where nobody has chosen another.
-        self._may_be_quick = self._options == CommunicationOptions() and cross_device_ops.leaves_choice
+        # Who overrides `reduce_arrays` wants every gradient to pass through it.
+        self._is_plain = type(self).reduce_arrays is MirroredExtended.reduce_arrays
+        is_default = self._options == CommunicationOptions() and cross_device_ops.leaves_choice
+        self._may_be_quick = is_default and self._is_plain
 
     def reduce_arrays(
         self,
@@ -441,17 +444,21 @@ class MirroredExtended(StrategyExtended):
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
     ) -> list[Any] | None:
         """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
+        if not self._is_plain:
+            return None
         return self.cross_device_ops.reduce_again(reduce_op, values, self._options.merge(options))
 
     def reduce_plain(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
     ) -> list[Any]:
         """Return NumPy arrays, at least one, reduced over all replicas.  Collective."""
+        if not self._is_plain:
+            return self.reduce_arrays(reduce_op, values, options)
         return self.cross_device_ops.reduce_list(reduce_op, values, None, self._options.merge(options))
 
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
-        return self.cross_device_ops.fused_update(self._options)
+        return self.cross_device_ops.fused_update(self._options) if self._is_plain else None
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""

@@ -75,7 +75,7 @@ class ReplicaContext:
         reduce_op = parse_reduce_op(reduce_op)
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
             return self.strategy.extended.reduce_array(reduce_op, value, options)
-        if type(value) is list:  # and for the commonest
+        if type(value) is list and value and type(value[0]) is numpy.ndarray:  # and for the commonest
             results = self.strategy.extended.reduce_again(reduce_op, value, options)
             if results is not None:
                 return results

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpidist.collectives import direct_sum
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.pieces import Pieces
@@ -107,12 +108,15 @@ def test_the_communicator_reduces_long_buffers_of_every_dtype_so(size, dtype):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("lengths", [[1000], [5] * 200, [3, 700, 1, 296]])
-def test_in_place_no_sum_is_taken_for_a_value(size, lengths):
+@pytest.mark.parametrize("short_bytes", [1 << 14, 8], ids=["put together", "where they lie"])
+def test_in_place_no_sum_is_taken_for_a_value(monkeypatch, size, lengths, short_bytes):
+    monkeypatch.setattr(direct_sum, "_SHORT_BYTES", short_bytes)
+
     def step():
         communicator, offsets = Communicator.world(), (0, *numpy.cumsum(lengths).tolist())
         pieces = Pieces(offsets)
         way, dtypes = Way("shared_memory", 256), (numpy.dtype("f8"),) * 3
-        values = numpy.arange(1000.0) * (communicator.rank + 1)
+        values = numpy.arange(1000.0) * (communicator.rank + 1) ** 2
         tensors = [values[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
         with communicator.control.turnstile:
             watch = communicator.begin(communicator.call("test"))
@@ -122,7 +126,7 @@ def test_in_place_no_sum_is_taken_for_a_value(size, lengths):
             communicator.reduction(way, pieces, flat, dtypes, "sum").run(watch, tensors, [values])
         return values
 
-    total = size * (size + 1) / 2
+    total = sum((rank + 1) ** 2 for rank in range(size))
     for result in run_ranks(size, step):
         numpy.testing.assert_array_equal(result, numpy.arange(1000.0) * total * size)
 
