@@ -291,11 +291,13 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self.num_packs = num_packs
         self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
         self._updates: dict[tuple[str | None, float | None], FusedUpdate] = {}
+        self._last_asked: tuple[Any, FusedAllReduce | None, str] = (None, None, "")
 
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
         super().bind(communicator, devices)
         self._fused, self._updates = {}, {}
+        self._last_asked = (None, None, "")
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
@@ -331,9 +333,12 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
     ) -> list[Any] | None:
         """Reduce a list like the last one, unless a subclass has a way of its own, or nothing is fused.  Collective."""
-        if self._has_own_way() or not self.num_packs:
-            return None
-        return self._fused_all_reduce(options).again(values, reduce_op.name.lower(), None, options.timeout_seconds)
+        asked, fused, op = self._last_asked
+        if asked != (options, reduce_op, self.num_packs):
+            fused = self._fused_all_reduce(options) if self.num_packs and not self._has_own_way() else None
+            op = reduce_op.name.lower()
+            self._last_asked = (options, reduce_op, self.num_packs), fused, op
+        return None if fused is None else fused.again(values, op, None, options.timeout_seconds)
 
     @classmethod
     @cache

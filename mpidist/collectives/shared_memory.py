@@ -1,7 +1,8 @@
-"""All-reduce of a small buffer through the shared segments of a node: one flag barrier, no message.
+"""All-reduce of a small buffer through the shared segments of a node: flags, no message.
 
 Every rank writes its values into its own segment, posts the call on the status board, waits until all have, and sums
-all segments itself, in rank order.  So all ranks get the same bits, and the barrier is the check of the call as well.
+all segments itself, or its share of them, in rank order.  So all ranks get the same bits, and the barrier is the check
+of the call as well.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from mpidist import arrays
@@ -89,4 +88,5 @@ class ResultSet:
 
     def _references(self) -> int:
         """Return how many references there are to all of them: none ever has fewer than when it was made."""
-        return sum(map(sys.getrefcount, chain(self.views, self.results, self.buffers)))
+        count = sys.getrefcount
+        return sum(map(count, self.views)) + sum(map(count, self.results)) + sum(map(count, self.buffers))

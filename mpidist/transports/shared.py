@@ -71,8 +71,8 @@ class SharedSegments:
 
     The two segments are used in turn by even and odd calls.  A rank that writes into its segment of call k + 2 knows
     that all others are done reading it for call k, since they have posted call k + 1 on the status board before that.
-    Places and flags are for `DirectSum`, which says how they are used; on several nodes the segments, too, are
-    for `TwoLevel`.
+    Places and flags are for longer calls: `PlaceAllReduce`, `ShareAllReduce` and `DirectSum` say how they use places,
+    and those and `SharedSum` and `RemoteSum` count turns by the flags.  On several nodes all of it is for `TwoLevel`.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class SharedSegments:
     segments : tuple of two tuples of arrays
         ``segments[call & 1][rank]``: shape (segment_bytes,), uint8.
     places : tuple of `PLACES` tuples of arrays
-        ``places[turn % PLACES][rank]``: shape (place_bytes,), uint8.
+        ``places[index][rank]``: shape (place_bytes,), uint8.
     flags : memoryview of 64-bit words
     filled_words, reduced_words : tuple of int
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
@@ -141,12 +141,12 @@ class SharedSegments:
         fence()
 
     def say_filled(self, rank: int, turn: int) -> None:
-        """Say that `rank` has filled its place of the turn before `turn`."""
+        """Say that `rank` has done what comes first in the turn before `turn`: mostly, filled its places."""
         fence()
         self.flags[self.filled_words[rank]] = turn
 
     def say_reduced(self, rank: int, turn: int) -> None:
-        """Say that `rank` has reduced its share of the turn before `turn`."""
+        """Say that `rank` has done what comes second in the turn before `turn`: mostly, reduced its share."""
         fence()
         self.flags[self.reduced_words[rank]] = turn
 

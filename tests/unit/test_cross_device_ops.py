@@ -18,7 +18,10 @@ from mpidist.cross_device_ops import (
     RingAllReduce,
 )
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
+from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.optimizers import SGD
 from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.strategies.extended import MirroredExtended
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
@@ -240,3 +243,103 @@ def test_reduce_to_device_that_is_none_of_the_ranks():
 
     with pytest.raises(ValueError, match="'/gpu:7' names no device of 2 ranks"):
         run_ranks(2, fn)
+
+
+class OwnLists(AllReduceCrossDeviceOps):
+    """Ops that count the lists that they reduce."""
+
+    seen = 0
+
+    def reduce_list(self, *args):
+        self.seen += 1
+        return super().reduce_list(*args)
+
+
+class OwnPairs(AllReduceCrossDeviceOps):
+    """Ops that count them where they get destinations, too."""
+
+    seen = 0
+
+    def batch_reduce_implementation(self, *args):
+        self.seen += 1
+        return super().batch_reduce_implementation(*args)
+
+
+def _sums_of_many(ops, lists):
+    """Return the sums of lists of arrays, by a strategy with such ops, on this rank."""
+    strategy = MirroredStrategy(cross_device_ops=ops)
+
+    def step(values):
+        return context.get_replica_context().all_reduce("sum", values)
+
+    return [strategy.run(step, args=(values,)) for values in lists]
+
+
+@pytest.mark.parametrize("kind", [OwnLists, OwnPairs])
+def test_who_has_an_own_way_sees_every_list_also_those_like_the_last_one(kind):
+    def fn():
+        ops = kind()
+        results = _sums_of_many(ops, [[numpy.ones(4, "f4")] * 70] * 5)
+        return ops.seen, [float(each[69][3]) for each in results]
+
+    assert run_ranks(2, fn) == [(5, [2.0] * 5)] * 2
+
+
+def test_lists_that_are_not_to_be_packed_are_not_packed_the_second_time_either(monkeypatch):
+    packed = []
+    monkeypatch.setattr(FusedAllReduce, "again", lambda self, *args: packed.append(args))
+
+    def fn():
+        ops = AllReduceCrossDeviceOps(num_packs=0)
+        return [float(each[69][3]) for each in _sums_of_many(ops, [[numpy.ones(4, "f4")] * 70] * 3)]
+
+    assert run_ranks(2, fn) == [[2.0] * 3] * 2
+    assert all(len(values) == 1 for values, *_ in packed)
+
+
+@pytest.mark.parametrize("strange", [[[1.0, 2.0]], [[1.0, 2.0]] * 2], ids=["lists", "longer lists"])
+def test_after_arrays_a_list_of_lists_is_still_one(strange):
+    def fn():
+        first, second = _sums_of_many(None, [[numpy.ones((1, 2))] * 70, [strange] * 70])
+        return type(first[0]), second[0]
+
+    assert run_ranks(2, fn) == [(numpy.ndarray, [[2.0 * each for each in row] for row in strange])] * 2
+
+
+def test_a_rank_that_gives_lists_where_others_give_arrays_like_the_last_ones_is_named():
+    def fn():
+        communicator = Communicator.world()
+        second = [[[1.0, 2.0]]] * 70 if communicator.rank else [numpy.ones((1, 2))] * 70
+        return _sums_of_many(None, [[numpy.ones((1, 2))] * 70, second])
+
+    with pytest.raises(CollectiveMismatchError):
+        run_ranks(2, fn)
+
+
+class Clipped(MirroredExtended):
+    """What a strategy of a user's own may do with all that is reduced."""
+
+    def reduce_arrays(self, *args, **options):
+        return [numpy.clip(each, -1, 1) for each in super().reduce_arrays(*args, **options)]
+
+
+def test_a_strategy_that_reduces_in_its_own_way_does_so_with_everything():
+    def fn():
+        strategy = MirroredStrategy()
+        devices = tuple(f"/cpu:{rank}" for rank in range(2))
+        communicator = Communicator.world()
+        ops = AllReduceCrossDeviceOps()
+        strategy.extended = Clipped(strategy, communicator, devices[communicator.rank], devices, ops)
+        with strategy.scope():
+            variable = Variable(numpy.zeros(300_000, "f4"))
+            optimizer = SGD(0.5)
+
+        def step():
+            reduce = context.get_replica_context().all_reduce
+            optimizer.apply_gradients([(numpy.full(300_000, 7.0, "f4"), variable)])
+            sevens = numpy.full(3, 7.0)
+            return [reduce("sum", sevens)[0], reduce("sum", [sevens])[0][0], *[reduce("sum", [sevens] * 70)[0][0]] * 2]
+
+        return [float(each) for each in strategy.run(step)], float(variable.value[0])
+
+    assert run_ranks(2, fn) == [([1.0] * 4, -0.5)] * 2
