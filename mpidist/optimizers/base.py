@@ -257,7 +257,7 @@ class Optimizer(abc.ABC):
         ----------
         gradients_and_variables : iterable of (array, IndexedSlices or None, Variable)
             A gradient has its variable's shape, or some of its rows.  A variable whose gradient is None is left as it
-            is.
+            is.  No gradient may be a view of a variable of the list: it may be read when that has been updated.
         skip_gradients_aggregation : bool
             Do not sum: for gradients that already are sums, the same on every replica.
 
