@@ -11,9 +11,10 @@ every stretch a rank
 Its own values of its own segment are never copied into shared memory, and what one core writes and another reads
 changes hands as a whole, to and fro between the same two: that is what makes it quick where cores share no cache, too.
 
-In turn t a rank fills its places when all others have said that they are done with turn t - 1: each of them had read by
-then what was there for it, and had put its sums there, which this rank has taken.  When a call is over nobody reads or
-writes in a place but its owner.
+A rank fills its places again when all others have said that they are done with what was there: each of them had read by
+then what was for it, and had put its sums there, which this rank has taken.  Two ranks have places for two turns, so
+that one fills the next ones while it waits for the other; more have not, since the fewer places are in use, the more of
+them stays in cache.  When a call is over nobody reads or writes in a place but its owner.
 """
 
 from __future__ import annotations
@@ -100,16 +101,13 @@ class DirectSum(BucketReduction):
         self._sums, self._own = numpy.empty(longest, work), numpy.empty(longest, work)
         self._filled = tuple(segments.filled_words[each] for each in others)
         self._reduced = tuple(segments.reduced_words[each] for each in others)
-        given = [segments.between(rank, each).view(work) for each in others]
-        got = [segments.between(each, rank).view(work) for each in others]
+        self._is_deep = segments.depth > 1
+        turns = range(segments.depth)
+        given = [[segments.between(rank, each, turn).view(work) for each in others] for turn in turns]
+        got = [[segments.between(each, rank, turn).view(work) for each in others] for turn in turns]
         self._stretches = [
-            Stretch(
-                start,
-                stop,
-                tuple(place[: stop - start] for place in got),
-                tuple((a, b, place[: b - a]) for (a, b), place in zip(theirs, given, strict=True)),
-            )
-            for (start, stop), *theirs in zip(self.owned, *(shares[each] for each in others), strict=True)
+            _stretch(cuts[rank], [cuts[each] for each in others], got[index % len(got)], given[index % len(given)])
+            for index, cuts in enumerate(zip(*shares, strict=True))
         ]
 
     def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
@@ -122,12 +120,13 @@ class DirectSum(BucketReduction):
         segments, rank = self._segments, self._rank
         turn, before = segments.turn, None
         for stretch in self._stretches:
-            if before is not None:
-                segments.wait(self._reduced, turn, watch)
-                self.take(before, targets)
+            if before is not None and not self._is_deep:
+                self._take_when_reduced(before, turn, targets, watch)
             self.fill(stretch, sources)
             turn += 1
             segments.say_filled(rank, turn)
+            if before is not None and self._is_deep:
+                self._take_when_reduced(before, turn - 1, targets, watch)
             segments.wait(self._filled, turn, watch)
             if stretch.start < stretch.stop:
                 if transform is None:
@@ -137,9 +136,12 @@ class DirectSum(BucketReduction):
             segments.say_reduced(rank, turn)
             before = stretch
         assert before is not None
-        segments.wait(self._reduced, turn, watch)
-        self.take(before, targets)
+        self._take_when_reduced(before, turn, targets, watch)
         segments.turn = turn
+
+    def _take_when_reduced(self, stretch: Stretch, turn: int, targets: Sequence[Any], watch: Watch) -> None:
+        self._segments.wait(self._reduced, turn, watch)
+        self.take(stretch, targets)
 
     def fill(self, stretch: Stretch, sources: Sequence[Any]) -> None:
         """Put values in place for the ranks that add them up.  Local."""
@@ -196,3 +198,10 @@ class DirectSum(BucketReduction):
         self._combine(values[0], values[1], out=out)
         for other in values[2:]:
             self._combine(out, other, out=out)
+
+
+def _stretch(mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]) -> Stretch:
+    """Return a stretch of which these are the bounds; places are cut to them."""
+    start, stop = mine
+    puts = [(first, last, place[: last - first]) for (first, last), place in zip(theirs, given, strict=True)]
+    return Stretch(start, stop, tuple(place[: stop - start] for place in got), tuple(puts))

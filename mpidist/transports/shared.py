@@ -122,14 +122,19 @@ class SharedSegments:
         return size * (2 * _LINE_BYTES + 2 * segment_bytes + cls.PLACES * place_bytes)
 
     @property
+    def depth(self) -> int:
+        """How many turns' values there is room for `between` two ranks at a time: two where no others are there."""
+        return 2 if len(self.filled_words) == 2 else 1
+
+    @property
     def room(self) -> int:
         """How many bytes there are `between` two ranks."""
         others = len(self.filled_words) - 1
         return self.place_bytes // max(1, -(-others // self.PLACES)) & ~63
 
-    def between(self, rank: int, other: int) -> Any:
-        """Return the part of the places of `rank` that is for one other rank: shape (room,), uint8."""
-        part, place = divmod(other - (other > rank), self.PLACES)
+    def between(self, rank: int, other: int, turn: int) -> Any:
+        """Return the part of the places of `rank` that is for one other rank in a turn: shape (room,), uint8."""
+        part, place = divmod(other - (other > rank) + turn % self.depth, self.PLACES)
         return self.places[place][rank][part * self.room : (part + 1) * self.room]
 
     def wait(self, words: Sequence[int], turn: int, watch: Watch) -> None:
