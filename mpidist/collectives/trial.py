@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy
 
-#: So many calls come before the trial: those in which the memory of results is touched for the first time.
-_WARM_UP = 2
+#: So many calls come before the trial: those in which the memory of results is touched for the first time, of which a
+#: plan keeps three; an even number, for two lists in turn.
+_WARM_UP = 4
 
 #: How often each way is tried in one of the two heats; less often where there was a trial in another mode of the cores.
 _ROUNDS, _FEW_ROUNDS = 2, 1

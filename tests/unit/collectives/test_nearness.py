@@ -103,7 +103,7 @@ def _use(contest, modes):
 @given(st.lists(st.tuples(st.sampled_from([NEAR, FAR]), st.integers(1, 5)), max_size=20))
 def test_the_choice_follows_the_mode_at_once(stretches):
     contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
-    _use(contest, [NEAR] * 6 + [FAR] * 2)
+    _use(contest, [NEAR] * 8 + [FAR] * 2)
     modes = [mode for mode, calls in stretches for _ in range(calls)]
     windows = [mode for mode in modes if mode == NEAR], [mode for mode in modes if mode == FAR]
     taken = _use(contest, modes)
@@ -114,7 +114,7 @@ def test_the_choice_follows_the_mode_at_once(stretches):
 
 def test_once_all_ways_were_used_the_trial_of_another_mode_is_short():
     contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
-    _use(contest, [FAR] + [NEAR] * 6)
+    _use(contest, [FAR] + [NEAR] * 8)
     assert _use(contest, [FAR] * 12) == [0] + [1] * 11
 
 
