@@ -49,15 +49,18 @@ TotalAt = Callable[[int, int], Any]
 
 
 class Segments:
-    """Segments of `kib` KiB of float32 for a buffer like `tensors`, shared by all ranks.  Collective."""
+    """Segments of `kib` KiB of float32 for a buffer like `tensors`, shared by all ranks.  Collective.
 
-    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int) -> None:
+    `rows` times as many as there are ranks; in turn, if it is `DEPTH`.
+    """
+
+    def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, rows: int = DEPTH) -> None:
         self.rank, self.size = ranks.rank, ranks.size
         flags = -(-FLAG_WORDS * 8 * self.size // 4096) * 4096
-        memory = map_together(flags + DEPTH * self.size * (kib << 10), ranks.rank, ranks.comm.allgather)
+        memory = map_together(flags + rows * self.size * (kib << 10), ranks.rank, ranks.comm.allgather)
         self.words = memoryview(memory)[:flags].cast("Q")
         self.step = kib << 8
-        slots = numpy.frombuffer(memory, "f4", offset=flags).reshape(DEPTH, self.size, self.step)
+        slots = numpy.frombuffer(memory, "f4", offset=flags).reshape(rows, self.size, self.step)
         self.bounds = [
             (start, min(start + self.step, tensors.elements)) for start in range(0, tensors.elements, self.step)
         ]
@@ -138,11 +141,7 @@ class Pairs(Segments):
     """For each rank a segment of `kib` KiB for every other rank."""
 
     def __init__(self, ranks: Ranks, tensors: TensorList, kib: int) -> None:
-        super().__init__(ranks, tensors, kib)
-        flags = len(self.words) * 8
-        memory = map_together(flags + self.size**2 * (kib << 10), ranks.rank, ranks.comm.allgather)
-        self.words = memoryview(memory)[:flags].cast("Q")
-        self.slots = numpy.frombuffer(memory, "f4", offset=flags).reshape(self.size, self.size, self.step)
+        super().__init__(ranks, tensors, kib, rows=ranks.size)
 
     def directly(self, parts: list[list[Any]], total_at: TotalAt, own: OnStretch | None, take: OnStretch) -> None:
         """Add up each segment on one rank, in turn, where `total_at` says, and give it to `own`.

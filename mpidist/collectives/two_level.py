@@ -134,25 +134,9 @@ class TwoLevel:
         return first + start, first + stop
 
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
-        """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
+        """As `Pipeline.run`; Collective over all nodes.
 
-        Collective: every rank calls it in the same order, within a begun call.
-
-        Parameters
-        ----------
-        watch : Watch
-            Of the call.
-        fill : callable
-            Called once for each segment, in order.
-        take : callable
-            Called for every part of the buffer once, in any order.
-        transform : callable, optional
-            Called once for each of the `owned` stretches that is not empty, in order, when it is reduced.  On every
-            node one rank does so for a stretch: all of them must make the same of it.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
+        On every node one rank transforms a stretch: all of them must make the same of it.
         """
         behind = self._lanes.SLOTS - 1
         self._transform = transform

@@ -209,7 +209,7 @@ class _SliceUpdate:
         self._starts = [start for start, _ in part.owned]
         self._optimizer: Optimizer
         self._steps: Sequence[Step]
-        self._arrays: list[Any] = []
+        self._whole: list[Any] = []
         self._storages: list[Any] = []
         self._slots: dict[int, list[Any]] = {}
         self._kept: list[Any] | None = None
@@ -219,8 +219,8 @@ class _SliceUpdate:
         """Prepare a step: `steps` for all variables, `kept` this rank's slots."""
         self._optimizer, self._steps = optimizer, [steps[position] for position in self._positions]
         arrays = [variable.storage for variable in self._variables]
-        if len(arrays) != len(self._arrays) or not all(map(is_, arrays, self._arrays)):
-            self._arrays, self._storages = arrays, [array.reshape(-1) for array in arrays]
+        if len(arrays) != len(self._whole) or not all(map(is_, arrays, self._whole)):
+            self._whole, self._storages = arrays, [array.reshape(-1) for array in arrays]
             self._blocks.clear()
         if kept is not self._kept:
             cuts = [self._cut(values) for values in kept]
