@@ -12,13 +12,15 @@ _SHARE = 0.015
 #: At most so many calls pass until a way is tried again, however slow it was.
 _LONGEST = 2048
 
-#: A way that takes less than this part of the time of the chosen one is taken from now on.
-_BETTER = 0.9
+#: A way that takes less than this part of the time of the chosen one, or of the first one, is taken in its place.  The
+#: first one, which is expected to be the best, is taken again when it is as quick as the chosen one: times of so few
+#: calls on a machine that others use, too, are no better than that.
+_BETTER = 0.92
 
 #: When the chosen way takes so many times as long as it used to, the machine has changed; and so it has when another
 #: way is taken.  Then all ways but those that took so many times as long are tried at once, if that was so many calls
 #: ago: it costs more than their share.
-_SLOW, _HOPELESS, _CALM = 1.25, 3.0, 512
+_SLOW, _HOPELESS, _CALM = 1.4, 2.0, 512
 
 
 class Lookout:
@@ -33,7 +35,7 @@ class Lookout:
     Parameters
     ----------
     seconds : array of float64
-        What each way took, the same on all ranks.
+        What each way took, the same on all ranks; the first one's is the one to beat.
     window : int
         How many calls by the chosen way are watched together.
 
@@ -48,7 +50,8 @@ class Lookout:
     def __init__(self, seconds: Any, window: int) -> None:
         self._seconds = numpy.array(seconds, dtype=float)
         self._window = window
-        self._take(int(self._seconds.argmin()))
+        quickest = int(self._seconds.argmin())
+        self._take(quickest if self._seconds[quickest] < _BETTER * self._seconds[0] else 0)
         self._calm = 0
         self._begin(self._chosen)
 
@@ -91,7 +94,7 @@ class Lookout:
                 self._look_around()
             self._usual = min(self._usual, seconds)
             self._least = min(self._least, seconds)
-        elif seconds < _BETTER * self._seconds[self._chosen]:
+        elif seconds < (_BETTER if self.way else 1.0) * self._seconds[self._chosen]:
             self._seconds[self._chosen] = self._least  # what it took last may have been bad luck: look again soon
             self._take(self.way)
             self._look_around()
