@@ -26,7 +26,7 @@ from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.results import ResultSet
-from mpidist.fusion.rows import Pack, Rows
+from mpidist.fusion.rows import Rows
 from mpidist.fusion.sources import Sources
 from mpidist.runtime.trace import PACK
 
@@ -238,10 +238,10 @@ class _PlannedReduction:
         self.contest = communicator.contest(ways, largest)
         self._nbytes = max(1, sum(bucket.nbytes for bucket in plan.buckets))
         self._segment = self._small(ways[0]) if on_host else None
-        self._rows = None
+        rows = None
         if takes_any_strides and self._segment is not None:
-            self._rows = Rows.of(tensors, plan.buckets[0].dtype)
-        self._packs: dict[int, Pack] = {}  # by the id of a slot, which lives as long as the segment's reduction
+            rows = Rows.of(tensors, plan.buckets[0].dtype)
+        self._pack_rows = None if rows is None else traced(communicator, PACK, rows.pack_arrays)
         in_place = on_host and self._segment is None
         contiguous = not takes_any_strides
         self._ways = [_Way(plan, communicator, way, self._scale, in_place, contiguous) for way in ways]
@@ -297,14 +297,8 @@ class _PlannedReduction:
         Collective: every rank calls it in the same order.  None, and nothing done, if the plan is not for them, or this
         is not the way.
         """
-        segment, rows = self._segment, self._rows
-        if segment is None or rows is None:
-            return None
-        slot = segment.slot(self._communicator.control.call + 1)
-        pack = self._packs.get(id(slot))
-        if pack is None:
-            pack = self._packs[id(slot)] = traced(self._communicator, PACK, rows.into(slot))
-        if not pack(tensors):
+        segment, pack = self._segment, self._pack_rows
+        if segment is None or pack is None or not pack(tensors, segment.slot(self._communicator.control.call + 1)):
             return None
         return self._combine_small(segment, timeout_seconds)
 

@@ -1,28 +1,15 @@
 """Many short tensors that differ in the length of their first axis at most: packed and checked at one go.
 
 Whether each of a thousand new tensors has the shape and dtype that a plan was made for takes as long to ask as to copy
-them.  NumPy asks most of it itself, when it joins them along the first axis; and a memoryview asks all of it, in less
-time, before it lets a buffer be copied into it.
+them.  NumPy asks most of it itself, when it joins them along the first axis.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import repeat
-from operator import setitem
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
-
-#: ``pack(tensors)`` copies tensors to where it puts them every time, and returns whether they are such tensors.
-Pack = Callable[[Sequence[Any]], bool]
-
-#: Kinds of dtypes that memoryviews copy: what NumPy has and Python too.
-_KINDS = "biuf"
-
-_ALL, _set = slice(None), cast(Callable[[Any, Any, Any], None], setitem)
 
 
 class Rows:
@@ -64,25 +51,6 @@ class Rows:
             return False
         return list(map(len, tensors)) == self._lengths
 
-    def _pack_arrays(self, tensors: Sequence[Any], out: Any) -> bool:
+    def pack_arrays(self, tensors: Sequence[Any], out: Any) -> bool:
+        """Do as `pack`, for NumPy's own arrays only: a subclass may mean something else by joining, and a list too."""
         return set(map(type, tensors)) == {numpy.ndarray} and self.pack(tensors, out)
-
-    def into(self, out: Any) -> Pack:
-        """Return what does as `pack` for this `out`, again and again, and takes arrays only.  Local.
-
-        Where tensors have one axis, a buffer of a tensor's length and dtype is as good as an array.
-        """
-        if len(self._shape) > 1 or out.dtype.kind not in _KINDS:
-            return partial(self._pack_arrays, out=out)
-        stops = numpy.cumsum(self._lengths).tolist()
-        places = [memoryview(out[stop - length : stop]) for stop, length in zip(stops, self._lengths, strict=True)]
-        return partial(_put, places)
-
-
-def _put(places: Sequence[memoryview], tensors: Sequence[Any]) -> bool:
-    """Copy each tensor to its place; return whether there is one for each, of its length and dtype."""
-    try:
-        deque(map(_set, places, repeat(_ALL), tensors), maxlen=0)
-    except (TypeError, ValueError, BufferError):
-        return False
-    return len(tensors) == len(places)

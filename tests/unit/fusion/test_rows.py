@@ -1,7 +1,5 @@
 """Lists of short tensors packed at one go: those that are like the first are, and no others."""
 
-from functools import partial
-
 import ml_dtypes
 import numpy
 import pytest
@@ -32,9 +30,9 @@ def test_a_list_is_packed_if_all_its_shapes_and_dtypes_are_those_of_the_first(fi
     assert (rows is not None) == alike
     if rows is not None:
         out = numpy.full(_flat(planned).size, -1, "f4")
-        for pack in (partial(rows.pack, out=out), rows.into(out)):
+        for pack in (rows.pack, rows.pack_arrays):
             out[:] = -1
-            packed = pack(tensors)
+            packed = pack(tensors, out)
             assert packed == (first == second and dtype == "f4")
             if packed:
                 numpy.testing.assert_array_equal(out, _flat(tensors))
@@ -47,7 +45,7 @@ def test_tensors_that_are_not_contiguous_are_packed_in_the_order_of_their_axes()
     assert Rows.of(planned, planned[0].dtype).pack(tensors, out)
     numpy.testing.assert_array_equal(out, _flat(tensors))
     lists = [tensor[:, 0] for tensor in planned]
-    assert Rows.of(lists, lists[0].dtype).into(out[:6])(lists)
+    assert Rows.of(lists, lists[0].dtype).pack_arrays(lists, out[:6])
     numpy.testing.assert_array_equal(out[:6], _flat(lists))
 
 
@@ -55,18 +53,24 @@ def test_tensors_that_are_not_contiguous_are_packed_in_the_order_of_their_axes()
 def test_what_is_no_array_is_refused(strange):
     rows = Rows.of(_list(enumerate([(2,), (2,)]), "f4"), numpy.dtype("f4"))
     assert not rows.pack([numpy.ones(2, "f4"), strange], numpy.zeros(4, "f4"))
-    assert not rows.into(numpy.zeros(4, "f4"))([numpy.ones(2, "f4"), strange])
+    assert not rows.pack_arrays([numpy.ones(2, "f4"), strange], numpy.zeros(4, "f4"))
+
+
+@pytest.mark.parametrize("strange", [[1.0, 2.0], numpy.ma.array([1.0, 2.0], mask=[False, True])])
+def test_what_joins_as_arrays_do_and_is_none_is_no_array(strange):
+    rows = Rows.of(_list(enumerate([(2,), (2,)]), "f8"), numpy.dtype("f8"))
+    assert not rows.pack_arrays([numpy.ones(2), strange], numpy.zeros(4))
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u8", "?", "c8", "c16", ml_dtypes.bfloat16])
 def test_rows_of_every_dtype(dtype):
     tensors = [numpy.arange(start, start + 3).astype(dtype) for start in range(4)]
     out = numpy.zeros(12, dtype)
-    pack = Rows.of(tensors, numpy.dtype(dtype)).into(out)
-    assert pack(tensors)
+    rows = Rows.of(tensors, numpy.dtype(dtype))
+    assert rows.pack_arrays(tensors, out)
     assert out.tobytes() == _flat(tensors).tobytes()
-    assert not pack([*tensors, tensors[0]]) and not pack(tensors[1:])
-    assert not pack([tensors[0], tensors[1][None], tensors[2], tensors[3]])
+    for others in ([*tensors, tensors[0]], tensors[1:], [tensors[0], tensors[1][None], tensors[2], tensors[3]]):
+        assert not rows.pack_arrays(others, out)
 
 
 def test_tensors_of_another_dtype_than_is_reduced_are_not_for_rows():
