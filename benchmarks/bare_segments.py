@@ -138,10 +138,12 @@ class Segments:
 
 
 class Pairs(Segments):
-    """For each rank a segment of `kib` KiB for every other rank."""
+    """For each rank a segment of `kib` KiB for every other rank; for two ranks two, in turn, as mpidist has them."""
 
     def __init__(self, ranks: Ranks, tensors: TensorList, kib: int) -> None:
-        super().__init__(ranks, tensors, kib, rows=ranks.size)
+        self.depth = 2 if ranks.size == 2 else 1
+        super().__init__(ranks, tensors, kib, rows=self.depth * ranks.size)
+        self.others = [rank for rank in range(self.size) if rank != self.rank]
 
     def directly(self, parts: list[list[Any]], total_at: TotalAt, own: OnStretch | None, take: OnStretch) -> None:
         """Add up each segment on one rank, in turn, where `total_at` says, and give it to `own`.
@@ -150,49 +152,59 @@ class Pairs(Segments):
         """
         turns = -(-len(parts) // self.size)
         for turn in range(turns + 1):
-            first, number = turn * self.size, self.turn + turn
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            if turn > 0:
-                self._await(REDUCED, number)
-                for rank in others:
-                    if first - self.size + rank < len(parts):
-                        start, slot = self._slot(first - self.size + rank, self.rank, rank)
-                        take(start, slot)
+            if turn > 0 and self.depth == 1:
+                self._take_theirs(turn - 1, take)
             if turn < turns:
-                for rank in others:
-                    if first + rank < len(parts):
-                        numpy.concatenate(parts[first + rank], out=self._slot(first + rank, self.rank, rank)[1])
-                self.words[self.rank * FLAG_WORDS + FILLED] = number + 1
-                self._await(FILLED, number + 1)
-                if first + self.rank < len(parts):
-                    self._add_mine(first + self.rank, parts[first + self.rank], total_at, own)
-                self.words[self.rank * FLAG_WORDS + REDUCED] = number + 1
+                self._give(turn, parts)
+            if turn > 0 and self.depth > 1:
+                self._take_theirs(turn - 1, take)
+            if turn < turns:
+                self._await(FILLED, self.turn + turn + 1)
+                self._add_mine(turn, parts, total_at, own)
         self.turn += turns
 
-    def _slot(self, index: int, by: int, whose: int) -> tuple[int, Any]:
-        start, stop = self.bounds[index]
-        return start, self.slots[by, whose, : stop - start]
+    def _slot(self, turn: int, by: int, whose: int) -> tuple[int, Any]:
+        """Return where the segment that `whose` adds up in a turn begins, and what `by` has there, if it is one."""
+        index = turn * self.size + whose
+        start, stop = self.bounds[index] if index < len(self.bounds) else (0, 0)
+        return start, self.slots[(self.turn + turn) % self.depth * self.size + by, whose, : stop - start]
 
-    def _add_mine(self, index: int, parts: list[Any], total_at: TotalAt, own: OnStretch | None) -> None:
-        slots = [self._slot(index, by, self.rank)[1] for by in range(self.size) if by != self.rank]
-        start, stop = self.bounds[index]
-        total, done = total_at(start, stop), 0
-        for part in parts:
-            end = done + part.size
-            numpy.add(part, slots[0][done:end], out=total[done:end])
-            for slot in slots[1:]:
-                numpy.add(total[done:end], slot[done:end], out=total[done:end])
-            done = end
-        if own is not None:
-            own(start, total)
-        for slot in slots:
-            slot[...] = total
+    def _give(self, turn: int, parts: list[list[Any]]) -> None:
+        for rank in self.others:
+            place = self._slot(turn, self.rank, rank)[1]
+            if place.size:
+                numpy.concatenate(parts[turn * self.size + rank], out=place)
+        self.words[self.rank * FLAG_WORDS + FILLED] = self.turn + turn + 1
+
+    def _take_theirs(self, turn: int, take: OnStretch) -> None:
+        self._await(REDUCED, self.turn + turn + 1)
+        for rank in self.others:
+            take(*self._slot(turn, self.rank, rank))
+
+    def _add_mine(self, turn: int, parts: list[list[Any]], total_at: TotalAt, own: OnStretch | None) -> None:
+        index = turn * self.size + self.rank
+        if index < len(parts):
+            slots = [self._slot(turn, by, self.rank)[1] for by in self.others]
+            start, stop = self.bounds[index]
+            total, done = total_at(start, stop), 0
+            for part in parts[index]:
+                end = done + part.size
+                numpy.add(part, slots[0][done:end], out=total[done:end])
+                for slot in slots[1:]:
+                    numpy.add(total[done:end], slot[done:end], out=total[done:end])
+                done = end
+            if own is not None:
+                own(start, total)
+            for slot in slots:
+                slot[...] = total
+        self.words[self.rank * FLAG_WORDS + REDUCED] = self.turn + turn + 1
 
 
 class Bare(Contender):
     """The exchange through segments of `kib` KiB, in one of the ways."""
 
     kind = "reference"
+    warm_ups = needed_warm_ups = 6  # its results lie in two arrays in turn, of which the memory is touched by then
 
     def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, how: str) -> None:
         super().__init__(ranks, tensors)
