@@ -34,6 +34,28 @@ from mpidist.transports.shared import SharedSegments
 _SHORT_BYTES = 1 << 14
 
 
+class Part(NamedTuple):
+    """Values that are added at one go.
+
+    Attributes
+    ----------
+    member : int or None
+        The tensor in which this rank's own lie; None for those of several short ones, which are put together first.
+    elements : slice
+        Which of its elements.
+    where : slice
+        The same, counted from where the segment begins.
+    below, above : tuple of array
+        What the ranks before this one, and after it, put there.
+    """
+
+    member: int | None
+    elements: slice
+    where: slice
+    below: tuple[Any, ...]
+    above: tuple[Any, ...]
+
+
 class Stretch(NamedTuple):
     """What the ranks do together in one turn.
 
@@ -41,6 +63,8 @@ class Stretch(NamedTuple):
     ----------
     start, stop : int
         The elements that this rank adds up.
+    parts : list of Part
+        Of those.
     got : tuple of array
         By other rank: where it puts its values of them, and finds their sums.
     given : tuple of (start, stop, array)
@@ -49,6 +73,7 @@ class Stretch(NamedTuple):
 
     start: int
     stop: int
+    parts: list[Part]
     got: tuple[Any, ...]
     given: tuple[tuple[int, int, Any], ...]
 
@@ -106,9 +131,31 @@ class DirectSum(BucketReduction):
         given = [[segments.between(rank, each, turn).view(work) for each in others] for turn in turns]
         got = [[segments.between(each, rank, turn).view(work) for each in others] for turn in turns]
         self._stretches = [
-            _stretch(cuts[rank], [cuts[each] for each in others], got[index % len(got)], given[index % len(given)])
+            self._stretch(cuts[rank], [cuts[each] for each in others], got[index % len(got)], given[index % len(given)])
             for index, cuts in enumerate(zip(*shares, strict=True))
         ]
+
+    def _stretch(
+        self, mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]
+    ) -> Stretch:
+        """Return a stretch of which these are the bounds; places are cut to them."""
+        start, stop = mine
+        puts = [(first, last, place[: last - first]) for (first, last), place in zip(theirs, given, strict=True)]
+        cut = [place[: stop - start] for place in got]
+        return Stretch(start, stop, self._parts(start, stop, cut), tuple(cut), tuple(puts))
+
+    def _parts(self, start: int, stop: int, got: list[Any]) -> list[Part]:
+        """Return in what parts this rank adds up a segment."""
+        pieces, rank = self._sources.within(start, stop), self._rank
+        if stop - start < self._short * len(pieces):
+            return [Part(None, slice(start, stop), slice(0, stop - start), tuple(got[:rank]), tuple(got[rank:]))]
+        found, done = [], 0
+        for piece in pieces:
+            where = slice(done, done + piece.stop - piece.start)
+            below, above = (tuple(place[where] for place in places) for places in (got[:rank], got[rank:]))
+            found.append(Part(piece.member, slice(piece.start, piece.stop), where, below, above))
+            done = where.stop
+        return found
 
     def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """There is nothing to prepare."""
@@ -155,7 +202,7 @@ class DirectSum(BucketReduction):
 
     def _reduce(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """Add up this rank's segment into its result, and hand it on."""
-        start, stop, got, _ = stretch
+        start, stop, _, got, _ = stretch
         is_direct = self._is_flat and not (self._rank > 1 and numpy.may_share_memory(targets[0], sources[0]))
         # In place, the sum of the ranks before this one would take the place of its own values.
         sums = targets[0].reshape(-1)[start:stop] if is_direct else self._sums[: stop - start]
@@ -167,7 +214,7 @@ class DirectSum(BucketReduction):
 
     def _change(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform) -> None:
         """Add up this rank's segment, and hand on what `transform` makes of it."""
-        start, stop, (first, *others), _ = stretch
+        start, stop, _, (first, *others), _ = stretch
         sums = self._sums[: stop - start]
         self._add(stretch, sources, sums)
         transform(start, sums)
@@ -178,30 +225,16 @@ class DirectSum(BucketReduction):
 
     def _add(self, stretch: Stretch, sources: Sequence[Any], out: Any) -> None:
         """Reduce this rank's own values of its segment and what it got, in rank order."""
-        start, stop, got, _ = stretch
-        pieces = self._sources.within(start, stop)
-        if stop - start < self._short * len(pieces):
-            own = self._own[: stop - start]
-            self._sources.gather(start, stop, sources, own)
-            self._add_up(own, got, out)
-        else:
-            done = 0
-            for piece in pieces:
-                end = done + piece.stop - piece.start
-                self._add_up(piece.of(sources).reshape(-1), [place[done:end] for place in got], out[done:end])
-                done = end
+        combine = self._combine
+        for member, elements, where, below, above in stretch.parts:
+            if member is None:
+                own = self._own[where]
+                self._sources.gather(elements.start, elements.stop, sources, own)
+            else:
+                own = sources[member].reshape(-1)[elements]
+            values, sums = [*below, own, *above], out[where]
+            combine(values[0], values[1], out=sums)
+            for other in values[2:]:
+                combine(sums, other, out=sums)
         if self._scale is not None:
             numpy.multiply(out, self._scale, out=out)
-
-    def _add_up(self, own: Any, got: Sequence[Any], out: Any) -> None:
-        values = [*got[: self._rank], own, *got[self._rank :]]
-        self._combine(values[0], values[1], out=out)
-        for other in values[2:]:
-            self._combine(out, other, out=out)
-
-
-def _stretch(mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]) -> Stretch:
-    """Return a stretch of which these are the bounds; places are cut to them."""
-    start, stop = mine
-    puts = [(first, last, place[: last - first]) for (first, last), place in zip(theirs, given, strict=True)]
-    return Stretch(start, stop, tuple(place[: stop - start] for place in got), tuple(puts))
