@@ -34,6 +34,9 @@ _MOST_RESULTS = 63
 
 _ALIGNMENT = 64
 
+#: What a rank adds up at one go where nothing of it is used again while it is in cache: memory likes long reads.
+_LONG_BYTES = 1 << 22
+
 
 class GradientBuffers:
     """Buffers for the gradients of some variables, in memory that the ranks of a node share.
@@ -169,9 +172,10 @@ class GradientBuffers:
 
     def _sum(self, index: int, result: Any, op: str, size: int, targets: Pieces | None = None) -> BucketReduction:
         segments, buffers = self._segments, [flat[index] for flat in self._by_rank]
-        stretch_bytes = len(buffers) * min(SEGMENT_BYTES, segments.room)
         scale = 1.0 / size if size > 1 else None
-        bound = SharedSum(segments, self._line, buffers, result, op, scale, stretch_bytes, targets)
+        is_used_once = targets is None and scale is None and len(buffers) == 2
+        share_bytes = _LONG_BYTES if is_used_once else min(SEGMENT_BYTES, segments.room)
+        bound = SharedSum(segments, self._line, buffers, result, op, scale, len(buffers) * share_bytes, targets)
         return traced_reduction(self._communicator, bound)
 
     def call(self, name: str, with_names: bool = True) -> Call:
