@@ -7,10 +7,11 @@
 A list of gradients goes through segments of shared memory with flags, in one of three ways.  *Shares*: all values are
 copied in, each rank adds its share of a segment, and all copy the sums out.  *All add*: each adds all of it straight
 into its result.  *Direct*: a rank copies in what others add up, adds what they have copied in for it to its own values
-where these lie, and writes the sums over it, which is what mpidist does with long lists.  No call is checked, no
-deadline looked at, and sizes and places are known before.  A result is kept for one step, as all others' are.  Beside
-it, in the loop of ``mpidist bench gradients``: a plain copy of the list, mpidist's all-reduce of it, and what peers
-`--peers` names, by default all.  `--json` adds the launch to a file, which ``mpidist bench show`` reads.
+where these lie, and writes the sums over it, which is what mpidist does with long lists.  Beside them a sum of buffers
+that all see into a result that all see, as of `gradient_buffers`.  No call is checked, no deadline looked at, and sizes
+and places are known before.  A result is kept for one step, as all others' are.  In the loop of ``mpidist bench
+gradients``, with a plain copy of the list, mpidist's all-reduce of it, and what peers `--peers` names, by default all.
+`--json` adds the launch to a file, which ``mpidist bench show`` reads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import numpy
 
 from mpidist.commands.bench import results
-from mpidist.commands.bench.contender import Contender, Copy, Ours
+from mpidist.commands.bench.contender import Contender, Copy, Ours, OursInBuffers
 from mpidist.commands.bench.measured import Measured, show
 from mpidist.commands.bench.peers import PEERS
 from mpidist.commands.bench.ranks import Ranks
@@ -234,6 +235,41 @@ class Bare(Contender):
         return self.tensors.cut(result)
 
 
+class BareBuffers(Contender):
+    """A sum of buffers that all ranks see into a result that all see: what reduces `gradient_buffers` at best."""
+
+    name = "bare sum of buffers"
+    kind = "reference"
+    warm_ups = needed_warm_ups = 6
+
+    def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
+        super().__init__(ranks, tensors)
+        arrays = ranks.size + 2  # results take turns
+        memory = map_together(arrays * tensors.nbytes, ranks.rank, ranks.comm.allgather)
+        values = numpy.frombuffer(memory, tensors.dtype).reshape(arrays, tensors.elements)
+        self._buffers, self._results = values[: ranks.size], list(values[ranks.size :])
+        self._mine = tensors.cut(self._buffers[ranks.rank])
+
+    def prepare(self, gradients: list[Any]) -> Any:
+        for buffer, gradient in zip(self._mine, gradients, strict=True):
+            buffer[...] = gradient
+        return self._buffers
+
+    def run(self, prepared: Any) -> Any:
+        self._results.reverse()
+        total, step = self._results[0], 1 << 20
+        for start in range(self.ranks.rank * step, len(total), self.ranks.size * step):
+            first, second, *others = prepared[:, start : start + step]
+            numpy.add(first, second, out=total[start : start + step])
+            for other in others:
+                numpy.add(total[start : start + step], other, out=total[start : start + step])
+        self.ranks.comm.Barrier()
+        return total
+
+    def arrays(self, result: Any) -> list[Any]:
+        return self.tensors.cut(result)
+
+
 def bare(ranks: Ranks, tensors: TensorList) -> list[Callable[..., Contender]]:
     """Return the bare exchanges that may be the best: for a short list one segment in which all or each add."""
     if tensors.nbytes <= 1 << 20:
@@ -241,7 +277,7 @@ def bare(ranks: Ranks, tensors: TensorList) -> list[Callable[..., Contender]]:
     else:
         ways = [("direct", 512), ("direct", 1024), ("shares", 512), ("shares", 1024)]
         ways += [("all add", 1024)] if ranks.size == 2 else []
-    return [partial(Bare, kib=kib, how=how) for how, kib in ways]
+    return [*(partial(Bare, kib=kib, how=how) for how, kib in ways), BareBuffers]
 
 
 def write(path: Path, found: Launch) -> None:
@@ -269,7 +305,7 @@ def main() -> None:
     asked = [] if options.peers is None else options.peers or names
     ranks, measured = Ranks(), Measured()
     tensors = TensorList(shapes_of(options.tensors), "float32", ranks.rank, ranks.size)
-    makers = [Copy, *bare(ranks, tensors), Ours, *(peer for peer in PEERS if peer.name in asked)]
+    makers = [Copy, *bare(ranks, tensors), Ours, OursInBuffers, *(peer for peer in PEERS if peer.name in asked)]
     budget = Budget(options.seconds, options.rounds)
     factor = all_reduce_factor(ranks.size)
     show(measured.add(options.tensors, makers, tensors, ranks, budget, Copy.name, factor), ranks)
