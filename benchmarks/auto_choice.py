@@ -53,14 +53,18 @@ def main() -> None:
     topology, facts = communicator.topology.describe(), machine()
     ranks.say(f"# {ranks.library}, {topology}, {facts['cores']} cores\n{heading()}")
     rows: list[Row] = []
+    hopeless: dict[str, str] = {}
     for nbytes in sizes(options.smallest, options.largest):
-        rows += measure(nbytes, options.rounds, ranks, names)
+        found, left_out = measure(nbytes, options.rounds, ranks, names)
+        rows, hopeless = rows + found, hopeless | left_out
         ranks.say(f"{line(held(rows)[-1]):<80} AUTO takes {communicator.ways(nbytes, AUTO)[0].label}")
     ranks.say(f"{verdict(held(rows))}\n# cache mode: {ranks.probe.describe()}")
     if options.save and ranks.rank == 0:
         options.save.mkdir(parents=True, exist_ok=True)
         command = ["run", "-n", str(ranks.size), *sys.argv]
-        launch = Launch("auto-choice", command, ranks.size, ranks.library, topology, ranks.probe.looks, rows, {}, facts)
+        launch = Launch(
+            "auto-choice", command, ranks.size, ranks.library, topology, ranks.probe.looks, rows, hopeless, facts
+        )
         results.write(options.save / f"auto_choice-{ranks.size}.json", [launch])
 
 
@@ -74,14 +78,20 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(nbytes: int, rounds: int, ranks: Ranks, names: Sequence[str]) -> list[Row]:
-    """Return the rows of one size.  Collective."""
+def measure(nbytes: int, rounds: int, ranks: Ranks, names: Sequence[str]) -> tuple[list[Row], dict[str, str]]:
+    """Return the rows of one size, and by name and size why a choice has none.  Collective."""
     contenders, before = {name: Contender(ranks.communicator, name, nbytes) for name in names}, ranks.probe.look()
     is_large = nbytes >= LARGE_BYTES
     gc.collect()  # what is bound to buffers refers to itself
     once = {name: ranks.slowest(contender.seconds(1 if is_large else 2)) for name, contender in contenders.items()}
-    limit = (HOPELESS_IF_LARGE if is_large else HOPELESS) * max(1e-4, min(once[name] for name in names if name != AUTO))
+    best = min(once[name] for name in names if name != AUTO)
+    limit = (HOPELESS_IF_LARGE if is_large else HOPELESS) * max(1e-4, best)
     contenders = {name: each for name, each in contenders.items() if name == AUTO or once[name] <= limit}
+    hopeless = {
+        f"{name}, {nbytes} B": f"took {once[name] * 1e6:.0f} us a call in the first round, the best {best * 1e6:.0f} us"
+        for name in names
+        if name not in contenders
+    }
     contenders[AUTO].seconds(Ours.warm_ups)
     if not is_large:
         once = {name: ranks.slowest(contender.seconds(2)) for name, contender in contenders.items()}
@@ -96,7 +106,8 @@ def measure(nbytes: int, rounds: int, ranks: Ranks, names: Sequence[str]) -> lis
     mode = before if ranks.probe.look() == before else CHANGED
     auto, factor = (AUTO, float(numpy.median(agreed[AUTO]))), all_reduce_factor(ranks.size)
     what = "one array", nbytes, "float32"
-    return [row_of(*what, name, "ours", seconds, auto, factor, cache=mode) for name, seconds in agreed.items()]
+    rows = [row_of(*what, name, "ours", seconds, auto, factor, cache=mode) for name, seconds in agreed.items()]
+    return rows, hopeless
 
 
 class Contender:
