@@ -238,7 +238,7 @@ class Bare(Contender):
 class BareBuffers(Contender):
     """A sum of buffers that all ranks see into a result that all see: what reduces `gradient_buffers` at best."""
 
-    name = "bare sum of buffers"
+    name = "sum of shared buffers"
     kind = "reference"
     warm_ups = needed_warm_ups = 6
 
@@ -257,8 +257,10 @@ class BareBuffers(Contender):
 
     def run(self, prepared: Any) -> Any:
         self._results.reverse()
-        total, step = self._results[0], 1 << 20
-        for start in range(self.ranks.rank * step, len(total), self.ranks.size * step):
+        total, size = self._results[0], self.ranks.size
+        step = min(1 << 20, -(-len(total) // size))
+        self.ranks.comm.Barrier()
+        for start in range(self.ranks.rank * step, len(total), size * step):
             first, second, *others = prepared[:, start : start + step]
             numpy.add(first, second, out=total[start : start + step])
             for other in others:
@@ -271,7 +273,10 @@ class BareBuffers(Contender):
 
 
 def bare(ranks: Ranks, tensors: TensorList) -> list[Callable[..., Contender]]:
-    """Return the bare exchanges that may be the best: for a short list one segment in which all or each add."""
+    """Return the bare exchanges that may be the best, and the sum of buffers.
+
+    For a short list it is one segment in which all or each add.
+    """
     if tensors.nbytes <= 1 << 20:
         ways = [("shares", 1024), ("all add", 1024)]
     else:
@@ -304,6 +309,8 @@ def main() -> None:
     options = parser.parse_args()
     asked = [] if options.peers is None else options.peers or names
     ranks, measured = Ranks(), Measured()
+    if ranks.size == 1:
+        raise SystemExit("one rank has nothing to exchange: start two or more, as with mpidist run -n 2")
     tensors = TensorList(shapes_of(options.tensors), "float32", ranks.rank, ranks.size)
     makers = [Copy, *bare(ranks, tensors), Ours, OursInBuffers, *(peer for peer in PEERS if peer.name in asked)]
     budget = Budget(options.seconds, options.rounds)

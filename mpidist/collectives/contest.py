@@ -1,4 +1,4 @@
-"""Ways that take turns until the quickest is known in this launch, and the calls that stand for them meanwhile."""
+"""Ways that take turns until it is known which to take in this launch, and the calls that stand for them meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = tuple[int, tuple[Way, ...]]
 
 
 class Contest:
-    """Some ways that take turns until the quickest is known; from then on it is taken, and the others now and then.
+    """Some ways that take turns; then the first is taken, or one that is clearly quicker, and the others now and then.
 
     It goes on with every call of its kind, whatever list it is of and however that lies in memory: ranks may differ in
     the latter, and must come to the same way.  So times count by the byte.

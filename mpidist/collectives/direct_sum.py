@@ -40,9 +40,9 @@ class Part(NamedTuple):
     Attributes
     ----------
     member : int or None
-        The tensor in which this rank's own lie; None for those of several short ones, which are put together first.
+        The tensor in which this rank's own lie; None for all of a segment, which are put together first.
     elements : slice
-        Which of its elements.
+        Which elements of the tensor; of the buffer, if those of a segment are put together.
     where : slice
         The same, counted from where the segment begins.
     below, above : tuple of array
@@ -63,8 +63,6 @@ class Stretch(NamedTuple):
     ----------
     start, stop : int
         The elements that this rank adds up.
-    parts : list of Part
-        Of those.
     got : tuple of array
         By other rank: where it puts its values of them, and finds their sums.
     given : tuple of (start, stop, array)
@@ -73,7 +71,6 @@ class Stretch(NamedTuple):
 
     start: int
     stop: int
-    parts: list[Part]
     got: tuple[Any, ...]
     given: tuple[tuple[int, int, Any], ...]
 
@@ -127,35 +124,16 @@ class DirectSum(BucketReduction):
         self._filled = tuple(segments.filled_words[each] for each in others)
         self._reduced = tuple(segments.reduced_words[each] for each in others)
         self._is_deep = segments.depth > 1
+        self._parts: dict[
+            int, list[Part]
+        ] = {}  # by where a segment begins; of ways that are never taken there are none
         turns = range(segments.depth)
         given = [[segments.between(rank, each, turn).view(work) for each in others] for turn in turns]
         got = [[segments.between(each, rank, turn).view(work) for each in others] for turn in turns]
         self._stretches = [
-            self._stretch(cuts[rank], [cuts[each] for each in others], got[index % len(got)], given[index % len(given)])
+            _stretch(cuts[rank], [cuts[each] for each in others], got[index % len(got)], given[index % len(given)])
             for index, cuts in enumerate(zip(*shares, strict=True))
         ]
-
-    def _stretch(
-        self, mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]
-    ) -> Stretch:
-        """Return a stretch of which these are the bounds; places are cut to them."""
-        start, stop = mine
-        puts = [(first, last, place[: last - first]) for (first, last), place in zip(theirs, given, strict=True)]
-        cut = [place[: stop - start] for place in got]
-        return Stretch(start, stop, self._parts(start, stop, cut), tuple(cut), tuple(puts))
-
-    def _parts(self, start: int, stop: int, got: list[Any]) -> list[Part]:
-        """Return in what parts this rank adds up a segment."""
-        pieces, rank = self._sources.within(start, stop), self._rank
-        if stop - start < self._short * len(pieces):
-            return [Part(None, slice(start, stop), slice(0, stop - start), tuple(got[:rank]), tuple(got[rank:]))]
-        found, done = [], 0
-        for piece in pieces:
-            where = slice(done, done + piece.stop - piece.start)
-            below, above = (tuple(place[where] for place in places) for places in (got[:rank], got[rank:]))
-            found.append(Part(piece.member, slice(piece.start, piece.stop), where, below, above))
-            done = where.stop
-        return found
 
     def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """There is nothing to prepare."""
@@ -202,19 +180,19 @@ class DirectSum(BucketReduction):
 
     def _reduce(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """Add up this rank's segment into its result, and hand it on."""
-        start, stop, _, got, _ = stretch
+        start, stop = stretch.start, stretch.stop
         is_direct = self._is_flat and not (self._rank > 1 and numpy.may_share_memory(targets[0], sources[0]))
         # In place, the sum of the ranks before this one would take the place of its own values.
         sums = targets[0].reshape(-1)[start:stop] if is_direct else self._sums[: stop - start]
         self._add(stretch, sources, sums)
-        for place in got:
+        for place in stretch.got:
             place[...] = sums
         if not is_direct:
             self._targets.scatter(start, sums, targets)
 
     def _change(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform) -> None:
         """Add up this rank's segment, and hand on what `transform` makes of it."""
-        start, stop, _, (first, *others), _ = stretch
+        start, stop, (first, *others), _ = stretch
         sums = self._sums[: stop - start]
         self._add(stretch, sources, sums)
         transform(start, sums)
@@ -225,8 +203,10 @@ class DirectSum(BucketReduction):
 
     def _add(self, stretch: Stretch, sources: Sequence[Any], out: Any) -> None:
         """Reduce this rank's own values of its segment and what it got, in rank order."""
-        combine = self._combine
-        for member, elements, where, below, above in stretch.parts:
+        combine, parts = self._combine, self._parts.get(stretch.start)
+        if parts is None:
+            parts = self._parts[stretch.start] = self._cut(stretch)
+        for member, elements, where, below, above in parts:
             if member is None:
                 own = self._own[where]
                 self._sources.gather(elements.start, elements.stop, sources, own)
@@ -238,3 +218,24 @@ class DirectSum(BucketReduction):
                 combine(sums, other, out=sums)
         if self._scale is not None:
             numpy.multiply(out, self._scale, out=out)
+
+    def _cut(self, stretch: Stretch) -> list[Part]:
+        """Return in what parts this rank adds up its segment."""
+        start, stop, got, _ = stretch
+        pieces, rank = self._sources.within(start, stop), self._rank
+        if stop - start < self._short * len(pieces):
+            return [Part(None, slice(start, stop), slice(0, stop - start), got[:rank], got[rank:])]
+        found, done = [], 0
+        for piece in pieces:
+            where = slice(done, done + piece.stop - piece.start)
+            below, above = (tuple(place[where] for place in places) for places in (got[:rank], got[rank:]))
+            found.append(Part(piece.member, slice(piece.start, piece.stop), where, below, above))
+            done = where.stop
+        return found
+
+
+def _stretch(mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]) -> Stretch:
+    """Return a stretch of which these are the bounds; places are cut to them."""
+    start, stop = mine
+    puts = [(first, last, place[: last - first]) for (first, last), place in zip(theirs, given, strict=True)]
+    return Stretch(start, stop, tuple(place[: stop - start] for place in got), tuple(puts))

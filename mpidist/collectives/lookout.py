@@ -1,4 +1,4 @@
-"""Whether the way that was chosen is still the quickest: the others are tried for one call now and then."""
+"""Whether the way that was chosen is still the one to take: the others are tried for one call now and then."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _SHARE = 0.015
 #: At most so many calls pass until a way is tried again, however slow it was.
 _LONGEST = 2048
 
-#: A way that takes less than this part of the time of the chosen one, or of the first one, is taken in its place.  The
-#: first one, which is expected to be the best, is taken again when it is as quick as the chosen one: times of so few
-#: calls on a machine that others use, too, are no better than that.
-_BETTER = 0.92
+#: A way that takes less than this part of the time of the chosen one is taken from now on; at first the quickest one,
+#: if it takes less than this part of the time of the first one.  That, which is what is taken where none is tried, is
+#: taken again as soon as one call of it is quicker than the best of a window: times of so few calls on a machine that
+#: others use, too, are no better than that.  With what looking around costs, it is at most 1.1 times the best.
+_BETTER = 0.93
 
 #: When the chosen way takes so many times as long as it used to, the machine has changed; and so it has when another
 #: way is taken.  Then all ways but those that took so many times as long are tried at once, if that was so many calls
@@ -63,9 +64,9 @@ class Lookout:
         self._waits[way] = numpy.inf
 
     def _pauses(self, seconds: Any) -> Any:
-        """Return after how many calls ways that take so long may be tried."""
-        cost = seconds / self._seconds[self._chosen] - 1
-        return numpy.clip(cost * (len(self._seconds) - 1) / _SHARE, self._window, _LONGEST)
+        """Return after how many calls ways that take so long may be tried: between two of them is a window."""
+        cost, others = seconds / self._seconds[self._chosen] - 1, len(self._seconds) - 1
+        return numpy.clip(cost * others / _SHARE, self._window * max(1, others), _LONGEST)
 
     def _begin(self, way: int) -> None:
         """Begin a window."""

@@ -39,7 +39,9 @@ SEGMENTED = tuple(_VARIANTS)
 
 
 def worth_trying(nbytes: int, asked: str, facts: selection.Facts) -> list[Way]:
-    """Return the ways for a unit of `nbytes`, the first one being chosen where none is tried; Local.
+    """Return the ways for a unit of `nbytes`; Local.
+
+    The first one is chosen where none is tried, or none is clearly quicker.
 
     Parameters
     ----------

@@ -197,7 +197,8 @@ class GradientBuffers:
 
 
 def _nbytes(plan: Plan) -> int:
-    return sum(-(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT for bucket in plan.buckets)
+    """Return how much memory one copy takes; never none, which cannot be shared."""
+    return max(_ALIGNMENT, sum(-(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT for bucket in plan.buckets))
 
 
 def _parts(memory: Any, count: int) -> list[memoryview]:

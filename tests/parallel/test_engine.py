@@ -272,7 +272,8 @@ def test_ways_add_in_the_same_order(communicator, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
-def test_gradient_buffers(communicator, dtype):
+def test_gradient_buffers(communicator, dtype, monkeypatch):
+    monkeypatch.setattr(gradient_buffers, "_LONG_BYTES", 1 << 18)
     size, rank = communicator.size, communicator.rank
     shapes = [(1000, 300), (), (0,), (3,), (77, 2, 5)]
     with_buffers = communicator.segments is not None

@@ -9,7 +9,7 @@ import pytest
 import mpidist
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
-from mpidist.fusion import update
+from mpidist.fusion import gradient_buffers, update
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam
@@ -35,7 +35,10 @@ def _expected(size, step):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_sums_of_what_was_written(size, hosts):
+@pytest.mark.parametrize("long_bytes", [64, 1 << 22])
+def test_sums_of_what_was_written(size, hosts, long_bytes, monkeypatch):
+    monkeypatch.setattr(gradient_buffers, "_LONG_BYTES", long_bytes)
+
     def run():
         strategy = mpidist.MultiWorkerMirroredStrategy()
         variables = _variables(strategy)
@@ -53,6 +56,19 @@ def test_sums_of_what_was_written(size, hosts):
             for array, shape, expected in zip(reduced, SHAPES, _expected(size, step), strict=True):
                 assert array.dtype == numpy.float32
                 numpy.testing.assert_array_equal(array, numpy.full(shape, expected, "f4"))
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_buffers_of_variables_without_elements(op):
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variables = [mpidist.Variable(numpy.zeros((0, 3), "f4")), mpidist.Variable(numpy.zeros(0, "f4"))]
+        buffers = strategy.extended.gradient_buffers(variables)
+        reduced = strategy.run(lambda buffers: mpidist.get_replica_context().all_reduce(op, buffers), (buffers,))
+        return [each.shape for each in reduced]
+
+    assert run_ranks(2, run) == [[(0, 3), (0,)]] * 2
 
 
 def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again():
