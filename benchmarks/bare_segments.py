@@ -52,7 +52,7 @@ TotalAt = Callable[[int, int], Any]
 class Segments:
     """Segments of `kib` KiB of float32 for a buffer like `tensors`, shared by all ranks.  Collective.
 
-    `rows` times as many as there are ranks; in turn, if it is `DEPTH`.
+    There are `rows` of them for each rank; the exchanges of this class take `DEPTH` rows in turn.
     """
 
     def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, rows: int = DEPTH) -> None:
@@ -261,10 +261,10 @@ class BareBuffers(Contender):
         step = min(1 << 20, -(-len(total) // size))
         self.ranks.comm.Barrier()
         for start in range(self.ranks.rank * step, len(total), size * step):
-            first, second, *others = prepared[:, start : start + step]
-            numpy.add(first, second, out=total[start : start + step])
+            sums, (first, second, *others) = total[start : start + step], prepared[:, start : start + step]
+            numpy.add(first, second, out=sums)
             for other in others:
-                numpy.add(total[start : start + step], other, out=total[start : start + step])
+                numpy.add(sums, other, out=sums)
         self.ranks.comm.Barrier()
         return total
 

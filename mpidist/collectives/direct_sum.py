@@ -124,9 +124,7 @@ class DirectSum(BucketReduction):
         self._filled = tuple(segments.filled_words[each] for each in others)
         self._reduced = tuple(segments.reduced_words[each] for each in others)
         self._is_deep = segments.depth > 1
-        self._parts: dict[
-            int, list[Part]
-        ] = {}  # by where a segment begins; of ways that are never taken there are none
+        self._parts: dict[int, list[Part]] = {}  # by where a segment begins, once it is added up
         turns = range(segments.depth)
         given = [[segments.between(rank, each, turn).view(work) for each in others] for turn in turns]
         got = [[segments.between(each, rank, turn).view(work) for each in others] for turn in turns]

@@ -66,7 +66,7 @@ class Lookout:
     def _pauses(self, seconds: Any) -> Any:
         """Return after how many calls ways that take so long may be tried: between two of them is a window."""
         cost, others = seconds / self._seconds[self._chosen] - 1, len(self._seconds) - 1
-        return numpy.clip(cost * others / _SHARE, self._window * max(1, others), _LONGEST)
+        return numpy.clip(cost * others / _SHARE, self._window * others, _LONGEST)
 
     def _begin(self, way: int) -> None:
         """Begin a window."""
