@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mpidist.errors import MpidistError, TransportTimeoutError
+from mpidist.errors import MpidistError
 
 if TYPE_CHECKING:
     from mpidist.runtime.control import ControlChannel, Watch
@@ -147,8 +147,8 @@ class Arbiter:
             remote = control.missed.error_of(rank, watch)
             if remote is not None:  # it would have joined at its next call, but makes none
                 return remote
-        if self._verdict is not None:
-            return control.error(TransportTimeoutError, self._verdict)
+        if self._verdict is not None:  # ranks of this board get no notice of it: they read it there
+            return control.expire(self._verdict)
         return None
 
     # -- the verdict of rank 0 ----------------------------------------------------------------------------------------

@@ -76,6 +76,17 @@ def test_all_waiting_ranks_of_all_nodes_name_the_missing_one(missing):
         assert not any(f"for rank {rank}" in str(error) for rank in waiting)
 
 
+def test_a_verdict_that_another_node_asked_for_reaches_the_ranks_beside_rank_0():
+    channels = _two_nodes()
+    for channel in channels[:2]:
+        channel.settings = Settings(timeout_seconds=30, warn_seconds=0)  # only rank 2's deadline passes
+    errors = _errors_of_waiting(channels, [0, 1, 2])
+    assert sorted(errors) == [0, 1, 2]
+    for error in errors.values():
+        assert isinstance(error, TransportTimeoutError)
+        assert "rank 3 (host1)" in str(error)
+
+
 def test_when_rank_0_is_missing_the_others_say_so_without_its_verdict(monkeypatch):
     monkeypatch.setattr(stall, "_VERDICT_SECONDS", 0.2)  # it never comes
     errors = _errors_of_waiting(_two_nodes(), [1, 2, 3])
