@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 #: The module that has the default strategy.  It is above this one, and so is named here and loaded on first use.
@@ -99,7 +100,26 @@ def current_mode() -> Mode:
     return _state.base or _default_mode()
 
 
-class entered:  # noqa: N801 - reads as a function; a class costs a fifth of a generator, in every step
+def call_inside(mode: Mode, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """Call `fn` with `mode` in force and return what it returns.  Local; errors as for `entered`.
+
+    It does what a ``with entered(mode)`` does, in one call for four: every step has one.
+    """
+    stack = _state.stack
+    stack.append(mode)
+    try:
+        return fn(*args, **(kwargs or {}))
+    finally:
+        _leave(stack, mode)
+
+
+def _leave(stack: list[Mode], mode: Mode) -> None:
+    if stack[-1] is not mode:
+        raise RuntimeError("the scopes of strategies must be left in the opposite order of entering them")
+    stack.pop()
+
+
+class entered:  # noqa: N801 - reads as a function
     """Put `mode` in force for the time of a ``with`` block.  Local.
 
     Raises
@@ -117,9 +137,7 @@ class entered:  # noqa: N801 - reads as a function; a class costs a fifth of a g
         _state.stack.append(self._mode)
 
     def __exit__(self, *error: Any) -> None:
-        if _state.stack[-1] is not self._mode:
-            raise RuntimeError("the scopes of strategies must be left in the opposite order of entering them")
-        _state.stack.pop()
+        _leave(_state.stack, self._mode)
 
 
 def is_default(strategy: Any) -> bool:

@@ -79,7 +79,7 @@ class PlaceAllReduce(SegmentAllReduce):
 
     def slot(self, call: int) -> Any:
         """Return where this rank writes its values for the next call, before it begins it."""
-        return super().slot(self._segments.turn)
+        return self._mine[self._segments.turn % len(self._mine)]
 
     def combine(self, watch: Watch, out: Any) -> None:
         """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
+from sys import getrefcount
 from typing import Any
 
 from mpidist import arrays
@@ -42,7 +42,9 @@ class ResultSet:
         self.views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
-        self._idle_first = self._idle = 0
+        self._all = [*self.views, *self.results, *self.buffers]
+        self._first = self._all[:1]
+        self._idle: list[int] = []
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan, orders: Mapping[int, Sequence[int]]) -> None:
         for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
@@ -76,17 +78,10 @@ class ResultSet:
 
     def settle(self) -> None:
         """Count the references there are while nobody else has any: after construction, whose locals hold some."""
-        self._idle_first, self._idle = self._first_references(), self._references()
+        self._idle = list(map(getrefcount, self._all))
 
     def is_free(self) -> bool:
         """Whether nobody else refers to a view, or to a view of one (which refers to the buffer behind it)."""
         # who holds results mostly holds the first: then nobody needs to look at a thousand others
-        return self._first_references() == self._idle_first and self._references() == self._idle
-
-    def _first_references(self) -> int:
-        return sys.getrefcount(self.views[0]) if self.views else 0
-
-    def _references(self) -> int:
-        """Return how many references there are to all of them: none ever has fewer than when it was made."""
-        count = sys.getrefcount
-        return sum(map(count, self.views)) + sum(map(count, self.results)) + sum(map(count, self.buffers))
+        is_first_free = list(map(getrefcount, self._first)) == self._idle[:1]
+        return is_first_free and list(map(getrefcount, self._all)) == self._idle

@@ -25,6 +25,7 @@ class Rows:
 
     def __init__(self, lengths: Sequence[int], others: tuple[int, ...]) -> None:
         self._lengths = list(lengths)
+        self._kinds = [numpy.ndarray] * len(self._lengths)  # to compare lists is quicker than to make a set
         self._shape = (sum(lengths), *others)
 
     @classmethod
@@ -53,4 +54,4 @@ class Rows:
 
     def pack_arrays(self, tensors: Sequence[Any], out: Any) -> bool:
         """Do as `pack`, for NumPy's own arrays only: a subclass may mean something else by joining, and a list too."""
-        return set(map(type, tensors)) == {numpy.ndarray} and self.pack(tensors, out)
+        return list(map(type, tensors)) == self._kinds and self.pack(tensors, out)

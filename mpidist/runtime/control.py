@@ -68,6 +68,8 @@ class ControlChannel:
         By rank, where it has one of its own: what it is, such as "ps 1", and what to do when it has died.
     missed : MissedCalls
         The calls that this rank, or others, do not make because the function given to `run` raised there.
+    broken : MpidistError or None
+        The error that ended the channel, None while it works.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class ControlChannel:
         self._what = ""
         self.line = self.board_ranks.index(rank)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None
-        self._broken: MpidistError | None = None
+        self.broken: MpidistError | None = None
         self._own_words = board.call_words(self.line)
         lines = [line for line in range(board.lines) if line != self.line]
         self._peer_words = tuple(tuple(board.call_words(line)[parity] for line in lines) for parity in (0, 1))
@@ -358,11 +360,6 @@ class ControlChannel:
         """Return an error that begins with this rank's name; what else there is, is the rank that it is about."""
         return kind(f"{self.own_name}: {text}", *map(self.world_rank, rest))
 
-    @property
-    def broken(self) -> MpidistError | None:
-        """The error that ended the channel, None while it works."""
-        return self._broken
-
     def breaks(self, error: MpidistError) -> MpidistError:
         """Remember `error` as the end of the channel and return it: every later call raises it again.
 
@@ -371,7 +368,7 @@ class ControlChannel:
         if self._whole is not None:
             return self._whole.breaks(error)
         for channel in self._family():
-            channel._broken = error
+            channel.broken = error
         return error
 
     def _family(self) -> Iterator[ControlChannel]:
@@ -386,7 +383,7 @@ class ControlChannel:
 
     def break_off(self, error: BaseException) -> None:
         """End the channel because `error` was raised in the middle of a call; the others are told.  Local."""
-        if self._broken is None and self.size > 1:
+        if self.broken is None and self.size > 1:
             cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             text = f"{self._what} (call {self.call}) was broken off by {cause}"
             self.fail(text)
@@ -394,7 +391,7 @@ class ControlChannel:
 
     def again(self) -> MpidistError:
         """Return the error that ended the channel, once more."""
-        error = self._broken
+        error = self.broken
         assert error is not None
         if isinstance(error, RemoteReplicaError):
             return RemoteReplicaError(str(error), error.rank, error.cause)

@@ -69,6 +69,7 @@ class StrategyExtended:
 
     def __init__(self, strategy: Strategy, device_name: str) -> None:
         self._strategy = strategy
+        self._replica_mode: context.Mode | None = None  # the same in every step
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
@@ -80,10 +81,17 @@ class StrategyExtended:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
-        context.require_cross_replica(self._strategy)
-        replica_context = self.make_replica_context()
-        with context.entered(context.Mode(self._strategy, replica_context)):
-            return fn(*args, **(kwargs or {}))
+        try:
+            context.require_cross_replica(self._strategy)
+            if self._replica_mode is None:
+                self._replica_mode = context.Mode(self._strategy, self.make_replica_context())
+            return context.call_inside(self._replica_mode, fn, args, kwargs)
+        except BaseException as error:
+            self._failed_in_replica(error)
+            raise
+
+    def _failed_in_replica(self, error: BaseException) -> None:
+        """Take note that this rank's replica has raised an error.  Local."""
 
     @property
     def is_chief(self) -> bool:
@@ -446,7 +454,8 @@ class MirroredExtended(StrategyExtended):
         """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
         if not self._is_plain:
             return None
-        return self.cross_device_ops.reduce_again(reduce_op, values, self._options.merge(options))
+        options = self._options if options is None else self._options.merge(options)
+        return self.cross_device_ops.reduce_again(reduce_op, values, options)
 
     def reduce_plain(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
@@ -558,21 +567,11 @@ class MirroredExtended(StrategyExtended):
         communicator.check(call, self._options.timeout_seconds)
         communicator.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
 
-    def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives.
-
-        An exception is raised here as it is; the other ranks get a RemoteReplicaError in their next collective.
-        """
-        try:
-            return super().call_for_each_replica(fn, args, kwargs)
-        except SystemExit:
-            raise  # the rank leaves, which its exit hook says
-        except BaseException as error:
-            if not (isinstance(error, RemoteReplicaError) or getattr(error, "on_all_ranks", False)):
-                self.communicator.miss(error)
-            raise
+    def _failed_in_replica(self, error: BaseException) -> None:
+        """Let the other ranks get a RemoteReplicaError in their next collective, unless they know of the error."""
+        # When SystemExit is raised the rank leaves, which its exit hook says.
+        if not (isinstance(error, (SystemExit, RemoteReplicaError)) or getattr(error, "on_all_ranks", False)):
+            self.communicator.miss(error)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -127,8 +127,7 @@ class ReplicaContext:
         """
         context.require_replica(self)
         self.strategy.extended.begin_merge_call()
-        with context.entered(context.Mode(self.strategy, None)):
-            return merge_fn(self.strategy, *args, **(kwargs or {}))
+        return context.call_inside(context.Mode(self.strategy, None), merge_fn, (self.strategy, *args), kwargs)
 
     def __repr__(self) -> str:
         return f"<ReplicaContext {self.replica_id_in_sync_group} of {self.num_replicas_in_sync} of {self.strategy!r}>"
