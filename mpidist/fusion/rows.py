@@ -47,10 +47,12 @@ class Rows:
         Local.  Return whether they are such tensors: if not, what is in `out` is nothing.
         """
         try:
+            if list(map(len, tensors)) != self._lengths:
+                return False
             numpy.concatenate(tensors, out=out.reshape(self._shape), casting="no")
-        except (TypeError, ValueError):  # another dtype, other axes, another length in all, or no arrays
+        except (TypeError, ValueError):  # another dtype, other axes, or no arrays
             return False
-        return list(map(len, tensors)) == self._lengths
+        return True
 
     def pack_arrays(self, tensors: Sequence[Any], out: Any) -> bool:
         """Do as `pack`, for NumPy's own arrays only: a subclass may mean something else by joining, and a list too."""

@@ -146,10 +146,9 @@ class ControlChannel:
         RemoteReplicaError
             A rank misses this call because the function given to `run` raised there; all ranks that come raise this.
         """
-        words, call = self.board.words, watch.call
-        peers = self.gather(watch)
-        mine = words[self._own_words[call & 1] + 1]
-        for word in peers:
+        words, parity = self.board.words, watch.call & 1
+        mine = words[self._own_words[parity] + 1]
+        for word in self.gather(watch):
             if words[word + 1] != mine:
                 remote = self.missed.error(watch)
                 if remote is not None:
