@@ -103,7 +103,7 @@ def current_mode() -> Mode:
 def call_inside(mode: Mode, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """Call `fn` with `mode` in force and return what it returns.  Local; errors as for `entered`.
 
-    It does what a ``with entered(mode)`` does, in one call for four: every step has one.
+    It does what ``with entered(mode)`` does, by one Python call in place of four, since it is done in every step.
     """
     stack = _state.stack
     stack.append(mode)
@@ -114,6 +114,7 @@ def call_inside(mode: Mode, fn: Callable[..., Any], args: Sequence[Any], kwargs:
 
 
 def _leave(stack: list[Mode], mode: Mode) -> None:
+    """Take `mode` off the stack, or raise RuntimeError if another one was put there since and not taken off."""
     if stack[-1] is not mode:
         raise RuntimeError("the scopes of strategies must be left in the opposite order of entering them")
     stack.pop()

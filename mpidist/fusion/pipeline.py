@@ -246,7 +246,8 @@ class _PlannedReduction:
         contiguous = not takes_any_strides
         self._ways = [_Way(plan, communicator, way, self._scale, in_place, contiguous) for way in ways]
         self.calls = Calls(self.contest, self._call)
-        self._small_call = None if self._segment is None else self.calls[0,]
+        # In one step there is one way: no turns are taken, and no times.
+        self._small_call = self.calls[0,]
 
     def _call(self, label: str) -> Call:
         """Return the call by ways of that label, which all ranks must make alike."""
@@ -310,7 +311,6 @@ class _PlannedReduction:
         return self._combine_small(segment, timeout_seconds)
 
     def _combine_small(self, segment: SegmentAllReduce, timeout_seconds: float | None) -> list[Any]:
-        assert self._small_call is not None
         results = self._free_set()
         watch = self._communicator.begin(self._small_call, timeout_seconds)
         segment.combine(watch, results.buffers[0])

@@ -47,6 +47,7 @@ class Rows:
         Local.  Return whether they are such tensors: if not, what is in `out` is nothing.
         """
         try:
+            # before anything is copied, which would push what tensors say of themselves out of the cache
             if list(map(len, tensors)) != self._lengths:
                 return False
             numpy.concatenate(tensors, out=out.reshape(self._shape), casting="no")

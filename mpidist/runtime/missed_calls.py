@@ -35,17 +35,10 @@ Join = Callable[["Watch"], object]
 
 
 class MissedCalls:
-    """The missed calls of one rank, and what it knows of those of others.
-
-    Attributes
-    ----------
-    pending : bool
-        Whether there is something to be done before this rank's next call.
-    """
+    """The missed calls of one rank, and what it knows of those of others."""
 
     def __init__(self, control: ControlChannel) -> None:
         self._control = control
-        self.pending = False
         self._queue: deque[tuple[str, Join]] = deque()
         self._open: Join | None = None  # of the missed call that this rank posted last, until it knows all have come
         self._heard: dict[tuple[int, int], str] = {}
@@ -58,14 +51,19 @@ class MissedCalls:
         `join` compares digests between nodes, on behalf of the missed call.
         """
         self._queue.append((text, join))
-        self.pending = True
         turnstile = self._control.turnstile
         if turnstile.try_acquire():  # not so in a thread that was turned away: the next call posts it
             try:
-                if self._open is None or (self._control.arbiter is None and self._all_have_come()):
+                # another thread may have passed before this one, and posted it
+                if self._queue and (self._open is None or (self._control.arbiter is None and self._all_have_come())):
                     self._post()
             finally:
                 turnstile.release()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to be done before this rank's next call."""
+        return self._open is not None or bool(self._queue)
 
     def settle(self) -> None:
         """Wait until all ranks have come to every call that this one misses.
@@ -75,12 +73,11 @@ class MissedCalls:
         TransportTimeoutError, RankFailedError
             A rank did not come.
         """
-        while self._open is not None or self._queue:
+        while self.pending:
             if self._open is not None:
                 self._close(self._open)
             if self._queue:
                 self._post()
-        self.pending = False
 
     def _close(self, join: Join) -> None:
         """Wait until all ranks have come to the call that this rank posted last."""

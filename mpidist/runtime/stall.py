@@ -137,7 +137,10 @@ class Arbiter:
         return all(rank in self._left for rank in self._told_of_leaving)
 
     def failure(self, watch: Watch) -> MpidistError | None:
-        """Return the error that a rank waiting in `watch` must raise because of a rank of another node."""
+        """Return the error that a rank waiting in `watch` must raise because of a rank of another node.
+
+        A verdict is told to the ranks of the board.
+        """
         control = self._control
         for rank, text in self._failed.items():
             return control.failed(rank, text, watch)
@@ -147,7 +150,7 @@ class Arbiter:
             remote = control.missed.error_of(rank, watch)
             if remote is not None:  # it would have joined at its next call, but makes none
                 return remote
-        if self._verdict is not None:  # ranks of this board get no notice of it: they read it there
+        if self._verdict is not None:  # those beside rank 0 get no notice of it
             return control.expire(self._verdict)
         return None
 

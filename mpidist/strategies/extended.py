@@ -69,7 +69,8 @@ class StrategyExtended:
 
     def __init__(self, strategy: Strategy, device_name: str) -> None:
         self._strategy = strategy
-        self._replica_mode: context.Mode | None = None  # the same in every step
+        self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
+        self._told: BaseException | None = None  # of the last run: what it raised, which other ranks know
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
@@ -81,6 +82,7 @@ class StrategyExtended:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
+        self._told = None
         try:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
@@ -570,10 +572,22 @@ class MirroredExtended(StrategyExtended):
     def _failed_in_replica(self, error: BaseException) -> None:
         """Let the other ranks get a RemoteReplicaError in their next collective, unless they know of the error."""
         # When SystemExit is raised the rank leaves, which its exit hook says.
-        if not (isinstance(error, (SystemExit, RemoteReplicaError)) or getattr(error, "on_all_ranks", False)):
+        if not (isinstance(error, SystemExit) or any(map(self._is_known, _and_those_before(error)))):
             self.communicator.miss(error)
+            self._told = error
+
+    def _is_known(self, error: BaseException) -> bool:
+        """Whether the other ranks have met an error, in a run inside this one, or in a collective."""
+        return error is self._told or isinstance(error, RemoteReplicaError) or getattr(error, "on_all_ranks", False)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The devices of the replicas that this strategy knows by name."""
         return self._worker_devices
+
+
+def _and_those_before(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and those in whose handling it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__

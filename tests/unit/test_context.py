@@ -89,6 +89,12 @@ def test_a_replica_context_is_good_in_its_own_replica_only(strategy):
         replica.all_gather(numpy.ones(1), axis=0)
 
 
+def test_a_replica_context_that_was_kept_is_good_in_a_later_run(strategy):
+    replica = strategy.run(context.get_replica_context)
+    assert strategy.run(context.get_replica_context) is replica
+    assert strategy.run(lambda: replica.all_reduce("SUM", numpy.ones(1))) == strategy.num_replicas_in_sync
+
+
 def test_a_new_thread_starts_in_the_default_context(strategy):
     seen = []
     with strategy.scope():

@@ -75,3 +75,10 @@ def test_rows_of_every_dtype(dtype):
 
 def test_tensors_of_another_dtype_than_is_reduced_are_not_for_rows():
     assert Rows.of(_list(enumerate([(2,), (2,)]), "f2"), numpy.dtype("f4")) is None
+
+
+def test_nothing_is_copied_of_a_list_with_other_lengths():
+    rows = Rows.of(_list(enumerate([(2,), (4,)]), "f4"), numpy.dtype("f4"))
+    out = numpy.full(6, -1, "f4")
+    assert not rows.pack_arrays(_list(enumerate([(3,), (3,)]), "f4"), out)
+    assert (out == -1).all()

@@ -90,3 +90,19 @@ def test_no_rank_computes_with_the_values_of_a_call_that_was_broken_off(count):
                 fused([numpy.ones(count)])
 
     run_ranks(2, step)
+
+
+def test_a_missed_call_that_another_thread_has_posted_meanwhile_is_not_posted_again(monkeypatch):
+    first, second = _channels()
+    turnstile = first.turnstile
+
+    def acquire_late():
+        second.missed.miss("", lambda watch: None)  # it comes to the call, too, so that nobody waits
+        with turnstile:  # the other thread, which settles before its own call
+            pass
+        return True
+
+    monkeypatch.setattr(type(turnstile), "try_acquire", lambda self: self is not turnstile or acquire_late())
+    monkeypatch.setattr(type(turnstile), "release", lambda self: None)
+    first.missed.miss("boom", lambda watch: None)
+    assert not first.missed.pending and first.call == second.call == 1

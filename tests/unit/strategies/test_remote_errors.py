@@ -221,6 +221,64 @@ def test_an_error_that_all_ranks_raise_together_is_not_told_again():
     assert run_ranks(3, mismatch) == [3, 3, 3]
 
 
+@pytest.mark.parametrize("how", ["as it is", "as another", "from none", "twice inside"])
+def test_an_error_that_passes_through_two_runs_is_told_once(how):
+    """Told twice it would stand for two calls, and the sums of different steps would be mixed."""
+    error = BadRowError("the same in every step")
+
+    def rank():
+        strategy = MirroredStrategy()
+        guilty = strategy.extended.replica_id == 1
+
+        def inner():
+            if guilty:
+                raise error
+            return total()
+
+        def merge(merging):
+            if how == "twice inside":
+                caught(lambda: merging.run(inner))
+            try:
+                return merging.run(inner)
+            except BadRowError as found:
+                if how == "as another":
+                    raise BadRowError from found
+                if how == "from none":
+                    raise BadRowError from None
+                raise
+
+        def outer():
+            return context.get_replica_context().merge_call(merge)
+
+        seen = []
+        for step in range(3):
+            seen.append(type(caught(lambda: strategy.run(outer))))
+            seen.append(strategy.run(total, (10.0**step,)))
+        return seen
+
+    for me, seen in enumerate(run_ranks(2, rank)):
+        kind = BadRowError if me == 1 else RemoteReplicaError
+        assert seen == [kind, 2.0, kind, 20.0, kind, 200.0]
+
+
+def test_an_error_made_of_that_of_another_rank_is_not_told():
+    def rank():
+        strategy = MirroredStrategy()
+        guilty = strategy.extended.replica_id == 1
+
+        def step():
+            if guilty:
+                raise BadRowError
+            try:
+                return total()
+            except RemoteReplicaError as error:
+                raise BadRowError("the other had one") from error
+
+        return [(type(caught(lambda: strategy.run(step))), strategy.run(total, (10.0**step_,))) for step_ in range(3)]
+
+    assert run_ranks(2, rank) == [[(BadRowError, 2.0), (BadRowError, 20.0), (BadRowError, 200.0)]] * 2
+
+
 def test_one_replica_alone_just_raises():
     strategy = MirroredStrategy()
     with pytest.raises(BadRowError):
