@@ -89,6 +89,15 @@ def test_the_trial_of_another_mode_is_of_one_call_a_heat():
     assert trial.judge(trial.seconds)
 
 
+def test_one_disturbed_call_of_the_first_way_decides_no_trial_of_another_mode():
+    trial = Trial(["segments", "segments", "ring", "remote"], is_short=True)
+    assert _try(trial, lambda way, call: [48.0, 0.0, 41.0, 23.0][way]) == [0, 2, 3]
+    assert not trial.judge(trial.seconds)
+    assert sorted(_try(trial, lambda way, call: [18.0, 0.0, 0.0, 22.0][way])) == [0, 3]
+    assert trial.seconds.tolist() == [18.0, 18.0, 41.0, 22.0]
+    assert trial.judge(trial.seconds)
+
+
 def test_what_was_slow_in_one_mode_is_tried_in_another():
     contest = Contests().of([ways.Way("shared_memory", 1 << 20), ways.Way("remote_read", 1 << 20)], 1 << 26, modes=2)
     contest.mode = 1
