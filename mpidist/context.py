@@ -146,6 +146,11 @@ def is_default(strategy: Any) -> bool:
     return strategy is _default_mode().strategy
 
 
+def is_inside_replica() -> bool:
+    """Return whether the code runs in a replica, or in a cross-replica context inside of one.  Local."""
+    return any(mode.replica_context is not None for mode in _state.stack)
+
+
 def require_cross_replica(strategy: Any) -> None:
     """Raise RuntimeError unless `strategy` is current and cross-replica, or no strategy is.  Local."""
     mode = current_mode()

@@ -16,6 +16,7 @@ from mpidist.collectives.clock import clock_offset
 from mpidist.collectives.direct_sum import DirectSum, Stretch
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.pieces import Transform
+from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
@@ -67,12 +68,13 @@ class _Tracer:
         self._communicator, self._trace = communicator, trace
         self._control = communicator.control
         self._next_comparison = _FIRST_COMPARISON
-        self._begin, self._reduction = communicator.begin, communicator.reduction
+        self._begin, self._reduction, self._small = communicator.begin, communicator.reduction, communicator.small
         self._bind, self._wait = communicator.bind, communicator.transport.wait
         with self._control.turnstile:
             self._compare_clocks(self._begin(communicator.call("clocks of a trace")))
         communicator.begin = self.begin  # type: ignore[method-assign]
         communicator.reduction = self.reduction  # type: ignore[method-assign]
+        communicator.small = self.small  # type: ignore[method-assign]
         communicator.bind = self.bind  # type: ignore[method-assign]
         communicator.transport.wait = self.wait  # type: ignore[method-assign]
         self._control.turnstile = _TracedTurnstile(self._control, trace)
@@ -125,6 +127,20 @@ class _Tracer:
             add(kinds.UNPACK, begin, control.call, stretch.start)
 
         reduction.fill, reduction.take = traced_fill, traced_take  # type: ignore[method-assign]
+
+    def small(self, *args: Any, **kwargs: Any) -> SegmentAllReduce | None:
+        """Return the all-reduce of a short buffer in one step, traced."""
+        found, add = self._small(*args, **kwargs), self._trace.add
+        if found is not None:
+            combine = found.combine
+
+            def traced_combine(watch: Watch, out: Any) -> None:
+                begin = time.monotonic_ns()
+                combine(watch, out)
+                add(kinds.REDUCE, begin, watch.call)
+
+            found.combine = traced_combine  # type: ignore[method-assign]
+        return found
 
     def bind(self, *args: Any, **kwargs: Any) -> Replay:
         """Return what reduces a buffer, traced."""

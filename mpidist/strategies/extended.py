@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ class StrategyExtended:
     def __init__(self, strategy: Strategy, device_name: str) -> None:
         self._strategy = strategy
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
-        self._told: BaseException | None = None  # of the last run: what it raised, which other ranks know
+        self._told: tuple[BaseException, ...] = ()  # what runs inside the one that is under way have raised
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
@@ -82,18 +83,30 @@ class StrategyExtended:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
-        self._told = None
+        handled, told_outside = sys.exc_info()[1], self._told
+        self._told = ()
         try:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
                 self._replica_mode = context.Mode(self._strategy, self.make_replica_context())
-            return context.call_inside(self._replica_mode, fn, args, kwargs)
+            result = context.call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
-            self._failed_in_replica(error)
+            self._failed_in_replica(error, handled)
+            # Not in a name of its own: with the traceback that would make a cycle, which keeps the step's arrays.
+            self._told = (*told_outside, error) if context.is_inside_replica() else ()
             raise
+        self._told = told_outside
+        return result
 
-    def _failed_in_replica(self, error: BaseException) -> None:
-        """Take note that this rank's replica has raised an error.  Local."""
+    def _failed_in_replica(self, error: BaseException, handled: BaseException | None) -> None:
+        """Take note that this rank's replica has raised an error.  Local.
+
+        Parameters
+        ----------
+        error : BaseException
+        handled : BaseException or None
+            What was being handled when the run began.
+        """
 
     @property
     def is_chief(self) -> bool:
@@ -569,16 +582,17 @@ class MirroredExtended(StrategyExtended):
         communicator.check(call, self._options.timeout_seconds)
         communicator.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
 
-    def _failed_in_replica(self, error: BaseException) -> None:
-        """Let the other ranks get a RemoteReplicaError in their next collective, unless they know of the error."""
-        # When SystemExit is raised the rank leaves, which its exit hook says.
-        if not (isinstance(error, SystemExit) or any(map(self._is_known, _and_those_before(error)))):
-            self.communicator.miss(error)
-            self._told = error
+    def _failed_in_replica(self, error: BaseException, handled: BaseException | None) -> None:
+        """Let the other ranks get a RemoteReplicaError in their next collective, unless they know of the error.
 
-    def _is_known(self, error: BaseException) -> bool:
-        """Whether the other ranks have met an error, in a run inside this one, or in a collective."""
-        return error is self._told or isinstance(error, RemoteReplicaError) or getattr(error, "on_all_ranks", False)
+        They know of one that a run inside this one has told, of their own, and of what was made of either.
+        """
+        if isinstance(error, SystemExit) or getattr(error, "on_all_ranks", False):
+            return  # when SystemExit is raised the rank leaves, which its exit hook says
+        told = self._told
+        known = (isinstance(each, RemoteReplicaError) or each in told for each in _origins(error, handled))
+        if not any(known):
+            self.communicator.miss(error)
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -586,8 +600,10 @@ class MirroredExtended(StrategyExtended):
         return self._worker_devices
 
 
-def _and_those_before(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and those in whose handling it was raised."""
-    while error is not None:
+def _origins(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and what it was made of or in whose handling it was raised, up to `end`."""
+    seen: list[BaseException] = []
+    while error is not None and error is not end and error not in seen:
         yield error
-        error = error.__context__
+        seen.append(error)
+        error = error.__cause__ if error.__cause__ is not None else error.__context__

@@ -125,6 +125,18 @@ def test_scopes_must_be_left_in_order(strategy):
     context._state.stack.clear()
 
 
+def test_a_run_must_be_left_after_the_scopes_in_it(strategy):
+    left_open = strategy.scope()
+
+    def fn():
+        context.get_replica_context().merge_call(lambda merging: left_open.__enter__())
+
+    with pytest.raises(RuntimeError, match="in the opposite order"):
+        strategy.run(fn)
+    left_open.__exit__(None, None, None)
+    context._state.stack.clear()
+
+
 def test_collectives_of_the_default_strategy_warn_once_where_there_are_other_ranks(monkeypatch):
     monkeypatch.setattr(alone, "_warned", threading.Lock())
 

@@ -68,6 +68,15 @@ def test_on_one_node_each_stretch_is_noted_when_it_is_packed_and_when_its_sums_a
         assert all(pack[2] <= take[1] for pack, take in zip(packed, taken, strict=True))
 
 
+def test_the_sum_of_a_short_buffer_is_noted_in_every_call(folder):
+    _, (recordings, _) = traced("aa", folder, calls=5)
+    for recording in recordings.values():
+        events = recording.events.tolist()
+        calls = {event[3] for event in events if event[0] == kinds.CALL}
+        reduced = [event[3] for event in events if event[0] == kinds.REDUCE]
+        assert len(reduced) == len(set(reduced)) == 5 and set(reduced) <= calls
+
+
 def test_calls_of_all_ranks_are_compared(folder):
     _, (recordings, _) = traced("aaa", folder, calls=5)
     late = lateness(recordings)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy
 import pytest
 
@@ -221,7 +224,7 @@ def test_an_error_that_all_ranks_raise_together_is_not_told_again():
     assert run_ranks(3, mismatch) == [3, 3, 3]
 
 
-@pytest.mark.parametrize("how", ["as it is", "as another", "from none", "twice inside"])
+@pytest.mark.parametrize("how", ["as it is", "as another", "from none", "twice inside", "kept", "kept, as another"])
 def test_an_error_that_passes_through_two_runs_is_told_once(how):
     """Told twice it would stand for two calls, and the sums of different steps would be mixed."""
     error = BadRowError("the same in every step")
@@ -238,6 +241,12 @@ def test_an_error_that_passes_through_two_runs_is_told_once(how):
         def merge(merging):
             if how == "twice inside":
                 caught(lambda: merging.run(inner))
+            if how.startswith("kept"):
+                kept = caught(lambda: merging.run(inner))
+                assert merging.run(total) == 2
+                if how == "kept":
+                    raise kept
+                raise (BadRowError() if guilty else kept) from kept
             try:
                 return merging.run(inner)
             except BadRowError as found:
@@ -277,6 +286,77 @@ def test_an_error_made_of_that_of_another_rank_is_not_told():
         return [(type(caught(lambda: strategy.run(step))), strategy.run(total, (10.0**step_,))) for step_ in range(3)]
 
     assert run_ranks(2, rank) == [[(BadRowError, 2.0), (BadRowError, 20.0), (BadRowError, 200.0)]] * 2
+
+
+def _steps(first, second):
+    """Return what two ranks get of a step by these functions of rank and strategy, and of three plain ones after it."""
+
+    def rank():
+        strategy = MirroredStrategy()
+        me, seen = strategy.extended.replica_id, []
+        try:
+            first(me, strategy)
+        except (BadRowError, RemoteReplicaError):
+            seen.append(type(caught(lambda: second(me, strategy))))
+        return seen, [strategy.run(total, (10.0**step,)) for step in range(3)]
+
+    return run_ranks(2, rank)
+
+
+def _fail(me, strategy, guilty):
+    def step():
+        if me == guilty:
+            raise BadRowError
+        return total()
+
+    strategy.run(step)
+
+
+def test_a_new_error_in_a_run_that_recovers_from_another_is_told():
+    first, second = _steps(
+        lambda me, strategy: _fail(me, strategy, guilty=1), lambda me, strategy: _fail(me, strategy, guilty=0)
+    )
+    assert first == ([BadRowError], [2.0, 20.0, 200.0])
+    assert second == ([RemoteReplicaError], [2.0, 20.0, 200.0])
+
+
+def test_an_error_while_one_that_all_ranks_raised_is_handled_is_told():
+    def mismatch(me, strategy):
+        def step():
+            try:
+                context.get_replica_context().all_reduce("SUM", numpy.ones(2 + me))
+            except ValueError:
+                if me == 1:
+                    raise BadRowError from None
+                total()
+
+        strategy.run(step)
+
+    results = _steps(mismatch, lambda me, strategy: None)
+    assert [sums for _, sums in results] == [[2.0, 20.0, 200.0]] * 2
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_what_a_failed_step_held_is_given_back(is_nested):
+    strategy, held = MirroredStrategy(), []
+
+    class Batch:
+        pass
+
+    def step():
+        batch = Batch()
+        held.append(weakref.ref(batch))
+        raise BadRowError
+
+    def outer():
+        context.get_replica_context().merge_call(lambda merging: merging.run(step))
+
+    gc.disable()
+    try:
+        caught(lambda: strategy.run(outer if is_nested else step))
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_one_replica_alone_just_raises():
