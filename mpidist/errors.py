@@ -96,17 +96,20 @@ class RemoteReplicaError(MpidistError, RuntimeError):
         The rank on which the function raised, as numbered in the world.
     cause : str
         The error there: its type, its text, and the line of the program.
+    call : int
+        The number of the collective call in which this rank met it.
 
     Attributes
     ----------
-    rank : int
+    rank, call : int
     cause : str
     """
 
-    def __init__(self, message: str, rank: int, cause: str) -> None:
+    def __init__(self, message: str, rank: int, cause: str, call: int = 0) -> None:
         super().__init__(message)
         self.rank = rank
         self.cause = cause
+        self.call = call
 
 
 class RemoteFunctionError(MpidistError, RuntimeError):

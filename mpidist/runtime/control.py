@@ -393,7 +393,7 @@ class ControlChannel:
         error = self.broken
         assert error is not None
         if isinstance(error, RemoteReplicaError):
-            return RemoteReplicaError(str(error), error.rank, error.cause)
+            return RemoteReplicaError(str(error), error.rank, error.cause, error.call)
         arguments = (error.rank,) if isinstance(error, RankFailedError) else ()
         return type(error)(str(error), *arguments)
 

@@ -134,7 +134,7 @@ class MissedCalls:
             return None
         control = self._control
         message = f"the function given to `run` raised on {control.name(rank)}, while this rank was in {watch.what}"
-        return RemoteReplicaError(f"{control.own_name}: {message}: {text}", control.world_rank(rank), text)
+        return RemoteReplicaError(f"{control.own_name}: {message}: {text}", control.world_rank(rank), text, watch.call)
 
     def await_error(self, watch: Watch) -> RemoteReplicaError:
         """Return the error about a call that some rank is known to miss, once its notice has come."""

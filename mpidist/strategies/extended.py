@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,7 @@ class StrategyExtended:
     def __init__(self, strategy: Strategy, device_name: str) -> None:
         self._strategy = strategy
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
-        self._told: tuple[BaseException, ...] = ()  # what runs inside the one that is under way have raised
+        self._told: BaseException | None = None  # by a run inside the one that is under way: its last error
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
@@ -83,30 +82,35 @@ class StrategyExtended:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
-        handled, told_outside = sys.exc_info()[1], self._told
-        self._told = ()
+        begun_at, told_outside, self._told = self._calls, self._told, None
         try:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
                 self._replica_mode = context.Mode(self._strategy, self.make_replica_context())
             result = context.call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
-            self._failed_in_replica(error, handled)
-            # Not in a name of its own: with the traceback that would make a cycle, which keeps the step's arrays.
-            self._told = (*told_outside, error) if context.is_inside_replica() else ()
+            is_known = self._tell(error, begun_at)
+            # Not for longer than the run outside: an error keeps all that the step had.
+            self._told = error if is_known and context.is_inside_replica() else None
             raise
         self._told = told_outside
         return result
 
-    def _failed_in_replica(self, error: BaseException, handled: BaseException | None) -> None:
-        """Take note that this rank's replica has raised an error.  Local.
+    @property
+    def _calls(self) -> int:
+        """How many collective calls this rank has begun."""
+        return 0
+
+    def _tell(self, error: BaseException, begun_at: int) -> bool:
+        """Tell the other ranks that this one's replica has raised an error; return whether they know of it.  Local.
 
         Parameters
         ----------
         error : BaseException
-        handled : BaseException or None
-            What was being handled when the run began.
+        begun_at : int
+            How many collective calls this rank had begun before the run.
         """
+        return False
 
     @property
     def is_chief(self) -> bool:
@@ -582,17 +586,25 @@ class MirroredExtended(StrategyExtended):
         communicator.check(call, self._options.timeout_seconds)
         communicator.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
 
-    def _failed_in_replica(self, error: BaseException, handled: BaseException | None) -> None:
+    @property
+    def _calls(self) -> int:
+        """How many collective calls this rank has begun."""
+        return self.communicator.control.call
+
+    def _tell(self, error: BaseException, begun_at: int) -> bool:
         """Let the other ranks get a RemoteReplicaError in their next collective, unless they know of the error.
 
-        They know of one that a run inside this one has told, of their own, and of what was made of either.
+        They know of one that a run inside this one has told, of their own, and of what was made of either in this run.
         """
         if isinstance(error, SystemExit) or getattr(error, "on_all_ranks", False):
-            return  # when SystemExit is raised the rank leaves, which its exit hook says
-        told = self._told
-        known = (isinstance(each, RemoteReplicaError) or each in told for each in _origins(error, handled))
-        if not any(known):
+            return False  # when SystemExit is raised the rank leaves, which its exit hook says
+        is_known = isinstance(error, RemoteReplicaError) or any(
+            each is self._told or (isinstance(each, RemoteReplicaError) and each.call > begun_at)
+            for each in _origins(error)
+        )
+        if not is_known:
             self.communicator.miss(error)
+        return True
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -600,10 +612,12 @@ class MirroredExtended(StrategyExtended):
         return self._worker_devices
 
 
-def _origins(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, and what it was made of or in whose handling it was raised, up to `end`."""
-    seen: list[BaseException] = []
-    while error is not None and error is not end and error not in seen:
-        yield error
-        seen.append(error)
-        error = error.__cause__ if error.__cause__ is not None else error.__context__
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what it was made of, and in whose handling it was raised."""
+    seen, left = set(), [error]
+    while left:
+        each = left.pop()
+        if id(each) not in seen:  # not by ==, which an error may define
+            seen.add(id(each))
+            yield each
+            left += [before for before in (each.__cause__, each.__context__) if before is not None]

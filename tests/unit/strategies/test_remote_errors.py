@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import suppress
 
 import numpy
 import pytest
@@ -334,6 +335,58 @@ def test_an_error_while_one_that_all_ranks_raised_is_handled_is_told():
 
     results = _steps(mismatch, lambda me, strategy: None)
     assert [sums for _, sums in results] == [[2.0, 20.0, 200.0]] * 2
+
+
+def test_an_error_made_of_one_that_was_kept_from_an_earlier_step_is_told():
+    def give_up(me, strategy, kept):
+        def step():
+            if me == 0:
+                raise BadRowError("gave up") from kept[0]
+            return total()
+
+        strategy.run(step)
+
+    def rank():
+        strategy = MirroredStrategy()
+        me, kept = strategy.extended.replica_id, []
+        kept.append(caught(lambda: _fail(me, strategy, guilty=1)))
+        second = caught(lambda: give_up(me, strategy, kept))
+        return type(kept[0]), type(second), [strategy.run(total, (10.0**step,)) for step in range(3)]
+
+    assert run_ranks(2, rank) == [
+        (RemoteReplicaError, BadRowError, [2.0, 20.0, 200.0]),
+        (BadRowError, RemoteReplicaError, [2.0, 20.0, 200.0]),
+    ]
+
+
+@pytest.mark.parametrize("first", [BadRowError, SystemExit])
+def test_another_error_after_one_that_was_caught_in_an_inner_run_is_told(first):
+    class Equal(BadRowError):
+        __hash__ = None
+
+        def __eq__(self, other):
+            return True
+
+    def rank():
+        strategy = MirroredStrategy()
+        guilty = strategy.extended.replica_id == 1
+
+        def inner():
+            if guilty:
+                raise Equal if first is BadRowError else SystemExit
+            return total() if first is BadRowError else None
+
+        def outer():
+            with suppress(BadRowError, RemoteReplicaError, SystemExit):
+                context.get_replica_context().merge_call(lambda merging: merging.run(inner))
+            if guilty:
+                raise Equal
+            return total()
+
+        seen = type(caught(lambda: strategy.run(outer)))
+        return issubclass(seen, BadRowError), [strategy.run(total, (10.0**step,)) for step in range(3)]
+
+    assert run_ranks(2, rank) == [(False, [2.0, 20.0, 200.0]), (True, [2.0, 20.0, 200.0])]
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
