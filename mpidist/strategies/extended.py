@@ -90,8 +90,9 @@ class StrategyExtended:
             result = context.call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
             is_known = self._tell(error, begun_at)
-            # Not for longer than the run outside: an error keeps all that the step had.
+            # Not for longer than the run outside, and no older one: an error keeps all that the step had.
             self._told = error if is_known and context.is_inside_replica() else None
+            told_outside = None
             raise
         self._told = told_outside
         return result

@@ -412,6 +412,30 @@ def test_what_a_failed_step_held_is_given_back(is_nested):
         gc.enable()
 
 
+def test_steps_that_fail_one_after_the_other_in_a_run_are_not_all_held():
+    strategy, held = MirroredStrategy(), []
+
+    class Batch:
+        pass
+
+    def step():
+        batch = Batch()
+        held.append(weakref.ref(batch))
+        raise BadRowError
+
+    def outer():
+        for _ in range(4):
+            context.get_replica_context().merge_call(lambda merging: caught(lambda: merging.run(step)) and None)
+        return sum(reference() is not None for reference in held)
+
+    gc.disable()
+    try:
+        assert strategy.run(outer) <= 1
+        assert not any(reference() for reference in held)
+    finally:
+        gc.enable()
+
+
 def test_one_replica_alone_just_raises():
     strategy = MirroredStrategy()
     with pytest.raises(BadRowError):
