@@ -130,21 +130,18 @@ class _Tracer:
 
     def small(self, *args: Any, **kwargs: Any) -> SegmentAllReduce | None:
         """Return the all-reduce of a short buffer in one step, traced."""
-        found, add = self._small(*args, **kwargs), self._trace.add
+        found = self._small(*args, **kwargs)
         if found is not None:
-            combine = found.combine
-
-            def traced_combine(watch: Watch, out: Any) -> None:
-                begin = time.monotonic_ns()
-                combine(watch, out)
-                add(kinds.REDUCE, begin, watch.call)
-
-            found.combine = traced_combine  # type: ignore[method-assign]
+            found.combine = self._noted(found.combine)  # type: ignore[method-assign]
         return found
 
     def bind(self, *args: Any, **kwargs: Any) -> Replay:
         """Return what reduces a buffer, traced."""
-        run, add = self._bind(*args, **kwargs), self._trace.add
+        return self._noted(self._bind(*args, **kwargs))
+
+    def _noted(self, run: Callable[..., None]) -> Callable[..., None]:
+        """Return what reduces a buffer in a call, with an event around it."""
+        add = self._trace.add
 
         def traced(watch: Watch, buffer: Any = None) -> None:
             start = time.monotonic_ns()

@@ -37,6 +37,15 @@ def ways(error):
     return type(error).__name__
 
 
+def _merged(fn):
+    return context.get_replica_context().merge_call(fn)
+
+
+def _sums(strategy):
+    """Return the sums of three steps that differ: of ranks in step, each by their number."""
+    return [strategy.run(total, (10.0**step,)) for step in range(3)]
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("calls_before", [0, 1, 2, 3])
 def test_the_others_learn_of_it_in_their_next_collective_and_all_can_go_on(size, calls_before):
@@ -258,7 +267,7 @@ def test_an_error_that_passes_through_two_runs_is_told_once(how):
                 raise
 
         def outer():
-            return context.get_replica_context().merge_call(merge)
+            return _merged(merge)
 
         seen = []
         for step in range(3):
@@ -299,7 +308,7 @@ def _steps(first, second):
             first(me, strategy)
         except (BadRowError, RemoteReplicaError):
             seen.append(type(caught(lambda: second(me, strategy))))
-        return seen, [strategy.run(total, (10.0**step,)) for step in range(3)]
+        return seen, _sums(strategy)
 
     return run_ranks(2, rank)
 
@@ -351,7 +360,7 @@ def test_an_error_made_of_one_that_was_kept_from_an_earlier_step_is_told():
         me, kept = strategy.extended.replica_id, []
         kept.append(caught(lambda: _fail(me, strategy, guilty=1)))
         second = caught(lambda: give_up(me, strategy, kept))
-        return type(kept[0]), type(second), [strategy.run(total, (10.0**step,)) for step in range(3)]
+        return type(kept[0]), type(second), _sums(strategy)
 
     assert run_ranks(2, rank) == [
         (RemoteReplicaError, BadRowError, [2.0, 20.0, 200.0]),
@@ -378,20 +387,21 @@ def test_another_error_after_one_that_was_caught_in_an_inner_run_is_told(first):
 
         def outer():
             with suppress(BadRowError, RemoteReplicaError, SystemExit):
-                context.get_replica_context().merge_call(lambda merging: merging.run(inner))
+                _merged(lambda merging: merging.run(inner))
             if guilty:
                 raise Equal
             return total()
 
         seen = type(caught(lambda: strategy.run(outer)))
-        return issubclass(seen, BadRowError), [strategy.run(total, (10.0**step,)) for step in range(3)]
+        return issubclass(seen, BadRowError), _sums(strategy)
 
     assert run_ranks(2, rank) == [(False, [2.0, 20.0, 200.0]), (True, [2.0, 20.0, 200.0])]
 
 
-@pytest.mark.parametrize("is_nested", [False, True])
-def test_what_a_failed_step_held_is_given_back(is_nested):
-    strategy, held = MirroredStrategy(), []
+@pytest.fixture
+def failing():
+    """A step that fails with a batch in hand, and references to the batches; no cycle is collected meanwhile."""
+    held = []
 
     class Batch:
         pass
@@ -400,40 +410,29 @@ def test_what_a_failed_step_held_is_given_back(is_nested):
         batch = Batch()
         held.append(weakref.ref(batch))
         raise BadRowError
-
-    def outer():
-        context.get_replica_context().merge_call(lambda merging: merging.run(step))
 
     gc.disable()
-    try:
-        caught(lambda: strategy.run(outer if is_nested else step))
-        assert held[0]() is None
-    finally:
-        gc.enable()
+    yield step, held
+    gc.enable()
 
 
-def test_steps_that_fail_one_after_the_other_in_a_run_are_not_all_held():
-    strategy, held = MirroredStrategy(), []
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_what_a_failed_step_held_is_given_back(is_nested, failing):
+    strategy, (step, held) = MirroredStrategy(), failing
+    caught(lambda: strategy.run((lambda: _merged(lambda merging: merging.run(step))) if is_nested else step))
+    assert held[0]() is None
 
-    class Batch:
-        pass
 
-    def step():
-        batch = Batch()
-        held.append(weakref.ref(batch))
-        raise BadRowError
+def test_steps_that_fail_one_after_the_other_in_a_run_are_not_all_held(failing):
+    strategy, (step, held) = MirroredStrategy(), failing
 
     def outer():
         for _ in range(4):
-            context.get_replica_context().merge_call(lambda merging: caught(lambda: merging.run(step)) and None)
+            _merged(lambda merging: caught(lambda: merging.run(step)) and None)
         return sum(reference() is not None for reference in held)
 
-    gc.disable()
-    try:
-        assert strategy.run(outer) <= 1
-        assert not any(reference() for reference in held)
-    finally:
-        gc.enable()
+    assert strategy.run(outer) <= 1
+    assert not any(reference() for reference in held)
 
 
 def test_one_replica_alone_just_raises():
