@@ -1,7 +1,8 @@
 """Notes that a rank leaves in the folder of ``mpidist run`` while MPI starts and the ranks meet.
 
 MPI waits there for all ranks, without a limit and without a word.  ``mpidist run`` reads the notes: it sees which ranks
-wait, and which will never come because they have ended.  Under another launcher there is no folder, and no notes.
+wait, and which will never come because they have ended.  Under another launcher there is no folder, and no notes:
+`start_deadline` speaks there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mpidist.cluster.launchers import Launcher
+from mpidist.cluster.start_deadline import start_deadline
 from mpidist.options import settings
 
 #: Suffixes of the notes, after the rank: its process, noted where it is started; waiting for the others; met them.
@@ -20,11 +22,12 @@ PROCESS, JOINING, JOINED = ".process", ".joining", ".joined"
 
 @contextmanager
 def joining(launcher: Launcher | None) -> Iterator[None]:
-    """Note, while the body runs, that this rank waits for all others; Local."""
+    """Note, while the body runs, that this rank waits for all others, which has a deadline; Local."""
     note = _note(launcher, JOINING)
     _write(note)
     try:
-        yield
+        with start_deadline(launcher):
+            yield
     finally:
         if note is not None:
             note.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ _TEXT_BYTES = 8192
 _NOTE_BYTES = 1024
 _ALARM = 0
 _STATE, _PID, _START = 4, 5, 6
-_WAITING, _QUIET, _REQUEST = 7, 8, 9
+_WAITING, _QUIET, _REQUEST, _LOOKED = 7, 8, 9, 10
 
 
 def _no_fence() -> None:
@@ -139,12 +140,18 @@ class StatusBoard:
         return raw.rstrip(b"\0").decode(errors="replace")
 
     def set_waiting(self, line: int, call: int) -> None:
-        """Say that the line's rank has waited long in `call`, or no longer waits (0)."""
-        self.words[(1 + line) * _LINE_WORDS + _WAITING] = call
+        """Say that the line's rank waits in `call` at this moment, and has done so for a while."""
+        base = (1 + line) * _LINE_WORDS
+        self.words[base + _WAITING] = call
+        self.words[base + _LOOKED] = time.monotonic_ns()  # one clock for all processes of a machine
 
     def waiting(self, line: int) -> int:
-        """Return the call the line's rank has waited in for long, or 0."""
+        """Return the call in which the line's rank has waited last, or 0."""
         return self.words[(1 + line) * _LINE_WORDS + _WAITING]
+
+    def silent_seconds(self, line: int) -> float:
+        """Return for how long the line's rank has not said that it waits."""
+        return (time.monotonic_ns() - self.words[(1 + line) * _LINE_WORDS + _LOOKED]) / 1e9
 
     def set_quiet(self, line: int) -> None:
         """Say that the line's rank prints nothing more."""

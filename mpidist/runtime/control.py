@@ -31,6 +31,8 @@ _SPINS = range(50)
 #: Seconds of waiting after which a rank sleeps between looks instead of spinning, and for how long.
 _PATIENCE_SECONDS = 0.1
 _NAP_SECONDS = 0.0002
+#: A rank that waits says so every `_LOOK_SECONDS`.  One that has come and is silent for this long does not wait.
+_SILENT_SECONDS = 2.0
 
 
 class ControlChannel:
@@ -226,7 +228,7 @@ class ControlChannel:
     def deadline_text(self, what: str, call: int, waited: float) -> str:
         """Return what is said when the deadline of a call has passed: who is missing, and what to do."""
         return (
-            f"{what} (call {call}) waited {waited:.1f} s for {_listed(self.missing(call), self.name)}. "
+            f"{what} (call {call}) waited {waited:.1f} s for {self.awaited(call, waited)}. "
             "Every rank must make the same calls in the same order; look at what those ranks do instead "
             "(py-spy dump), or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS"
         )
@@ -256,6 +258,34 @@ class ControlChannel:
         """Return the ranks, as far as this one knows, that have not come to `call`."""
         here = [r for line, r in enumerate(self.board_ranks) if self.board.call(line) < call]
         return sorted(here + (self.arbiter.missing(call) if self.arbiter is not None else []))
+
+    def silent(self, call: int, waited: float) -> list[int]:
+        """Return the ranks that have come to `call` and do not wait in it, as far as this one knows.
+
+        Parameters
+        ----------
+        call : int
+        waited : float
+            Seconds that this rank has waited.
+        """
+        if not call:
+            return []
+        least = min(_SILENT_SECONDS, waited / 2)
+        found = [rank for rank, seconds in self.silences() if seconds > least and rank != self.rank]
+        return sorted(found + (self.arbiter.silent(least) if self.arbiter is not None else []))
+
+    def silences(self) -> list[tuple[int, float]]:
+        """Return each rank of the board, and for how many seconds it has not said that it waits."""
+        return [(rank, self.board.silent_seconds(line)) for line, rank in enumerate(self.board_ranks)]
+
+    def awaited(self, call: int, waited: float) -> str:
+        """Return whom a rank waits for that has waited so many seconds in `call`, for messages."""
+        if missing := self.missing(call):
+            return _listed(missing, self.name)
+        if silent := self.silent(call, waited):
+            names = _listed(silent, self.name)
+            return f"{names}, which came to this call and does not move on in it (stopped, swapped out, or in a debugger)"
+        return "a message (all ranks have come, and wait)"
 
     def dead(self) -> list[int]:
         """Return the ranks of the board whose processes are gone without having said that they leave."""
@@ -501,11 +531,11 @@ class Watch:
             return
         if control.arbiter is not None and control.rank == 0:
             control.arbiter.ask()
-        missing = control.missing(self.call)
-        if not missing and control.rank != 0:
+        known = control.missing(self.call) or control.silent(self.call, waited)
+        if not known and control.rank != 0:
             return  # whoever is missing is on another node: rank 0, or that node, knows
         limit = f"it fails after {self.timeout_seconds:g} s" if self.timeout_seconds else "it waits without a limit"
-        names = _listed(missing, control.name)
+        names = control.awaited(self.call, waited)
         control.warn(f"{self.what} (call {self.call}) has waited {waited:.0f} s for {names}; {limit}")
 
     def _expire(self, waited: float) -> None:
@@ -541,7 +571,5 @@ def is_consequence(text: str) -> bool:
 
 def _listed(ranks: Sequence[int], name: Callable[[int], str]) -> str:
     """Return the names of some ranks, the first few in full."""
-    if not ranks:
-        return "a message (all ranks have come)"
     shown = ", ".join(name(rank) for rank in ranks[:8])
     return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

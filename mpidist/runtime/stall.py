@@ -44,6 +44,7 @@ class Arbiter:
         self._messenger = messenger
         self._away = [rank for rank in range(control.size) if rank not in control.board_ranks]
         self._calls = dict.fromkeys(self._away, 0)
+        self._silences: dict[int, float] = {}
         self._failed: dict[int, str] = {}
         self._left: dict[int, int] = {}
         self._verdict: str | None = None
@@ -95,11 +96,15 @@ class Arbiter:
     def _on_question(self, sender: int, notice: dict[str, Any]) -> None:
         board = self._control.board
         calls = {rank: board.call(line) for line, rank in enumerate(self._control.board_ranks)}
-        self._tell([sender], kind="answer", calls=[[rank, call] for rank, call in calls.items()])
+        silences = [pair for pair in self._control.silences() if pair[0] != self._control.rank]
+        self._tell([sender], kind="answer", calls=list(calls.items()), silences=silences)
 
     def _on_answer(self, sender: int, notice: dict[str, Any]) -> None:
         for rank, call in notice["calls"]:
             self._calls[rank] = max(call, self._calls.get(rank, 0))
+        self._silences[sender] = 0.0
+        for rank, seconds in notice["silences"]:
+            self._silences[rank] = min(seconds, self._silences.get(rank, seconds))
 
     def _on_appeal(self, sender: int, notice: dict[str, Any]) -> None:
         self._calls[sender] = max(notice["call"], self._calls.get(sender, 0))
@@ -115,6 +120,10 @@ class Arbiter:
         """Return the ranks of other nodes that were asked and are not known to have come to `call`."""
         asked = self._away if self._asked else [rank for rank in self._away if rank == 0 and self._appealed]
         return [rank for rank in asked if self._calls[rank] < call]
+
+    def silent(self, least: float) -> list[int]:
+        """Return the ranks of other nodes that have not said for more than `least` seconds that they wait."""
+        return [rank for rank, seconds in self._silences.items() if seconds > least]
 
     @property
     def failed_texts(self) -> Mapping[int, str]:

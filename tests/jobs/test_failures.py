@@ -116,6 +116,22 @@ def test_a_collective_that_one_rank_never_joins_ends_at_its_deadline_and_names_i
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_rank_that_is_stopped_in_a_transfer_is_named_at_the_deadline(nodes):
+    body = """
+from mpidist.transports.shared import SharedSegments
+def stop(segments, rank, turn, said=SharedSegments.say_reduced):
+    os.kill(os.getpid(), signal.SIGSTOP)
+if rank == BAD: SharedSegments.say_reduced = stop
+steps(1, shape=(1000, 1000))
+"""
+    result = _run(body, ranks=4, MPIDIST_VIRTUAL_NODES=nodes, MPIDIST_TIMEOUT_SECONDS="5", MPIDIST_CALIBRATE="0")
+    assert result.returncode != 0
+    error = _last_said(result)
+    expected = r"all_reduce\(sum\) of w float32\[1000, 1000\] \(call \d+\) waited 5.* s for rank 1 \(.*\), which came to this call"
+    assert re.search(expected, error), error
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_rank_that_changes_a_shape_is_named_with_both_shapes(nodes):
     result = _run("steps(1, shape=(4, 5) if rank == BAD else (4, 3))", ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
     assert result.returncode != 0

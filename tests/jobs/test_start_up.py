@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpidist.commands.probe import without_launcher
-from tests.launch import ROOT, launcher, run_process
+from tests.launch import ROOT, launcher, run_job, run_process
 
 #: Rank 1 does something before the first strategy, which all others go to.
 SCRIPT = """
@@ -66,6 +66,16 @@ def test_a_rank_that_never_comes(tmp_path):
     result = run(tmp_path, SCRIPT.format("threading.Event().wait()"), MPIDIST_TIMEOUT_SECONDS="1")
     assert result.returncode == 1
     assert "rank 1 has not come to it. The job was ended" in result.stderr
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("way", ["sys.exit(0)", "from mpi4py import MPI; sys.exit(0)"])
+def test_under_another_launcher_the_start_has_a_deadline_too(gone, way):
+    script = SCRIPT.replace("rank == 1", f"rank == {gone}").format(way)
+    result = run_job(3, script, timeout_seconds=60, env={"MPIDIST_WARN_SECONDS": "1", "MPIDIST_TIMEOUT_SECONDS": "4"})
+    assert result.returncode != 0
+    assert "has waited 1 s in MPI's start-up for the other ranks" in result.stderr
+    assert "has waited 4 s in MPI's start-up for the other ranks. A rank has ended before it made" in result.stderr
 
 
 def test_ranks_that_do_not_use_mpi_may_end_whenever_they_like(tmp_path):

@@ -107,7 +107,8 @@ def _ask() -> tuple[int, Sequence[str]]:
         MPI = start_mpi(launcher)
     except MissingDependencyError:  # and so the process is alone: several would have been a LaunchError
         return 0, [platform.node()]
-    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allgather(MPI.Get_processor_name())
+    with joining(launcher):
+        return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allgather(MPI.Get_processor_name())
 
 
 def start_mpi(launcher: Launcher | None) -> Any:

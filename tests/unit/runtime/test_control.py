@@ -175,3 +175,27 @@ def test_a_rank_with_a_duty_is_named_by_it_and_what_to_do_is_said(duties):
     )
     assert str(error).startswith(f"rank 0 of 2: {begins}")
     assert str(error).endswith(f"is gone (killed, or out of memory){ends}")
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_deadline_names_a_rank_that_has_come_and_does_not_move_on(stopped, capsys):
+    channels = _channels(3, Settings(timeout_seconds=2, warn_seconds=0.5))
+    watches = [channel.begin("all_reduce", 1) for channel in channels]
+    waiting = [rank for rank in range(3) if rank != stopped]
+    with pytest.raises(TransportTimeoutError) as caught:
+        while True:
+            for rank in waiting:
+                watches[rank].tick()
+    expected = f"s for rank {stopped} (node{stopped}), which came to this call and does not move on in it (stopped"
+    assert expected in str(caught.value)
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "has waited" in line]
+    assert warning.startswith(f"mpidist: rank {waiting[0]} of 3: ") and expected in warning
+
+
+def test_a_deadline_names_nobody_where_all_have_come_and_wait():
+    channels = _channels(3, replace(QUICK, timeout_seconds=1))
+    watches = [channel.begin("all_reduce", 1) for channel in channels]
+    with pytest.raises(TransportTimeoutError, match=r"s for a message \(all ranks have come, and wait\)"):
+        while True:
+            for watch in watches:
+                watch.tick()

@@ -44,10 +44,10 @@ def _two_nodes(per_node=2, nodes=2):
     return channels
 
 
-def _errors_of_waiting(channels, ranks, what="all_reduce"):
+def _errors_of_waiting(channels, ranks, what="all_reduce", come=()):
     errors = {}
     # all begin before anybody waits: on a slow machine the first could miss ranks whose thread has not started yet
-    watches = {rank: channels[rank].begin(what, 1) for rank in ranks}
+    watches = {rank: channels[rank].begin(what, 1) for rank in {*ranks, *come}}
 
     def wait(rank):
         try:
@@ -74,6 +74,18 @@ def test_all_waiting_ranks_of_all_nodes_name_the_missing_one(missing):
         assert isinstance(error, TransportTimeoutError)
         assert f"rank {missing} (host{missing // 2})" in str(error)
         assert not any(f"for rank {rank}" in str(error) for rank in waiting)
+
+
+@pytest.mark.parametrize("stopped", [1, 3])
+def test_all_waiting_ranks_name_one_that_has_come_and_does_not_move_on(stopped):
+    channels = _two_nodes()
+    for channel in channels:
+        channel.settings = Settings(timeout_seconds=3, warn_seconds=0)  # a busy machine holds threads up
+    waiting = [rank for rank in range(4) if rank != stopped]
+    errors = _errors_of_waiting(channels, waiting, come=[stopped])
+    assert sorted(errors) == waiting
+    expected = f"s for rank {stopped} (host{stopped // 2}), which came to this call and does not move on"
+    assert all(expected in str(error) for error in errors.values())
 
 
 def test_a_verdict_that_another_node_asked_for_reaches_the_ranks_beside_rank_0():
