@@ -331,6 +331,7 @@ class Reader(Copies):
             words[pin] = buffer + 1
             full_fence()
             if words[_CURRENT] == buffer:
+                fence()
                 return buffer
 
     def unpin(self) -> None:

@@ -302,6 +302,7 @@ class NearServer(ServerEnd):
         if self.has_clock and words[self._applied + 1] < self.pushed:
             self._await(self._applied + 1)
         if self.gathers:
+            fence()
             self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
 
     def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:

@@ -107,6 +107,7 @@ class StatusBoard:
 
     def note(self, line: int, call: int) -> str:
         """Return what the line's rank wrote of `call`, one of its last two calls."""
+        fence()  # behind the look at the call or digest that says that there is a note
         start = (2 * line + (call & 1)) * _NOTE_BYTES
         raw = bytes(self._notes[start : start + _NOTE_BYTES])
         return raw.rstrip(b"\0").decode(errors="ignore")
@@ -117,7 +118,8 @@ class StatusBoard:
         return max(self.words[even], self.words[odd])
 
     def digest(self, line: int, call: int) -> int:
-        """Return the digest the line's rank posted with `call`, one of its last two calls."""
+        """Return the digest the line's rank posted with `call`, one of its last two calls, to which it has come."""
+        fence()
         return self.words[(1 + line) * _LINE_WORDS + 2 * (call & 1) + 1]
 
     def state(self, line: int) -> int:
@@ -135,7 +137,8 @@ class StatusBoard:
         self.words[_ALARM] = 1
 
     def text(self, line: int) -> str:
-        """Return the text that came with the line's state."""
+        """Return the text that came with the line's state, which the caller has seen."""
+        fence()
         raw = bytes(self._text[line * _TEXT_BYTES : (line + 1) * _TEXT_BYTES])
         return raw.rstrip(b"\0").decode(errors="replace")
 

@@ -284,7 +284,7 @@ class ControlChannel:
             return _listed(missing, self.name)
         if silent := self.silent(call, waited):
             names = _listed(silent, self.name)
-            return f"{names}, which came to this call and does not move on in it (stopped, swapped out, or in a debugger)"
+            return f"{names}, which came to this call and does not move on in it (stopped, swapped out, in a debugger)"
         return "a message (all ranks have come, and wait)"
 
     def dead(self) -> list[int]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpidist.errors import RemoteReplicaError
-from mpidist.runtime.board import fence
 
 if TYPE_CHECKING:
     from mpidist.runtime.control import ControlChannel, Watch
@@ -118,7 +117,6 @@ class MissedCalls:
         line, board = control.board_ranks.index(rank), control.board
         if not call or board.call(line) < call or board.digest(line, call) != MISSED:
             return None
-        fence()
         return board.note(line, call)
 
     def error(self, watch: Watch) -> RemoteReplicaError | None:

@@ -282,6 +282,7 @@ class SharedTransport(Transport):
         """Move what has come from `peer` into the arrays that wait for it; return whether anything moved."""
         queue, lane, moved = self._receiving[peer], self._in[peer], False
         while queue and lane.emptied < lane.filled:
+            fence()
             if lane.nbytes != queue[0].nbytes:
                 raise self.wrong_size(lane.nbytes, peer, queue[0].nbytes)
             piece = queue[0].next_piece(self._slot_bytes)

@@ -112,7 +112,7 @@ class SharedLine(Line):
         area = self._own(payload)
         length = area.array.size if nbytes is None else nbytes
         words = area.words
-        if words[_BUSY] or not 0 <= length <= area.array.size:
+        if area.busy or not 0 <= length <= area.array.size:
             state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
             raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
         if area.file is not None:
@@ -219,11 +219,11 @@ class SharedLine(Line):
         return inbox.popleft()
 
     def take_in(self) -> bool:
-        emptied = self._emptied
-        if self._in_words[_FILLED] == emptied:
+        emptied, filled = self._emptied, self._in_words[_FILLED]
+        if filled == emptied:
             return False
         fence()
-        filled, size, ring = self._in_words[_FILLED], self._size, self._in
+        size, ring = self._size, self._in
         while emptied < filled:
             at = emptied % size
             if ring[at + 4] & _SKIP:
@@ -322,7 +322,10 @@ class SharedArea(Area):
 
     @property
     def busy(self) -> bool:
-        return self.words[_BUSY] != 0
+        if self.words[_BUSY]:
+            return True
+        fence()
+        return False
 
     def close(self) -> None:
         self.line.drop(self)
