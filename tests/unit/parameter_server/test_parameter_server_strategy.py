@@ -8,10 +8,10 @@ import threading
 
 import numpy
 import pytest
-from mpidist.cluster_resolver import MPIClusterResolver, SimpleClusterResolver
 from mpidist.experimental.partitioners import FixedShardsPartitioner
 
 import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver, SimpleClusterResolver
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.optimizers import LossScaleOptimizer
 from mpidist.optimizers.schedules import ExponentialDecay

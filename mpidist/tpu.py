@@ -1,0 +1,10 @@
+"""A mesh of ranks under TensorFlow's names for TPUs."""
+
+from typing import TYPE_CHECKING
+
+from mpidist.hints import public_module
+from mpidist.strategies.tpu import *  # noqa: F403
+from mpidist.strategies.tpu import __all__ as __all__
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public_module(__name__)
