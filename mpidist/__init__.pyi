@@ -14,8 +14,6 @@ from mpidist import testing as testing
 from mpidist import tpu as tpu
 from mpidist.cluster.spec import ClusterSpec as ClusterSpec
 from mpidist.context import experimental_set_strategy as experimental_set_strategy
-from mpidist.context import get_replica_context as get_replica_context
-from mpidist.context import get_strategy as get_strategy
 from mpidist.context import has_strategy as has_strategy
 from mpidist.context import in_cross_replica_context as in_cross_replica_context
 from mpidist.cross_device_ops import CrossDeviceOps as CrossDeviceOps
@@ -36,6 +34,8 @@ from mpidist.options import VariableAggregation as VariableAggregation
 from mpidist.options import VariableSynchronization as VariableSynchronization
 from mpidist.strategies.base import Strategy as Strategy
 from mpidist.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+from mpidist.strategies.current import get_replica_context as get_replica_context
+from mpidist.strategies.current import get_strategy as get_strategy
 from mpidist.strategies.extended import StrategyExtended as StrategyExtended
 from mpidist.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy

@@ -87,6 +87,8 @@ class ParameterServerStrategy(Strategy):
         There is one already.
     """
 
+    _cluster_resolver: ClusterResolver
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
