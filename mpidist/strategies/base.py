@@ -194,7 +194,7 @@ class Strategy(InputMethods):
         return self.extended.num_replicas
 
     @property
-    def cluster_resolver(self) -> ClusterResolver | None:
+    def cluster_resolver(self) -> ClusterResolver | Any:  # Any, so that others than those need not ask for None
         """What the cluster was read from; None for strategies of one machine."""
         return self._cluster_resolver
 

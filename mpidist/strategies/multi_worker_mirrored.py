@@ -46,8 +46,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         NCCL is asked for and this rank has no GPU.
     """
 
-    _cluster_resolver: ClusterResolver
-
     def __init__(
         self,
         cluster_resolver: ClusterResolver | CommunicationImplementation | str | None = None,

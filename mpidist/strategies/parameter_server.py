@@ -87,8 +87,6 @@ class ParameterServerStrategy(Strategy):
         There is one already.
     """
 
-    _cluster_resolver: ClusterResolver
-
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,

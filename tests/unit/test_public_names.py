@@ -132,10 +132,11 @@ def test_names_of_namespaces_are_those_of_their_all(name):
 def test_files_that_the_package_needs_are_installed_with_it():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    patterns = [pattern.strip() for pattern in config["options.package_data"]["mpidist"].split(",")]
-    others = [path for path in (ROOT / "mpidist").rglob("*.*") if path.suffix not in (".py", ".pyc")]
-    assert {path.name for path in others} >= {"py.typed", "__init__.pyi"}
-    assert [path for path in others if not any(path.match(f"mpidist/{pattern}") for pattern in patterns)] == []
+    patterns = {(package, pattern) for package, pattern in config["options.package_data"].items()}
+    assert patterns == {("mpidist", "py.typed"), ("*", "*.pyi")}
+    others = {path.relative_to(ROOT / "mpidist") for path in (ROOT / "mpidist").rglob("*.*")}
+    named = {str(path) for path in others if path.suffix not in (".py", ".pyc")}
+    assert named == {"py.typed", "__init__.pyi", "experimental/__init__.pyi"}
 
 
 def test_names_are_importable_from_namespaces():

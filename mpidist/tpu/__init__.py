@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from mpidist.hints import public_module
-from mpidist.strategies.tpu import *  # noqa: F403
-from mpidist.strategies.tpu import __all__ as __all__
+from mpidist.tpu import experimental
+
+__all__ = ["experimental"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = public_module(__name__)
