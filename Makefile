@@ -107,8 +107,9 @@ test-netns: $(VENV)/.test-installed $(MPICH_VENV)/.test-installed
 lint: $(VENV)/.lint-installed
 	$(VENV)/bin/ruff check .
 
-types: $(VENV)/.lint-installed
+types: $(VENV)/.lint-installed $(VENV)/.test-installed
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest -q tests/types
 
 layering: $(VENV)/.test-installed
 	$(VENV)/bin/python -m pytest -q tests/unit/test_layering.py

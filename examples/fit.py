@@ -50,9 +50,8 @@ def main() -> None:
         epochs=arguments.epochs,
         validation_data=tuple(test),
         callbacks=callbacks,
-        verbose=2,
     )
-    loss, accuracy = trainer.evaluate(test.images, test.labels, batch_size=len(test.images))
+    loss, accuracy = trainer.evaluate(test.images, test.labels, batch_size=len(test.images), verbose=0)
     if trainer.is_chief:
         print(f"{strategy.num_replicas_in_sync} replicas, test loss {loss:.4f}, test accuracy {accuracy:.4f}")
 

@@ -22,6 +22,7 @@ from typing import Any  # noqa: E402
 import numpy  # noqa: E402
 
 import mpidist  # noqa: E402
+from mpidist.strategies.tpu.mesh import MeshReplicaContext  # noqa: E402
 
 ROWS, INPUTS, HIDDEN, OUTPUTS, BATCH = 512, 8, 64, 3, 64
 
@@ -54,6 +55,7 @@ class SplitLayers:
     def loss_and_gradients(self, rows: Any, targets: Any, global_batch: int) -> tuple[float, list[tuple[Any, Any]]]:
         """Return this replica's part of the mean squared error, and this rank's gradients with their variables."""
         replica = mpidist.get_replica_context()
+        assert isinstance(replica, MeshReplicaContext)
         hidden = numpy.tanh(rows @ self.kernel.value + self.bias.value)  # this rank's units
         outputs = replica.logical_all_reduce("SUM", hidden @ self.output.value)  # of all units
         error = outputs - targets

@@ -17,7 +17,7 @@ import argparse  # noqa: E402
 import importlib  # noqa: E402
 import math  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import digits  # noqa: E402
@@ -26,7 +26,7 @@ import numpy  # noqa: E402
 
 import mpidist  # noqa: E402
 
-STRATEGIES = {
+STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "default": mpidist.get_strategy,
     "one_device": lambda: mpidist.OneDeviceStrategy("/cpu:0"),
     "mirrored": mpidist.MirroredStrategy,
@@ -70,7 +70,8 @@ class Training:
     def learning_rate(self, step: int) -> float:
         """Half a cosine, from the model's rate to 0 after the last epoch."""
         done = step / (self.arguments.epochs * len(self.batches))
-        return self.model.LEARNING_RATE * (1 + math.cos(math.pi * min(done, 1))) / 2
+        rate: float = self.model.LEARNING_RATE
+        return rate * (1 + math.cos(math.pi * min(done, 1))) / 2
 
     def parameters(self) -> list[Any]:
         return [variable.value for variable in self.variables.values()]

@@ -11,7 +11,10 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+#: What a function given to a strategy returns.
+T = TypeVar("T")
 
 #: The module that has the default strategy.  It is above this one, and so is named here and loaded on first use.
 _DEFAULT_STRATEGY_MODULE = "mpidist.strategies.default"
@@ -100,7 +103,7 @@ def current_mode() -> Mode:
     return _state.base or _default_mode()
 
 
-def call_inside(mode: Mode, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def call_inside(mode: Mode, fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> T:
     """Call `fn` with `mode` in force and return what it returns.  Local; errors as for `entered`.
 
     It does what ``with entered(mode)`` does, by one Python call in place of four, since it is done in every step.

@@ -29,6 +29,10 @@ A failure that depends on other ranks is raised on all of them; such an error ha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from mpidist.hints import public_module
+
 
 class MpidistError(Exception):
     """Base of every error that mpidist raises on its own account."""
@@ -153,3 +157,8 @@ class CheckpointError(MpidistError, RuntimeError):
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint at this place."""
+
+
+if not TYPE_CHECKING:
+    __all__ = [name for name, value in vars().items() if isinstance(value, type)]
+    __getattr__, __dir__ = public_module(__name__)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mpidist.input import structure
@@ -25,6 +26,9 @@ from mpidist.input.text import CsvTable, TextTable
 from mpidist.input.zipped import Concatenate, Zip
 
 __all__ = ["AUTOTUNE", "ArraySpec", "Dataset"]
+
+#: One file or several; ``*`` and ``?`` are patterns.
+Paths = str | Path | Iterable[str | os.PathLike[str]]
 
 #: For `num_parallel_calls` and `prefetch`: leaves the number to mpidist.
 AUTOTUNE = -1
@@ -112,7 +116,7 @@ class Dataset:
         return cls(Generated(generator, tuple(args), output_signature))
 
     @classmethod
-    def from_hdf5(cls, paths: Any, names: Any = None) -> Dataset:
+    def from_hdf5(cls, paths: Paths, names: Any = None) -> Dataset:
         """Return the data set of the rows of arrays in HDF5 files.
 
         Nothing but the rows of a batch is read, in slices, where HDF5 reads the chunks that they touch.
@@ -150,7 +154,7 @@ class Dataset:
         return cls(FileRows.checked(tables))
 
     @classmethod
-    def from_npz(cls, paths: Any, names: Any = None) -> Dataset:
+    def from_npz(cls, paths: Paths, names: Any = None) -> Dataset:
         """Return the data set of the rows of arrays in ``.npz`` files, mapped into memory unless compressed.
 
         Parameters
@@ -162,7 +166,7 @@ class Dataset:
         return cls(tables_of(paths, lambda path: npz_table(path, names)))
 
     @classmethod
-    def from_text(cls, paths: Any, encoding: str = "utf-8") -> Dataset:
+    def from_text(cls, paths: Paths, encoding: str = "utf-8") -> Dataset:
         """Return the data set of the lines of text files, as str without their line ends.
 
         Parameters
@@ -175,8 +179,8 @@ class Dataset:
     @classmethod
     def from_csv(
         cls,
-        paths: Any,
-        columns: Any = None,
+        paths: Paths,
+        columns: Sequence[str] | Sequence[int] | None = None,
         dtype: Any = "float32",
         header: bool = True,
         delimiter: str = ",",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from mpidist.hints import public_module
 from mpidist.optimizers import schedules
 from mpidist.optimizers.adagrad import Adagrad
 from mpidist.optimizers.adam import Adam, AdamW
@@ -23,3 +26,6 @@ __all__ = [
     "RMSprop",
     "schedules",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public_module(__name__)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer
+from mpidist.optimizers.base import LearningRate, Optimizer, Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Adagrad(Optimizer):
@@ -34,7 +37,7 @@ class Adagrad(Optimizer):
         learning_rate: LearningRate = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         if not initial_accumulator_value >= 0:
             raise ValueError(f"initial_accumulator_value must be 0 or more, got {initial_accumulator_value}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer
+from mpidist.optimizers.base import LearningRate, Optimizer, Options, OptionsButDecay
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Adam(Optimizer):
@@ -35,7 +38,7 @@ class Adam(Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__(learning_rate, **options)
         self.beta_1 = beta_1
@@ -85,6 +88,6 @@ class AdamW(Adam):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        **options: Any,
+        **options: Unpack[OptionsButDecay],
     ) -> None:
         super().__init__(learning_rate, beta_1, beta_2, epsilon, weight_decay=weight_decay, **options)

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import numpy
 
@@ -29,6 +29,24 @@ from mpidist.options import ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices, sums_over_parts
 
 LearningRate = float | Callable[[int], float]
+_T = TypeVar("_T")
+
+
+class OptionsButDecay(TypedDict, total=False):
+    """The options of every `Optimizer`, for families that have a weight decay of their own."""
+
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    gradient_accumulation_steps: int | None
+    loss_scale_factor: float | None
+    skip_nonfinite: bool
+
+
+class Options(OptionsButDecay, total=False):
+    """The options of every `Optimizer`."""
+
+    weight_decay: float | None
 
 
 @dataclass(frozen=True)
@@ -226,9 +244,10 @@ class Optimizer(abc.ABC):
         """Micro-batches accumulated since the last update."""
         return self._accumulation.micro_step
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: _T) -> _T:
         """Return the loss, or its gradient, times the loss scale: what to differentiate.  Local."""
-        return loss if self.loss_scale.scale == 1 else loss * self.loss_scale.scale
+        scale: Any = self.loss_scale.scale
+        return loss if scale == 1 else loss * scale
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
@@ -246,7 +265,9 @@ class Optimizer(abc.ABC):
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def apply_gradients(
-        self, gradients_and_variables: Iterable[tuple[Any, Any]], skip_gradients_aggregation: bool = False
+        self,
+        gradients_and_variables: Iterable[tuple[Any, DistributedVariable]],
+        skip_gradients_aggregation: bool = False,
     ) -> None:
         """Sum the gradients over the replicas, then update the variables in place.
 
@@ -530,7 +551,7 @@ class Optimizer(abc.ABC):
         self._sharded.release([variable])
         return self._slots.of(variable)
 
-    def slots(self, variable: Any) -> dict[str, Any]:
+    def slots(self, variable: DistributedVariable) -> dict[str, Any]:
         """Return the slots of a variable by name, in its shape; live views where they are kept whole.
 
         Collective where they are kept in slices, each on one rank (large models under a strategy of several ranks);

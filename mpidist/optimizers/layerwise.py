@@ -11,12 +11,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer, Step
+from mpidist.optimizers.base import LearningRate, Optimizer, Options, OptionsButDecay, Step
 from mpidist.variables import sums_over_parts
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class LayerwiseOptimizer(Optimizer):
@@ -36,7 +39,7 @@ class LayerwiseOptimizer(Optimizer):
     """
 
     def __init__(
-        self, learning_rate: LearningRate, exclude_from_layer_adaptation: Iterable[str] = (), **options: Any
+        self, learning_rate: LearningRate, exclude_from_layer_adaptation: Iterable[str] = (), **options: Unpack[Options]
     ) -> None:
         self._not_adapted = [re.compile(pattern) for pattern in exclude_from_layer_adaptation]
         super().__init__(learning_rate, **options)
@@ -105,7 +108,7 @@ class LARS(LayerwiseOptimizer):
         trust_coefficient: float = 0.001,
         weight_decay: float = 0.0005,
         exclude_from_layer_adaptation: Iterable[str] = (),
-        **options: Any,
+        **options: Unpack[OptionsButDecay],
     ) -> None:
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
@@ -170,7 +173,7 @@ class LAMB(LayerwiseOptimizer):
         epsilon: float = 1e-7,
         weight_decay: float | None = None,
         exclude_from_layer_adaptation: Iterable[str] = (),
-        **options: Any,
+        **options: Unpack[OptionsButDecay],
     ) -> None:
         self.beta_1 = beta_1
         self.beta_2 = beta_2

@@ -6,10 +6,12 @@ A scale is fixed, or found while training: it grows after many steps without an 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from mpidist.optimizers.base import Optimizer
+
+_O = TypeVar("_O", bound="Optimizer")
 
 _LARGEST = 2.0**127  # larger ones are infinite in float32
 
@@ -82,8 +84,8 @@ class DynamicLossScale(LossScale):
 
 
 def LossScaleOptimizer(  # noqa: N802 - a factory with the name of Keras' class
-    inner_optimizer: Optimizer, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000
-) -> Optimizer:
+    inner_optimizer: _O, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000
+) -> _O:
     """Give an optimizer a dynamic loss scale, and return this optimizer.  Local.
 
     Multiply the loss by it with `Optimizer.scale_loss`; a step with a gradient that is not finite is left out by all

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer
+from mpidist.optimizers.base import LearningRate, Optimizer, Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class RMSprop(Optimizer):
@@ -37,7 +40,7 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         epsilon: float = 1e-7,
         centered: bool = False,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be from 0 to 1, got {momentum}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer
+from mpidist.optimizers.base import LearningRate, Optimizer, Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SGD(Optimizer):
@@ -27,7 +30,11 @@ class SGD(Optimizer):
     """
 
     def __init__(
-        self, learning_rate: LearningRate = 0.01, momentum: float = 0.0, nesterov: bool = False, **options: Any
+        self,
+        learning_rate: LearningRate = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be from 0 to 1, got {momentum}")

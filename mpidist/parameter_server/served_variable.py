@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -13,6 +13,9 @@ from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.registry import variable_of
 from mpidist.variables import DistributedVariable, IndexedSlices
 from mpidist.variables.variable import Place
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class ServedVariable(DistributedVariable):
@@ -68,7 +71,7 @@ class ServedVariable(DistributedVariable):
         return self.specs[0].shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> numpy.dtype[Any]:
         """The dtype."""
         return self.specs[0].dtype
 
@@ -94,23 +97,23 @@ class ServedVariable(DistributedVariable):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @property
-    def value(self) -> Any:
+    def value(self) -> numpy.ndarray:
         """The value, as last pulled: read-only, and unchanged until the next pull."""
         value = self._client.snapshot.get(self.key)
         return self._client.value(self.key) if value is None else value
 
-    def read_value(self) -> Any:
+    def read_value(self) -> numpy.ndarray:
         """Return the value that the server has now, as a new array."""
         return self._client.read(self.key)
 
-    def sparse_read(self, indices: Any) -> Any:
+    def sparse_read(self, indices: ArrayLike) -> numpy.ndarray:
         """Return the rows with these numbers, as the server has them now, in the shape of `indices` with rows behind.
 
         Only these rows are sent.  A variable that is read so once is kept apart by its server, and no longer sent
         with others.
         """
-        indices = self._checked_rows(indices)
-        return self._lookup(indices.reshape(-1)).reshape(*indices.shape, *self.shape[1:])
+        rows = self._checked_rows(indices)
+        return self._lookup(rows.reshape(-1)).reshape(*rows.shape, *self.shape[1:])
 
     @property
     def version(self) -> int:
@@ -237,13 +240,13 @@ class ShardedVariable(ServedVariable):
         return len(self.specs)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> numpy.ndarray:
         """The value of all shards together, as last pulled: a new array, read-only."""
         whole = numpy.concatenate([each.value for each in self.variables])
         whole.flags.writeable = False
         return whole
 
-    def read_value(self) -> Any:
+    def read_value(self) -> numpy.ndarray:
         """Return the value that the servers have now, as a new array."""
         return numpy.concatenate([each.read_value() for each in self.variables])
 

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
+from mpidist.context import T
 from mpidist.cross_device_ops import component, dense_component, parse_reduce_op
 from mpidist.options import ReduceOp
 from mpidist.strategies import reduction
 from mpidist.strategies.extended import MirroredExtended, StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
 from mpidist.strategies.replica_context import ReplicaContext
+from mpidist.strategies.run_options import RunOptions
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import ArrayLike
 
 __all__ = ["MirroredExtended", "ReplicaContext", "Strategy", "StrategyExtended"]
 
@@ -60,11 +66,11 @@ class Strategy(InputMethods):
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., T],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        options: Any = None,
-    ) -> Any:
+        options: RunOptions | None = None,
+    ) -> T:
         """Call `fn` as this rank's replica and return what it returns.
 
         Collective: every rank calls it in the same order, as far as `fn` calls collectives.  An exception of `fn` is
@@ -147,7 +153,7 @@ class Strategy(InputMethods):
         (result,) = self.extended.reduce_arrays(reduce_op, [component(value)])
         return reduction.like_given(result, value)
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: ArrayLike, axis: int) -> numpy.ndarray:
         """Return the components of all replicas joined along `axis`, in replica order; the same on every rank.
 
         Collective: every rank calls it in the same order.
@@ -188,7 +194,7 @@ class Strategy(InputMethods):
         return self.extended.num_replicas
 
     @property
-    def cluster_resolver(self) -> ClusterResolver | None:
+    def cluster_resolver(self) -> ClusterResolver | Any:  # Any, so that others than those need not ask for None
         """What the cluster was read from; None for strategies of one machine."""
         return self._cluster_resolver
 

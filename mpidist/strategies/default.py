@@ -9,6 +9,7 @@ from typing import Any
 
 from mpidist import context
 from mpidist.cluster.devices import device_of_rank
+from mpidist.context import T
 from mpidist.strategies.alone import LoneExtended
 from mpidist.strategies.base import ReplicaContext, Strategy
 
@@ -48,8 +49,8 @@ class _DefaultExtended(LoneExtended):
     title = "the default strategy"
 
     def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> T:
         """Call `fn`: outside of all scopes the code is in a replica context already."""
         return fn(*args, **(kwargs or {}))
 

@@ -12,6 +12,7 @@ from mpidist import context
 from mpidist.arrays import is_device
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import MERGE_CALL
+from mpidist.context import T
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
 from mpidist.errors import RemoteReplicaError
 from mpidist.fusion.gradient_buffers import GradientBuffers
@@ -79,8 +80,8 @@ class StrategyExtended:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> T:
         """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
         begun_at, told_outside, self._told = self._calls, self._told, None
         try:
@@ -271,7 +272,9 @@ class StrategyExtended:
         self._before_collective()
         return rows
 
-    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+    def gather_array(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None
+    ) -> numpy.ndarray:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
         self._before_collective()
         return value
@@ -536,7 +539,9 @@ class MirroredExtended(StrategyExtended):
         """
         self.communicator.barrier(MERGE_CALL, self._options.timeout_seconds)
 
-    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+    def gather_array(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None
+    ) -> numpy.ndarray:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
         return self.cross_device_ops._gather(value, value, axis, self._options.merge(options))
 

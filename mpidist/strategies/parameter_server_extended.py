@@ -13,6 +13,7 @@ from mpidist import context, errors
 from mpidist.arrays import as_host, is_device
 from mpidist.cluster.devices import Device, device_of_rank
 from mpidist.collectives.communicator import Communicator
+from mpidist.context import T
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.errors import MpidistError
 from mpidist.input.dataset import Dataset
@@ -134,8 +135,8 @@ class ServedExtended(StrategyExtended):
     # -- running ------------------------------------------------------------------------------------------------------
 
     def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> T:
         """Call `fn` in this rank's replica context, with what the servers have now, and return what it returns.
 
         Local; collective among the ranks of a worker.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import context, nest
+from mpidist.context import T
 from mpidist.cross_device_ops import component, dense_component, parse_reduce_op
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.reduction import like_given
@@ -110,8 +111,8 @@ class ReplicaContext:
         return nest.pack(value, [extended.gather_array(leaf, axis, options) for leaf in leaves])
 
     def merge_call(
-        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> T:
         """Call ``merge_fn(strategy, *args, **kwargs)`` in a cross-replica context and return what it returns.
 
         Collective: every replica calls it in the same order.  It begins when all have come.  `merge_fn` runs on every

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mpidist.cluster.topology import Topology
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
@@ -19,6 +19,8 @@ from mpidist.transports import World, installed
 from mpidist.transports.loopback import Faults, LoopbackWorld
 from mpidist.transports.remote_memory import RemoteMemory
 from mpidist.transports.shared import SharedSegments
+
+_T = TypeVar("_T")
 
 #: Shared memory that each rank has for small and for long collectives, in bytes: little, so that tests fill it.
 _SEGMENT_BYTES, _PLACE_BYTES = 1024, 4096
@@ -45,14 +47,14 @@ class RankErrors(MpidistError):
 
 def run_ranks(
     size: int,
-    fn: Callable[..., Any],
+    fn: Callable[..., _T],
     *args: Any,
     hosts: Sequence[str] | None = None,
     timeout_seconds: float = 60,
     faults: Faults | None = None,
     eager_bytes: int = 0,
     memory: frozenset[str] = frozenset({"host"}),
-) -> list[Any]:
+) -> list[_T]:
     """Run ``fn(*args)`` on `size` threads, each a rank of a loopback world, and return the results by rank.
 
     Inside, `mpidist.transports.world` and all that is built on it see the thread's rank; threads that a rank starts are

@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy
 
+from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.communicator import Communicator
+from mpidist.context import T
 from mpidist.training.checkpoint import CHIEF, Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
 
@@ -129,7 +131,7 @@ class PreemptionCheckpointHandler:
 
     def __init__(
         self,
-        cluster_resolver: Any,
+        cluster_resolver: ClusterResolver | None,
         checkpoint_or_manager: Checkpoint | CheckpointManager,
         checkpoint_dir: str | Path | None = None,
         termination_config: TerminationConfig | None = None,
@@ -152,7 +154,7 @@ class PreemptionCheckpointHandler:
         self._watch_signals()
         self._manager.restore_or_initialize()
 
-    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, distributed_train_function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a function that makes a step, and return what it returns; before it, save and exit if so agreed.
 
         Collective: every rank calls it as often.

@@ -208,7 +208,7 @@ class Trainer:
         x, y, batch_size, sample_weight
             As for `fit`.
         verbose : int or str
-            Accepted for Keras' sake.
+            See `mpidist.callbacks.ProgressBar`.
         steps : int, optional
             Evaluate only so many batches.
         callbacks : sequence of Callback
@@ -221,7 +221,7 @@ class Trainer:
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
         batches = Batches(data, steps)
-        called = CallbackList(callbacks, self, {"epochs": 1, "steps": batches.steps})
+        called = CallbackList([*callbacks, ProgressBar(verbose)], self, {"epochs": 1, "steps": batches.steps})
         self.strategy.run(self._model.read_variables)
         logs = self._evaluate(batches, called)
         if return_dict:
@@ -247,7 +247,7 @@ class Trainer:
         batch_size : int, optional
             Rows of a global batch; only with arrays.  32 by default.
         verbose : int or str
-            Accepted for Keras' sake.
+            See `mpidist.callbacks.ProgressBar`.
         steps : int, optional
             Predict only so many batches.
         callbacks : sequence of Callback
@@ -263,7 +263,7 @@ class Trainer:
             There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
         """
         data = Batches(feeding.distributed(self.strategy, x, batch_size=batch_size), steps)
-        called = CallbackList(callbacks, self, {"epochs": 1, "steps": data.steps})
+        called = CallbackList([*callbacks, ProgressBar(verbose)], self, {"epochs": 1, "steps": data.steps})
         self.strategy.run(self._model.read_variables)
         parts, rows = [], []
         called.call("on_predict_begin", {})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
 
 
 class ArrayReading(NDArrayOperatorsMixin):
@@ -17,7 +20,7 @@ class ArrayReading(NDArrayOperatorsMixin):
     name: str
 
     @property
-    def value(self) -> Any:
+    def value(self) -> numpy.ndarray:
         """The array that is read."""
         raise NotImplementedError
 
@@ -27,7 +30,7 @@ class ArrayReading(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> numpy.dtype[Any]:
         """The dtype of `value`, known without reading it."""
         raise NotImplementedError
 
@@ -62,7 +65,7 @@ class ArrayReading(NDArrayOperatorsMixin):
         """Return the value as a new NumPy array, copied from the device if it is there.  Local, or as `value`."""
         return arrays.as_host(self.value)
 
-    def sparse_read(self, indices: Any) -> Any:
+    def sparse_read(self, indices: ArrayLike) -> NDArray[Any]:
         """Return the rows with these numbers, in the shape of `indices` with rows behind, as a new array."""
         return arrays.namespace(self.value).take(self.value, arrays.in_memory_of(self.value, indices), axis=0)
 

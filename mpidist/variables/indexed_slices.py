@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import arrays
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 class IndexedSlices:
@@ -38,9 +41,9 @@ class IndexedSlices:
         Values, numbers and shape do not fit together, or a row is outside of the shape.
     """
 
-    def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
-        self.values = arrays.to_array(values)
-        self.indices = arrays.to_array(indices)
+    def __init__(self, values: ArrayLike, indices: ArrayLike, dense_shape: Sequence[int] | None = None) -> None:
+        self.values: numpy.ndarray = arrays.to_array(values)
+        self.indices: numpy.ndarray = arrays.to_array(indices)
         if self.indices.size == 0:  # an empty list is an array of floats
             self.indices = self.indices.astype(numpy.int64)
         self.dense_shape = None if dense_shape is None else tuple(int(length) for length in dense_shape)
@@ -55,7 +58,7 @@ class IndexedSlices:
             self.check(self.dense_shape)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> numpy.dtype[Any]:
         """The dtype of the values."""
         return self.values.dtype
 
@@ -71,7 +74,7 @@ class IndexedSlices:
                 f"shape {dense_shape}"
             )
 
-    def with_values(self, values: Any) -> IndexedSlices:
+    def with_values(self, values: ArrayLike) -> IndexedSlices:
         """Return the same rows with other values.  Local."""
         return IndexedSlices(values, self.indices, self.dense_shape)
 
@@ -92,7 +95,7 @@ class IndexedSlices:
             values = library.add.reduceat(wide, starts, axis=0, dtype=wide.dtype).astype(values.dtype, copy=False)
         return IndexedSlices(values, ordered[starts], self.dense_shape)
 
-    def to_dense(self, dense_shape: Sequence[int] | None = None) -> Any:
+    def to_dense(self, dense_shape: Sequence[int] | None = None) -> numpy.ndarray:
         """Return the larger array as a new one, zeros included.  Local.
 
         Parameters

@@ -57,7 +57,7 @@ class SplitVariable(DistributedVariable):
             part_of(whole, self.partition_dimensions, index)[...] = values.reshape(part.shape)
         return whole
 
-    def whole(self) -> Any:
+    def whole(self) -> numpy.ndarray:
         """Return the value of the whole variable, as a new array.
 
         Collective: every rank calls it in the same order.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -21,12 +21,15 @@ from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.partition import check_partition
 from mpidist.variables.sparse_writing import SparseWriting
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
 
 def Variable(  # noqa: N802 - a factory with the name of what it makes, as in TensorFlow
-    initial_value: Any,
+    initial_value: ArrayLike | Callable[[], ArrayLike],
     trainable: bool | None = None,
     name: str | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
     aggregation: VariableAggregation | str = VariableAggregation.NONE,
     partition_dimensions: Sequence[int] | None = None,
@@ -211,12 +214,12 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return self._storage.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> numpy.dtype[Any]:
         """The dtype of every copy."""
         return self._storage.dtype
 
     @property
-    def value(self) -> Any:
+    def value(self) -> numpy.ndarray:
         """The value.
 
         Local, and a live read-only view of this rank's copy.  The exception is a variable that is synchronized on
@@ -233,11 +236,11 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             return self._aggregate_of_copies()
         return self._view
 
-    def read_value(self) -> Any:
+    def read_value(self) -> numpy.ndarray:
         """Return a copy of the value.  Local or collective, as `value`."""
         return self.value.copy()
 
-    def assign(self, value: Any) -> DistributedVariable:
+    def assign(self, value: ArrayLike) -> DistributedVariable:
         """Set the variable.
 
         In a replica, a variable with an aggregation is set to the aggregate of all replicas' values (collective), one
@@ -264,11 +267,11 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """
         return self._write("assign", _set, value)
 
-    def assign_add(self, value: Any) -> DistributedVariable:
+    def assign_add(self, value: ArrayLike) -> DistributedVariable:
         """Add to the variable; aggregation and errors as for `assign`."""
         return self._write("assign_add", _add, value)
 
-    def assign_sub(self, value: Any) -> DistributedVariable:
+    def assign_sub(self, value: ArrayLike) -> DistributedVariable:
         """Subtract from the variable; aggregation and errors as for `assign`."""
         return self._write("assign_sub", _subtract, value)
 

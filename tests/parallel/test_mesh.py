@@ -8,7 +8,7 @@ import pytest
 import mpidist
 from mpidist.cluster.topology import Topology as ClusterTopology
 from mpidist.errors import RemoteReplicaError
-from mpidist.strategies.tpu.experimental import DeviceAssignment, Topology
+from mpidist.tpu.experimental import DeviceAssignment, Topology
 
 pytestmark = pytest.mark.mpi
 

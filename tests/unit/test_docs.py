@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -142,23 +143,13 @@ def test_no_page_names_a_variable_that_does_not_exist():
 # -- public names -----------------------------------------------------------------------------------------------------
 
 
-def public_names() -> dict[str, object]:
-    """Return every public name below mpidist, namespaces opened, with its value."""
+def public_names(module: ModuleType = mpidist, above: str = "") -> dict[str, object]:
+    """Return every public name below a module, namespaces opened, with its value."""
     found = {}
-    for name in mpidist._NAMES:
-        value = mpidist
-        for part in name.split("."):
-            value = getattr(value, part)
-        listed = getattr(value, "__all__", None) or _classes_of(value)
-        inside = {f"{name}.{each}": getattr(value, each) for each in listed if each != "RESOLVERS"}
-        found.update(inside if inspect.ismodule(value) else {name: value})
+    for name in set(module.__all__) - {"__version__"}:
+        value = getattr(module, name)
+        found.update(public_names(value, f"{above}{name}.") if inspect.ismodule(value) else {f"{above}{name}": value})
     return found
-
-
-def _classes_of(module: object) -> list[str]:
-    if not inspect.ismodule(module):
-        return []
-    return [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
 
 
 NAMES = public_names()

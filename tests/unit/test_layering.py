@@ -18,6 +18,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 
 #: From the lowest layer to the highest.  A module imports from its own folder and from lower layers.
 LAYERS = (
+    ("hints",),
+    ("lazy_names",),
     ("errors", "options", "nest"),
     ("context",),
     ("arrays", "cluster"),
@@ -32,6 +34,8 @@ LAYERS = (
     ("training",),
     ("frameworks",),
     ("testing",),
+    # public names of what lies below
+    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "tpu"),
     ("__init__",),
     ("commands",),
     ("__main__",),

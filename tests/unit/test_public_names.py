@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
 import importlib
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import mpidist
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: The public names, as documented.
 PUBLIC = {
@@ -101,13 +107,36 @@ def test_dir_of_a_namespace_shows_its_names(namespace):
     assert set(dir(getattr(mpidist, namespace))) == NAMESPACES[namespace]
 
 
-@pytest.mark.parametrize("name", sorted(mpidist._NAMES))
-def test_every_name_resolves(name):
-    value = mpidist
-    for part in name.split("."):
-        value = getattr(value, part)
-    _, _, attribute = mpidist._NAMES[name].partition(":")
-    assert not attribute or getattr(value, "__name__", attribute) == attribute
+@pytest.mark.parametrize("module", [mpidist, mpidist.experimental], ids=lambda module: module.__name__)
+def test_the_names_of_a_stub_are_those_of_its_module(module):
+    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text())
+    sources = {alias.asname: node.module for node in ast.walk(stub) if isinstance(node, ast.ImportFrom)
+               for alias in node.names}  # fmt: skip
+    aliases = {node.targets[0].id: node.value.id for node in stub.body if isinstance(node, ast.Assign)}
+    declared = {node.target.id for node in stub.body if isinstance(node, ast.AnnAssign)}
+    assert sorted({*sources, *aliases, *declared}) == dir(module)
+    assert {type(node) for node in stub.body} <= {ast.Expr, ast.ImportFrom, ast.Assign, ast.AnnAssign}
+    for name in {*sources, *aliases}:
+        value, target = getattr(module, name), aliases.get(name, name)
+        assert value.__name__ == (f"{sources[target]}.{name}" if inspect.ismodule(value) else target)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_names_of_namespaces_are_those_of_their_all(name):
+    value = getattr(mpidist, name)
+    if inspect.ismodule(value):
+        assert dir(value) == sorted(value.__all__)
+        assert all(hasattr(value, each) for each in value.__all__)
+
+
+def test_files_that_the_package_needs_are_installed_with_it():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    patterns = {(package, pattern) for package, pattern in config["options.package_data"].items()}
+    assert patterns == {("mpidist", "py.typed"), ("*", "*.pyi")}
+    others = {path.relative_to(ROOT / "mpidist") for path in (ROOT / "mpidist").rglob("*.*")}
+    named = {str(path) for path in others if path.suffix not in (".py", ".pyc")}
+    assert named == {"py.typed", "__init__.pyi", "experimental/__init__.pyi"}
 
 
 def test_names_are_importable_from_namespaces():
@@ -121,11 +150,12 @@ def test_names_are_importable_from_namespaces():
     assert importlib.import_module("mpidist.experimental") is mpidist.experimental
 
 
-@pytest.mark.parametrize("where", ["", ".experimental", ".cluster_resolver"])
+@pytest.mark.parametrize("where", ["", ".experimental", ".cluster_resolver", ".data", ".errors", ".optimizers"])
 def test_an_unknown_name_is_an_attribute_error(where):
     module = importlib.import_module(f"mpidist{where}")
-    with pytest.raises(AttributeError, match="NoSuchStrategy"):
-        _ = module.NoSuchStrategy
+    with pytest.raises(AttributeError, match="no attribute 'Zyx'"):
+        _ = module.Zyx
+    assert not hasattr(module, "Zyx") and getattr(module, "__wrapped__", None) is None
 
 
 def test_importing_mpidist_loads_no_array_mpi_or_file_library():

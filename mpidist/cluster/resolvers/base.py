@@ -50,7 +50,7 @@ class ClusterResolver(abc.ABC):
         """Return the cluster as it is now; ClusterResolutionError when it cannot be made out."""
 
     @property
-    def task_type(self) -> str | None:
+    def task_type(self) -> str | Any:  # Any, so that tasks of a cluster need not ask for None
         """What this process is: "chief", "worker", "ps", "evaluator"; None when it is no task of a cluster."""
         return self._task_type
 
@@ -59,7 +59,7 @@ class ClusterResolver(abc.ABC):
         self._task_type = task_type
 
     @property
-    def task_id(self) -> int | None:
+    def task_id(self) -> int | Any:
         """This process's index among the tasks of its type; None when it is no task of a cluster."""
         return self._task_id
 

@@ -18,6 +18,7 @@ import numpy
 import mpidist
 from mpidist.commands.bench.ps_work import LARGE, MANY, MODEL, ONE, RATE, SAME, SLOPE, WORKS, Work, timed
 from mpidist.optimizers import SGD
+from mpidist.parameter_server.served_variable import ServedVariable
 
 
 class Model:
@@ -124,6 +125,7 @@ def server_bytes() -> dict[str, int]:
     found: Counter[str] = Counter()
     for model in _models.values():
         for variable in model.variables:
+            assert isinstance(variable, ServedVariable)
             found[variable.device] += variable.dtype.itemsize * math.prod(variable.shape)
     return dict(found)
 

@@ -3,7 +3,3 @@
 There are no TPUs behind MPI.  What `TPUStrategy` has beyond other strategies is that a replica may be a *group* of
 devices, its *logical devices*; here they are ranks.
 """
-
-from mpidist.strategies.tpu import experimental
-
-__all__ = ["experimental"]

@@ -58,7 +58,7 @@ class DeviceAssignment:
         computation_stride: Sequence[int] | None = None,
         num_replicas: int | None = None,
     ) -> DeviceAssignment:
-        """Deal the ranks into replicas: blocks of `computation_shape` in the mesh, in rank order.
+        """Deal the ranks into replicas: blocks of `computation_shape` in the mesh, in rank order.  Local.
 
         Parameters
         ----------

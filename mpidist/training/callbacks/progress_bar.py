@@ -1,4 +1,4 @@
-"""`ProgressBar`: how far the training is, on the chief, where somebody watches."""
+"""`ProgressBar`: how far the training is, in lines and on a terminal as a bar; on the chief."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _REFRESH_SECONDS = 0.1
 
 
 class ProgressBar(Callback):
-    """A bar with the loss on a terminal, and a line an epoch.  All methods are Local.
+    """A line for every epoch, evaluation and prediction, and a bar on a terminal while they last.
+
+    The chief shows them, as Keras does.  A validation is part of its epoch's line.  All methods are Local.
 
     Parameters
     ----------
     verbose : int or str
-        0 shows nothing; 1 a bar on a terminal, for which rich must be installed, and lines elsewhere; 2 lines;
-        ``"auto"`` is 1 on a terminal and 0 elsewhere.
+        0 shows nothing; 1 or ``"auto"`` shows lines, and a bar on a terminal, for which rich must be installed; 2 shows
+        lines only.
     """
 
     def __init__(self, verbose: int | str = "auto") -> None:
@@ -28,25 +30,68 @@ class ProgressBar(Callback):
             raise ValueError(f"verbose must be 0, 1, 2 or 'auto', got {verbose!r}")
         self.verbose = verbose
         self._bar: Any = None
+        self._is_training = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Find out whether anything is to be shown."""
-        watched = self.verbose in (1, "auto") and on_terminal()
-        self._lines = self.trainer.is_chief and (self.verbose in (1, 2) or watched)
-        self._rich = _rich() if watched and self.trainer.is_chief else None
+        """Take what is evaluated from here on for validations."""
+        self._is_training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """End the bar."""
+        self._is_training = False
+        self._end_bar()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Begin a bar."""
-        self._start = self._drawn = time.perf_counter()
-        if self._rich is None:
-            return
-        columns = ("{task.description}", self._rich.BarColumn(), self._rich.MofNCompleteColumn(), "{task.fields[text]}")
-        self._bar = self._rich.Progress(*columns, transient=True)
-        self._task = self._bar.add_task(self._title(epoch), total=self.params["steps"], text="")
-        self._bar.start()
+        self._begin(f"epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Move the bar, if it is time."""
+        self._move(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """End the bar, and print a line."""
+        self._end(logs)
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Begin a bar, but for a validation."""
+        if not self._is_training:
+            self._begin("evaluate")
+
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Move the bar, if it is time."""
+        if not self._is_training:
+            self._move(batch, logs)
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """End the bar, and print a line."""
+        if not self._is_training:
+            self._end(logs)
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """Begin a bar."""
+        self._begin("predict")
+
+    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Move the bar, if it is time."""
+        self._move(batch, logs)
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """End the bar, and print a line."""
+        self._end(logs)
+
+    def _begin(self, title: str) -> None:
+        self._title = title
+        self._start = self._drawn = time.perf_counter()
+        rich = _rich() if self.trainer.is_chief and self.verbose in (1, "auto") and on_terminal() else None
+        if rich is None:
+            return
+        columns = ("{task.description}", rich.BarColumn(), rich.MofNCompleteColumn(), "{task.fields[text]}")
+        self._bar = rich.Progress(*columns, transient=True)
+        self._task = self._bar.add_task(title, total=self.params["steps"], text="")
+        self._bar.start()
+
+    def _move(self, batch: int, logs: Logs | None) -> None:
         if self._bar is None:
             return
         now = time.perf_counter()
@@ -54,24 +99,16 @@ class ProgressBar(Callback):
             self._drawn = now
             self._bar.update(self._task, completed=batch + 1, text=_text(logs))
 
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the bar, and print a line."""
+    def _end(self, logs: Logs | None) -> None:
         self._end_bar()
-        if self._lines:
+        if self.trainer.is_chief and self.verbose:
             seconds = time.perf_counter() - self._start
-            print(f"{self._title(epoch)}  {seconds:.1f} s  {_text(logs)}", flush=True)
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """End the bar."""
-        self._end_bar()
+            print(f"{self._title}  {seconds:.1f} s  {_text(logs)}".rstrip(), flush=True)
 
     def _end_bar(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def _title(self, epoch: int) -> str:
-        return f"epoch {epoch + 1}/{self.params['epochs']}"
 
 
 def on_terminal() -> bool:

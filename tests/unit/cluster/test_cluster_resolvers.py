@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mpidist
 import mpidist.cluster.resolvers as resolvers
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.mpi import MPIClusterResolver
@@ -36,14 +37,14 @@ def _slurm(rank: int, nodes: str, tasks: str, **more: str) -> dict[str, str]:
 
 
 class TestRegistry:
-    @pytest.mark.parametrize("name", resolvers.RESOLVERS)
+    @pytest.mark.parametrize("name", resolvers.__all__)
     def test_every_name_is_a_resolver(self, name: str) -> None:
-        assert issubclass(getattr(resolvers, name), ClusterResolver)
-        assert name in dir(resolvers)
+        assert issubclass(getattr(mpidist.cluster_resolver, name), ClusterResolver)
+        assert name in dir(mpidist.cluster_resolver)
 
     def test_unknown_names_list_the_known(self) -> None:
-        with pytest.raises(AttributeError, match="'PBSClusterResolver'; the resolvers are ClusterResolver"):
-            resolvers.PBSClusterResolver  # noqa: B018
+        with pytest.raises(AttributeError, match="'PBSClusterResolver'.*; .* has ClusterResolver, MPIC"):
+            mpidist.cluster_resolver.PBSClusterResolver  # noqa: B018
 
     def test_importing_starts_nothing(self) -> None:
         code = (

@@ -9,10 +9,10 @@ import re
 
 import numpy
 import pytest
-from mpidist.cluster_resolver import SimpleClusterResolver
-from mpidist.experimental.partitioners import MinSizePartitioner
 
 import mpidist
+from mpidist.cluster_resolver import SimpleClusterResolver
+from mpidist.experimental.partitioners import MinSizePartitioner
 from mpidist.testing import run_ranks
 from tests.oracle.cases import EXCEPTIONS, cases
 from tests.oracle.deviations import DEVIATIONS

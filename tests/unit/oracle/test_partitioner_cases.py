@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mpidist.experimental import partitioners
 
+from mpidist.experimental import partitioners
 from tests.oracle.cases import cases
 
 CASES = cases("partitioner")

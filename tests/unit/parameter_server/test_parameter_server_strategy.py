@@ -8,11 +8,11 @@ import threading
 
 import numpy
 import pytest
-from mpidist.cluster_resolver import MPIClusterResolver, SimpleClusterResolver
-from mpidist.experimental.partitioners import FixedShardsPartitioner
 
 import mpidist
+from mpidist.cluster_resolver import MPIClusterResolver, SimpleClusterResolver
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.experimental.partitioners import FixedShardsPartitioner
 from mpidist.optimizers import LossScaleOptimizer
 from mpidist.optimizers.schedules import ExponentialDecay
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpidist.experimental import partitioners
 
+from mpidist.experimental import partitioners
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
 
 

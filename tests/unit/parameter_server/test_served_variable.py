@@ -9,10 +9,10 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpidist.experimental.partitioners import FixedShardsPartitioner
 
 import mpidist
 from mpidist.errors import MpidistError
+from mpidist.experimental.partitioners import FixedShardsPartitioner
 from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
 from tests.unit.parameter_server.jobs import job, one_worker
 

@@ -14,9 +14,9 @@ from mpidist.fusion import update
 from mpidist.input import Dataset
 from mpidist.optimizers import LAMB, LARS, SGD, Adam
 from mpidist.strategies.mirrored import MirroredStrategy
-from mpidist.strategies.tpu.experimental import DeviceAssignment, Topology, initialize_tpu_system
 from mpidist.strategies.tpu.strategy import TPUStrategy
 from mpidist.testing import run_ranks
+from mpidist.tpu.experimental import DeviceAssignment, Topology, initialize_tpu_system
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.variables import Variable
 from mpidist.variables.partition import part_of

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import logging
 import math
+import re
 import struct
 import sys
 from pathlib import Path
@@ -431,32 +432,95 @@ def test_a_backup_is_removed_at_the_end(tmp_path):
 
 
 def printed(capsys, **options):
+    """Return the lines that two ranks print in a training, with `s` for the seconds."""
     run_ranks(2, lambda: Scripted([2.0, 1.0]).fit(**options))
-    return capsys.readouterr().out
+    return lines_of(capsys)
 
 
-def test_nothing_is_shown_where_nobody_watches(capsys):
-    assert printed(capsys) == ""
-    assert printed(capsys, verbose=0) == ""
+def lines_of(capsys):
+    return [re.sub(r"\d+\.\d s", "s", line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_chief_prints_a_line_an_epoch_if_asked(capsys):
-    lines = printed(capsys, verbose=2).splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
-    assert [line.split("  ")[-1] for line in lines] == ["loss 2", "loss 1"]
+@pytest.mark.parametrize("options", [{}, {"verbose": 1}, {"verbose": 2}, {"verbose": "auto"}])
+def test_the_chief_prints_a_line_an_epoch_where_there_is_no_terminal(capsys, options):
+    assert printed(capsys, **options) == ["epoch 1/2  s  loss 2", "epoch 2/2  s  loss 1"]
 
 
-def test_a_bar_is_shown_on_a_terminal(capsys, monkeypatch):
+def test_nothing_is_printed_if_not_asked(capsys):
+    assert printed(capsys, verbose=0) == []
+
+
+def everything(**options):
+    x, y = net.rows(12)
+    trainer = net.trainer(metrics=["mae"])
+    trainer.fit(x, y, epochs=2, validation_data=(x, y), validation_freq=2, **options)
+    logs = trainer.evaluate(x, y, return_dict=True, **options)
+    trainer.predict(x, **options)
+    return logs
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_evaluations_and_predictions_have_lines_and_validations_are_in_those_of_epochs(
+    capsys, monkeypatch, on_terminal
+):
+    monkeypatch.setattr(progress_bar, "on_terminal", lambda: on_terminal)
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    logs, _ = run_ranks(2, everything)
+    shown = [line.split("  ") for line in lines_of(capsys)]
+    assert [line[:2] for line in shown] == [["epoch 1/2", "s"], ["epoch 2/2", "s"], ["evaluate", "s"], ["predict", "s"]]
+    names = [[pair.split()[0] for pair in line[2:]] for line in shown]
+    metrics = ["loss", "mae"]
+    assert names == [metrics, [*metrics, *(f"val_{name}" for name in metrics)], metrics, []]
+    assert shown[2][2:] == [f"{name} {value:.4g}" for name, value in logs.items()]
+
+
+def test_evaluations_and_predictions_are_silent_if_not_asked(capsys):
+    run_ranks(2, lambda: everything(verbose=0))
+    assert lines_of(capsys) == []
+
+
+class Bars:
+    """Stands for `rich.progress`, and notes what the bars do."""
+
+    def __init__(self):
+        self.done = []
+
+    def BarColumn(self):  # noqa: N802
+        return "bar"
+
+    MofNCompleteColumn = BarColumn
+
+    def Progress(self, *columns, transient):  # noqa: N802
+        return self
+
+    def add_task(self, title, total, text):
+        self.done.append((title, total))
+
+    def start(self):
+        self.done.append("start")
+
+    def update(self, task, completed, text):
+        self.done.append(completed)
+
+    def stop(self):
+        self.done.append("stop")
+
+
+def test_bars_move_on_a_terminal(capsys, monkeypatch):
+    bars = Bars()
     monkeypatch.setattr(progress_bar, "on_terminal", lambda: True)
     monkeypatch.setattr(progress_bar, "_REFRESH_SECONDS", 0.0)
-    shown = printed(capsys)
-    assert "epoch 2/2" in shown and "loss 1" in shown
+    monkeypatch.setattr(progress_bar, "_rich", lambda: bars)
+    run_ranks(2, lambda: everything(batch_size=4))
+    titles = ["epoch 1/2", "epoch 2/2", "evaluate", "predict"]
+    assert bars.done == [turn for title in titles for turn in ((title, 3), "start", 1, 2, 3, "stop")]
+    assert len(lines_of(capsys)) == 4
 
 
-def test_a_bar_without_rich_is_lines(capsys, monkeypatch):
+@pytest.mark.parametrize("verbose", [0, 2])
+def test_no_bar_is_shown_if_not_asked(capsys, monkeypatch, verbose):
     monkeypatch.setattr(progress_bar, "on_terminal", lambda: True)
-    monkeypatch.setitem(sys.modules, "rich.progress", None)
-    assert len(printed(capsys).splitlines()) == 2
+    assert len(printed(capsys, verbose=verbose)) == verbose
 
 
 def test_verbose_must_make_sense():
