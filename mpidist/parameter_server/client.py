@@ -49,6 +49,8 @@ class Client:
         What gradients of more bytes are sent as; what is lost in rounding is added to the next gradient.
     """
 
+    #: Servers hold the variables, for other clients, too.
+    is_alone = False
     #: Grows when servers are lost.
     generation = 0
 
@@ -162,12 +164,19 @@ class Client:
 
     def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
+        self._scatter(key, verb, indices, rows)
+        self.refresh()
+
+    def add(self, key: Key, values: Any) -> None:
+        """Add to all rows of a variable, which is kept apart from then on; the present snapshot stays."""
+        self._scatter(key, "scatter_add", numpy.arange(len(values)), values)
+
+    def _scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         spec, end = self._specs[key], self._ends[self._number_of(key)]
         indices = numpy.asarray(indices, numpy.int64)
         rows = numpy.broadcast_to(numpy.asarray(rows, spec.dtype), (len(indices), *spec.shape[1:]))
         both = numpy.concatenate([indices.view(numpy.uint8), numpy.ascontiguousarray(rows).reshape(-1).view("u1")])
         end.ask("scatter", both, key=key, how=verb, count=len(indices))
-        self.refresh()
 
     def version(self, key: Key) -> int:
         """Return how often the variable had been changed when the value was made that `value` returns."""

@@ -60,6 +60,10 @@ class LocalClient:
         """Change some rows."""
         self._store.scatter(key, verb, numpy.asarray(indices, numpy.int64), rows)
 
+    def add(self, key: Key, values: Any) -> None:
+        """Add to all rows of a variable, which is kept apart from then on."""
+        self.scatter(key, "scatter_add", numpy.arange(len(values)), values)
+
     def version(self, key: Key) -> int:
         """Return how often a variable was changed."""
         return self._store.version(key)

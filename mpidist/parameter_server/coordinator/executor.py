@@ -12,6 +12,7 @@ import numpy
 
 from mpidist.errors import OutOfRangeError, ServerError
 from mpidist.input.dataset import Dataset
+from mpidist.parameter_server import registry
 from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.coordinator import failures, functions, recovery
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
@@ -117,6 +118,8 @@ class Executor:
             client.lose(number)
             with suppress(ServerError, ValueError):  # of a push whose function has failed already
                 client.flush()
+        for sums in registry.served_sums():
+            sums.server_lost(number)
         self._chief.say(Kind.QUIET, number)
 
     @property
@@ -133,6 +136,8 @@ class Executor:
         self._pushed = []
         failure = self._run(batch, numbers, payloads or [None] * len(numbers), results)
         try:
+            for sums in registry.served_sums():
+                sums.add()
             self._client.flush()
         except Exception as error:  # noqa: BLE001 - whatever a server says of what a function has pushed
             if results:
