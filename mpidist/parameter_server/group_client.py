@@ -208,6 +208,10 @@ class GroupClient:
         """Take over what `optimizer_state` gave."""
         self._first(lambda client: client.restore_optimizer(number, dict(state)))
 
+    def undivided(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns: a worker does without a server only between functions."""
+        return act()
+
     def idle(self) -> None:
         """Say that this worker has no work for now.  Local."""
         if self._client is not None:

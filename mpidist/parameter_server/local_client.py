@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -117,6 +117,10 @@ class LocalClient:
         """Take over what `optimizer_state` gave."""
         self._store.lay_out()
         self._store.optimizers[number].restore(dict(state), self._store.variables)
+
+    def undivided(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns."""
+        return act()
 
     def leave(self) -> None:
         """Do nothing: nobody waits."""

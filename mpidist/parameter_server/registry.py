@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -39,7 +41,11 @@ class Registry:
     optimizers : dict of int to Optimizer
     metrics : dict of int to Metric
         Made in the strategy's scope.  With a coordinator their sums are variables, too.
+    on_save : callable or None
+        Called with the path of each checkpoint that this process has saved.
     """
+
+    on_save: Callable[[Path], object] | None = None
 
     def __init__(self, client: Any, extended: Any) -> None:
         self.client = client

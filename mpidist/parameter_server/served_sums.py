@@ -28,19 +28,28 @@ class ServedSums:
         Of the metric, for all processes.
     variable : ServedVariable, optional
         By default it is made when it is first needed: the metric may not have named its sums yet.
+
+    Attributes
+    ----------
+    metric : Metric
     """
 
     def __init__(self, extended: Any, metric: Any, number: int, variable: ServedVariable | None = None) -> None:
         self._extended = extended
-        self._metric = metric
+        self.metric = metric
         self._number = number
         self._variable = variable
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is the variable already."""
+        return self._variable is not None
 
     @property
     def variable(self) -> ServedVariable:
         """All sums, one after the other."""
         if self._variable is None:
-            self._variable = self._extended.new_sums(f"{self._metric.name}/sums", _joined(self._own))
+            self._variable = self._extended.new_sums(f"{self.metric.name}/sums", _joined(self._own))
             self._forget()
         return self._variable
 
@@ -76,13 +85,13 @@ class ServedSums:
 
     def reference(self) -> tuple[Any, ...]:
         """Return what a pickle holds of the metric: where to find it in a process of the job, and how to make it."""
-        own = {name: value for name, value in vars(self._metric).items() if name not in ("strategy", "remote", "sums")}
+        own = {name: value for name, value in vars(self.metric).items() if name not in ("strategy", "remote", "sums")}
         shapes = {name: sums.shape for name, sums in self._own.items()}
-        return registry.metric_of, (self._number, type(self._metric), own, shapes, self.variable)
+        return registry.metric_of, (self._number, type(self.metric), own, shapes, self.variable)
 
     @property
     def _own(self) -> dict[str, Any]:
-        return self._metric.sums
+        return self.metric.sums
 
     def _forget(self) -> None:
         for sums in self._own.values():

@@ -128,6 +128,8 @@ class Calls:
     waiting : deque of RemoteValue
     error : BaseException or None
         Of the first function that failed, until it is raised.
+    done : int
+        How many functions have returned.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Calls:
         self.lanes = [Lane(index, talk) for index, talk in workers.items()]
         self.waiting: deque[RemoteValue] = deque()
         self.error: BaseException | None = None
+        self.done = 0
         #: Whether some worker has room for calls, as far as is known.
         self.hungry = True
         self._capacity = capacity
@@ -197,7 +200,7 @@ class Calls:
                 content = lane.talk.hear()
         if heard:
             self._refresh()
-        if self.recovery is not None and not self._is_quiet:
+        if self.recovery is not None:
             self.recovery.look()
         if self.waiting:
             self.feed()
@@ -256,6 +259,8 @@ class Calls:
             )
         self.tell(Kind.END)
         self.lanes = []
+        if self.recovery is not None:
+            self.recovery.end()
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
@@ -315,6 +320,7 @@ class Calls:
             lane.batches[0].end = time.monotonic() + lane.batches[0].seconds
         if results:
             _learn(batch, seconds, len(results))
+        self.done += len(results) - (failure is not None and failure.place is not None)
         for call, result in zip(calls, results, strict=False):
             call._result = result
             call._payload = None
@@ -366,16 +372,17 @@ class Calls:
 
     def watch_servers(self, client: Client, lines: Mapping[int, Line], restores: bool) -> None:
         """Watch over the servers from now on; see `Recovery`."""
-        self.recovery = Recovery(client, lines, restores, self._be_quiet, self._go_on)
+        self.recovery = Recovery(client, lines, restores, self)
 
-    def _be_quiet(self, server: int) -> None:
+    def be_quiet(self, server: int) -> None:
         """Have the workers finish, as far as they can, what they have; give them nothing more."""
         self._is_quiet = True
         self._to_be_quiet = set(self.lanes)
         self.tell(Kind.SERVER_LOST, server)
         self._until(lambda: not self._to_be_quiet & set(self.lanes), f"for the workers to do without ps {server}")
 
-    def _go_on(self, places: dict[Key, int]) -> None:
+    def go_on(self, places: dict[Key, int]) -> None:
+        """Tell the workers the servers of variables that were moved, and give them work again."""
         self.tell(Kind.MOVED, places)
         self._is_quiet = False
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.errors import OutOfRangeError, ServerError
+from mpidist.errors import OutOfRangeError, PeerLostError, ServerError
 from mpidist.input.dataset import Dataset
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.client import Client
@@ -116,10 +116,11 @@ class Executor:
         client = self._own_client
         if client is not None:
             client.lose(number)
-            with suppress(ServerError, ValueError):  # of a push whose function has failed already
+            with suppress(PeerLostError, ServerError, ValueError):  # of a push whose function has failed already
                 client.flush()
         for sums in registry.served_sums():
-            sums.server_lost(number)
+            with suppress(PeerLostError, ServerError):  # another one is gone
+                sums.server_lost(number)
         self._chief.say(Kind.QUIET, number)
 
     @property
