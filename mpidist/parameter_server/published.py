@@ -164,6 +164,16 @@ class Copies:
             found = self._views[buffer] = self.layout.views(self.bytes[buffer])
         return found
 
+    def stamp(self) -> tuple[int, int]:
+        """Return what `is_as` compares: the current copy, and the change that it was written by."""
+        current = self._words[_CURRENT]
+        return current, self._words[self._places.changes + current]
+
+    def is_as(self, stamp: tuple[int, int]) -> bool:
+        """Whether the current copy is that of a stamp: what was read of it with neither pin nor turn is whole then."""
+        fence()
+        return self.stamp() == stamp
+
     def begin(self, changed: Any = None) -> int:
         """Return a copy to be written, up to date but for what is going to be written; -1 if there is no memory for it.
 

@@ -10,6 +10,7 @@ import math
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -42,6 +43,8 @@ class _Client:
         self.applied_word = applied_word
         self.arrived = 0
         self.is_here = True
+        #: What this client has sent first, while it waits for the server's turn.
+        self.first: Message | None = None
         #: By the client's number of a plan, the store's.
         self.plans: dict[int, int] = {}
         self._areas: list[Area] = []
@@ -82,6 +85,10 @@ class _Push:
 
 class _Waiting(Exception):
     """Raised by what cannot be answered yet."""
+
+
+class _NeedsTurn(Exception):
+    """Raised by what would change variables, or has read what another was writing, in nobody's turn."""
 
 
 class Server:
@@ -157,19 +164,31 @@ class Server:
             while any(client.is_here for client in self.clients):
                 if self.poll():
                     patience.reset()
-                elif patience.tick():
+                elif self._wait(patience):
                     self._look_for_losses()
         finally:
             self.close()
 
     def poll(self) -> bool:
-        """Take at most one message of every client; return whether there was any."""
+        """Take at most one message of every client; return whether anything was done."""
         found = False
         for client in self.clients:
-            if client.is_here and (message := client.line.receive()) is not None:
-                found = True
-                self._take(client, message)
+            message = client.first or (client.line.receive() if client.is_here else None)
+            if message is not None:
+                found = self._take(client, message) or found
         return found
+
+    def _wait(self, patience: Patience) -> bool:
+        """Let others run, since there is nothing to do; return whether this looked around."""
+        waiting = [client for client in self.clients if client.first is not None]
+        if not waiting:
+            return patience.tick()
+        assert self._turn is not None
+        looked = self._turn.wait()
+        if looked:  # who has the turn may be stopped
+            for client in waiting:
+                self._take_in_no_turn(client)
+        return looked
 
     def close(self) -> None:
         """Give memory back; clients that read it keep it."""
@@ -179,21 +198,35 @@ class Server:
         if self._ledger_file is not None:
             self._ledger_file.unlink()
 
-    def _take(self, client: _Client, message: Message) -> None:
-        self._in_turn(self._deal_with, client, message)
+    def _take(self, client: _Client, message: Message) -> bool:
+        """Deal with a message; return False if it has to wait for the turn, and the client's later ones with it."""
+        client.first, turn = message, self._turn
+        if turn is None:
+            self._deal_with(client, message)
+            return True
+        try:
+            if not turn.taken():
+                return False
+            self._caught_up(client, message)
+            turn.leave()
+        except BaseException:
+            turn.leave()
+            raise
+        return True
 
-    def _in_turn(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Do what may change variables, in this server's turn."""
-        if self._turn is None:
-            act(*arguments)
-        else:
-            self._turn.during(self._caught_up, act, *arguments)
+    def _take_in_no_turn(self, client: _Client) -> None:
+        """Deal with a message that only reads while another has the turn, unless that writes what it reads."""
+        assert client.first is not None
+        if self._changes() != self._changes_known:
+            self._catch_up()  # and again in the next turn: a step may be half counted
+        with suppress(_NeedsTurn):
+            self._deal_with(client, client.first, has_turn=False)
 
-    def _caught_up(self, act: Callable[..., None], *arguments: Any) -> None:
+    def _caught_up(self, client: _Client, message: Message) -> None:
         if self._changes() != self._changes_known:
             self._catch_up()
         try:
-            act(*arguments)
+            self._deal_with(client, message)
         finally:
             self._changes_known = self._changes()
 
@@ -209,13 +242,17 @@ class Server:
             if not math.isnan(rate):
                 served.optimizer.learning_rate = rate
 
-    def _deal_with(self, client: _Client, message: Message) -> None:
+    def _deal_with(self, client: _Client, message: Message, has_turn: bool = True) -> None:
         kind = message.header[0]
         if kind == protocol.PUSH_KIND:
+            if not has_turn:
+                raise _NeedsTurn
+            client.first = None
             self._take_push(client, message)
         elif kind == protocol.REQUEST_KIND:
-            self._answer(client, message)
+            self._answer(client, message, has_turn)
         else:
+            client.first = None
             self._note(client, protocol.unpack(message.header))
             message.release()
         if self._aside:
@@ -224,7 +261,7 @@ class Server:
     def _look_for_losses(self) -> None:
         for client in self.clients:
             if client.is_here and client.line.gone and client.line.lost:
-                self._in_turn(self._gone, client)
+                self._gone(client)
 
     def _gone(self, client: _Client) -> None:
         client.is_here = False
@@ -328,19 +365,21 @@ class Server:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, client: _Client, message: Message) -> None:
+    def _answer(self, client: _Client, message: Message, has_turn: bool) -> None:
         request = protocol.unpack(message.header)
         array = None
         if "array" in request:
             array = protocol.as_described(message.payload, request["array"])
+        if not has_turn and not self._only_reads(request):
+            raise _NeedsTurn
 
         def attempt() -> None:
             try:
-                found = self._verbs[request["verb"]](client, request, array)
+                found = self._found(client, request, array, has_turn)
             except _Waiting:
                 self._aside.append((client, attempt))
                 return
-            except TransportError:
+            except (TransportError, _NeedsTurn):
                 raise
             except Exception as error:  # the server outlives a client's mistake, and tells it
                 message.release()
@@ -352,28 +391,51 @@ class Server:
             self._send(client, Kind.ANSWER, *found)
 
         attempt()
+        client.first = None
+
+    def _only_reads(self, request: dict[str, Any]) -> bool:
+        """Whether a request changes nothing that clients change, too: neither variables nor where they lie."""
+        verb = request["verb"]
+        if verb == "layout":
+            return self.store.is_laid_out
+        if verb == "lookup":
+            return self.store.is_table(_key(request))
+        if verb == "rate":
+            return request["value"] is None and "array" not in request
+        return verb in _READS
+
+    def _found(
+        self, client: _Client, request: dict[str, Any], array: Any, has_turn: bool
+    ) -> tuple[dict[str, Any], Area | None, int]:
+        """Return the answer to a request: content, and the area and bytes of an array that belongs to it."""
+        buffers, stamp = self.store.buffers, self.store.buffers.stamp()
+        content, *arrays = self._verbs[request["verb"]](client, request, array)
+        if not arrays:
+            return content, None, 0
+        found = numpy.asarray(arrays[0])
+        area = client.area(found.nbytes)
+        area.array[: found.nbytes].view(found.dtype).reshape(found.shape)[...] = found
+        if not has_turn and not buffers.is_as(stamp):
+            raise _NeedsTurn
+        return {**content, "array": protocol.described(found)}, area, found.nbytes
 
     def _show(self) -> None:
         """Show in the ledger which layout holds, and whether anything is torn: who changes variables goes by it."""
         self.ledger.words[Ledger.LAYOUT] = self.store.layout_number
         self.ledger.words[Ledger.TORN] = self.store.is_torn
 
-    def _send(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any = None) -> None:
+    def _send(
+        self, client: _Client, kind: Kind, content: dict[str, Any], area: Area | None = None, nbytes: int = 0
+    ) -> None:
         if client.line.gone:
             return
         try:
-            if array is None:
+            if area is None:
                 client.line.send(protocol.pack(kind, content))
             else:
-                self._send_array(client, kind, content, numpy.asarray(array))
+                client.line.send(protocol.pack(kind, content), area, nbytes)
         except PeerLostError:  # it died meanwhile, and the job goes on
             self._gone(client)
-
-    def _send_array(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any) -> None:
-        area = client.area(array.nbytes)
-        area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-        content = {**content, "array": protocol.described(array)}
-        client.line.send(protocol.pack(kind, content), area, array.nbytes)
 
     def _failure(self, error: Exception, what: str) -> dict[str, Any]:
         place = traceback.extract_tb(error.__traceback__)[-1:]
@@ -552,6 +614,9 @@ class Server:
 
 
 _PARTS = ("dense", "sparse")
+
+#: Requests that need no turn: those that change nothing, and `create`, whose variable nobody sees yet.
+_READS = frozenset(("hello", "create", "pull", "step", "flush", "read", "versions", "plan", "rule", "state"))
 
 #: Errors whose text alone does not say where they come from.
 _OURS = (AssertionError, AttributeError, TypeError, KeyError)

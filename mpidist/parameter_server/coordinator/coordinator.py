@@ -164,15 +164,29 @@ class ClusterCoordinator:
             calls.feed()
         return call
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Wait until all scheduled functions are done; none is running on return.
+
+        After MPIDIST_WARN_SECONDS a warning says which worker has been running which function for how long, and again
+        each time twice as long has passed.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            After how many seconds to give up waiting; never by default.  The functions go on.
 
         Raises
         ------
         Exception
             What the first function that failed raised, once.  All that had not begun are cancelled.
+        FunctionTimeoutError
+            The time is over; names the workers, their functions, and for how long they have been running them.
+        ValueError
+            The timeout is negative, or no number.
         """
-        self._calls.wait_for_all()
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"the timeout of join must be 0 or more seconds, or None for no limit; got {timeout!r}")
+        self._calls.wait_for_all(timeout)
         self._calls.surface()
 
     def done(self) -> bool:

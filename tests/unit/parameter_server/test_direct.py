@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy
 import pytest
 
@@ -9,6 +11,7 @@ from mpidist.errors import TransportTimeoutError
 from mpidist.optimizers import SGD, Adam
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.published import Ledger
+from mpidist.runtime.control import ControlChannel
 from tests.served import run, spec, value
 
 KEY = (0, 0)
@@ -288,3 +291,67 @@ def test_a_server_that_cannot_give_turns_is_told_by_message(monkeypatch):
     monkeypatch.setattr("mpidist.runtime.node_lock.NodeLock.__init__", no_locks)
     (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5)))
     assert (got, server.clients[0].arrived) == ([-2.5] * 4, 5)
+
+
+def test_reads_are_answered_while_the_holder_of_the_turn_is_stopped():
+    """The holder does nothing, as a process that a debugger has stopped."""
+    stopped, read = threading.Barrier(3), threading.Barrier(3)
+    table = (1, 0)
+
+    def job(client):
+        for each in (spec(0, (4,), "float32"), spec(1, (3,))):
+            client.create(each, 0, numpy.zeros(each.shape) if client.is_chief else None)
+        number = client.register_optimizer(SGD(1.0))
+        other = client.register_optimizer(Adam(1.0))
+        if client.number == 0:
+            client.scatter(table, "scatter_add", [1], [5.0])
+            for _ in range(3):
+                client.push(number, [(KEY, numpy.ones(4, "float32"))])
+            client.push(other, [(table, numpy.zeros(3))])
+            client.flush()
+            client.servers[0]._direct._turn.enter()
+            stopped.wait(20)
+            read.wait(20)
+            client.servers[0]._direct._turn.leave()
+            return None
+        stopped.wait(20)
+        found = [client.value(KEY).tolist(), client.read(KEY).tolist(), client.lookup(table, [1]).tolist()]
+        found += [client.read(table).tolist(), client.versions()[KEY], client.iterations(number)]
+        found += [client.optimizer_state(other)["iterations"], client.version(KEY)]
+        client.flush()
+        read.wait(20)
+        client.assign(KEY, numpy.ones(4))
+        return found
+
+    (_, near, far), _ = run(3, job, far=[False, False, True])
+    assert near == far == [[-3.0] * 4, [-3.0] * 4, [5.0], [0.0, 5.0, 0.0], 3, 3, 1, 3]
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
+    stopped, warned, said = threading.Event(), threading.Event(), []
+
+    def warn(control, text):
+        said.append(text)
+        if "ps 0 waits for its turn" in text:
+            warned.set()
+
+    monkeypatch.setenv("MPIDIST_WARN_SECONDS", "0.05")
+    monkeypatch.setattr(ControlChannel, "warn", warn)
+
+    def job(client):
+        client.create(spec(0, (4,), "float32"), 0, numpy.zeros(4) if client.is_chief else None)
+        client.value(KEY)
+        if client.number == 0:
+            client.servers[0]._direct._turn.enter()
+            stopped.set()
+            assert warned.wait(20)
+            client.servers[0]._direct._turn.leave()
+        else:
+            assert stopped.wait(20)
+            client.assign(KEY, numpy.ones(4))
+        return client.read(KEY).tolist() if client.number else None
+
+    (_, got), _ = run(2, job, far=[False, far])
+    assert got == [1.0] * 4
+    assert any("ps 0 waits for its turn, where rank 0 (here) has its turn, for " in text for text in said), said

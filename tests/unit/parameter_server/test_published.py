@@ -35,6 +35,20 @@ def write(writer: Copies, changed: list[int], value: float) -> bool:
     return True
 
 
+def test_what_was_read_without_a_pin_is_known_to_be_whole_or_not():
+    buffers, (reader,) = published(2, 1)
+    stamps = [buffers.stamp()]
+    assert buffers.is_as(stamps[0])
+    buffers.begin(slice(0, 1))
+    assert buffers.is_as(stamps[0])  # another copy is written
+    buffers.give_up(buffers._words[_WRITING] - 1)
+    for number in range(4):  # the copies take turns
+        assert write(buffers, [number % 2], number)
+        assert [buffers.is_as(stamp) for stamp in stamps] == [False] * len(stamps)
+        stamps.append(buffers.stamp())
+        assert reader.is_as(stamps[-1])
+
+
 class Killed(Exception):
     """In place of the end of a process."""
 

@@ -13,7 +13,6 @@ import pytest
 
 import mpidist
 from mpidist.errors import CheckpointError, PeerLostError
-from mpidist.experimental.partitioners import FixedShardsPartitioner
 from mpidist.parameter_server.server import Server
 from mpidist.testing import run_ranks
 
@@ -36,11 +35,11 @@ def deaths(monkeypatch):
             sys.exit(0)
         return poll(server)
 
-    def mortal_answer(server, client, message):
+    def mortal_answer(server, client, message, has_turn):
         verb = deaths.at_verb.get(server.number)
         if client.number == 0 and verb is not None and f'"verb":"{verb}"'.encode() in bytes(message.header):
             sys.exit(0)
-        answer(server, client, message)
+        answer(server, client, message, has_turn)
 
     monkeypatch.setattr(Server, "poll", mortal_poll)
     monkeypatch.setattr(Server, "_answer", mortal_answer)
@@ -135,7 +134,7 @@ def test_a_save_in_whose_middle_a_server_dies_is_of_one_moment(verb, deaths, tmp
         job.run(3)
         job.manager.save()
         job.run(2)
-        (server,) = job.mean.remote.variable.servers  # it is asked for the optimizer's state, then for the metric's sums
+        (server,) = job.mean.remote.variable.servers  # which also has slots
         deaths.at_verb[server] = verb
         job.manager.save()
         return len(job.told), job.optimizer.iterations
@@ -207,7 +206,9 @@ def test_shards_are_read_and_written_of_one_moment(deaths, tmp_path):
         job.model[0].assign(numpy.full(4, 7.0))  # the first shard was written when the second was lost
         return job.model[0].read_value().tolist(), len(job.told), job.model[1].value.tolist()
 
-    found = on_chief(program, tmp_path, variable_partitioner=FixedShardsPartitioner(2))
+    found = on_chief(
+        program, tmp_path, variable_partitioner=mpidist.experimental.partitioners.FixedShardsPartitioner(2)
+    )
     assert found == ([7.0] * 4, 1, [sgd(3)] * 4)
 
 
