@@ -127,6 +127,9 @@ class Client:
 
     def _pull(self, number: int) -> dict[Key, Any]:
         if not self._in_step:
+            for end in self.servers:
+                if end.number not in self._pulled:
+                    end.give_back()
             self._begin_step()
         views = self._ends[number].pull()
         self.snapshot = views if len(self.servers) == 1 else {**self.snapshot, **views}

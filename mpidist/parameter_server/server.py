@@ -22,13 +22,15 @@ from mpidist.parameter_server import protocol
 from mpidist.parameter_server.consistency import Asynchronous, Consistency
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import Kind, PushHeader
-from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger
+from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Buffers, Ledger, NoCopy
 from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed
 from mpidist.parameter_server.store import Store
 from mpidist.parameter_server.turn import Turn
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile
 from mpidist.transports.lines import Area, Line, Message, Patience
+
+_SEE = "; see 'What memory it takes' in the documentation of parameter servers"
 
 #: How many headers of pushes are kept unpacked.
 _KEPT_HEADERS = 256
@@ -43,7 +45,7 @@ class _Client:
         self.applied_word = applied_word
         self.arrived = 0
         self.is_here = True
-        #: What this client has sent first, while it waits for the server's turn.
+        #: What this client has sent first, while it waits for the server's turn, or for a copy to be written.
         self.first: Message | None = None
         #: By the client's number of a plan, the store's.
         self.plans: dict[int, int] = {}
@@ -60,7 +62,7 @@ class _Client:
                 area.close()
                 break
         if len(self._areas) < 2:
-            self._areas.append(self.line.area(max(4096, 1 << (nbytes - 1).bit_length())))
+            self._areas.append(self.line.area(max(4096, nbytes)))
             return self._areas[-1]
         self._areas[0].wait_free()
         return self.area(nbytes)
@@ -108,6 +110,8 @@ class Server:
     store : Store
     """
 
+    _has_warned = False
+
     def __init__(self, lines: Sequence[Line], number: int = 0, consistency: Consistency | None = None) -> None:
         self.number = number
         self._lines = list(lines)
@@ -117,6 +121,7 @@ class Server:
         self.ledger = Ledger(private if self._ledger_file is None else self._ledger_file.map(), len(lines))
         for optimizer in range(LEDGER_OPTIMIZERS):
             self.ledger.words[Ledger.steps_word(optimizer)] = -1
+        self._short = Patience(self._lines, f"ps {number}", idle=True, warns=True)
         self.store = Store(len(lines) if self._ledger_file is not None else 0)
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
@@ -124,6 +129,8 @@ class Server:
         self._changes_known = self._changes()
         self._headers: dict[bytes, PushHeader] = {}
         self._aside: list[tuple[_Client, Callable[[], None]]] = []
+        #: Pushes that are to be applied, each list as one; they wait only while there is no copy to be written.
+        self._ready: list[list[Any]] = []
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
 
     def _shared_ledger(self, clients: int) -> SharedFile | None:
@@ -143,6 +150,20 @@ class Server:
             return Turn(self._ledger_file.path, self.ledger.words, patience, self._lines[0].presence.control)
         except OSError:  # then it is the only one that changes them
             return None
+
+    def _is_short(self, buffers: Buffers) -> None:
+        """Show in the ledger that clients are to give back copies that they do not look at any more."""
+        words = self.ledger.words
+        if not words[Ledger.SHORT]:
+            words[Ledger.SHORT] = 1
+            self._short.reset()
+            self._short.what = (
+                f"ps {self.number} waits for a client to give back a copy of its variables of "
+                f"{buffers.layout.nbytes} bytes, since there is no memory for one more{_SEE}"
+            )
+        for client in self.clients:
+            if client.line.gone:
+                buffers.forget(client.number)
 
     @property
     def pushes(self) -> int:
@@ -171,7 +192,7 @@ class Server:
 
     def poll(self) -> bool:
         """Take at most one message of every client; return whether anything was done."""
-        found = False
+        found = bool(self._ready) and self._apply([])
         for client in self.clients:
             message = client.first or (client.line.receive() if client.is_here else None)
             if message is not None:
@@ -180,6 +201,8 @@ class Server:
 
     def _wait(self, patience: Patience) -> bool:
         """Let others run, since there is nothing to do; return whether this looked around."""
+        if self.ledger.words[Ledger.SHORT]:
+            return self._short.tick()
         waiting = [client for client in self.clients if client.first is not None]
         if not waiting:
             return patience.tick()
@@ -201,18 +224,28 @@ class Server:
     def _take(self, client: _Client, message: Message) -> bool:
         """Deal with a message; return False if it has to wait for the turn, and the client's later ones with it."""
         client.first, turn = message, self._turn
-        if turn is None:
-            self._deal_with(client, message)
-            return True
         try:
-            if not turn.taken():
+            if turn is None:
+                self._deal_with(client, message)
+            elif not turn.taken():
                 return False
-            self._caught_up(client, message)
-            turn.leave()
-        except BaseException:
-            turn.leave()
-            raise
+            else:
+                self._caught_up(client, message)
+                turn.leave()
+        except BaseException as error:
+            if turn is not None:
+                turn.leave()
+            if not isinstance(error, NoCopy):
+                raise
+            client.first = message
+            self._is_short(self.store.buffers)
+            return False
+        self._is_short_no_more()
         return True
+
+    def _is_short_no_more(self) -> None:
+        if self.ledger.words[Ledger.SHORT] and not self._ready and all(each.first is None for each in self.clients):
+            self.ledger.words[Ledger.SHORT] = 0
 
     def _take_in_no_turn(self, client: _Client) -> None:
         """Deal with a message that only reads while another has the turn, unless that writes what it reads."""
@@ -291,6 +324,9 @@ class Server:
             )
         except TransportError:
             raise
+        except NoCopy:
+            client.arrived -= 1
+            raise
         except Exception as error:  # the server outlives a client's mistake, and tells it
             self.consistency.pushed(client.number)  # it was a step, though one in vain
             self._fail_push(client, client.arrived, header.optimizer, message, error)
@@ -317,13 +353,20 @@ class Server:
             self._done(client, header.optimizer)
         self._apply(ready)
 
-    def _apply(self, ready: list[Any]) -> None:
-        """Apply pushes as one, and what this makes ready."""
-        while ready:
+    def _apply(self, ready: list[Any]) -> bool:
+        """Apply pushes as one, and what this makes ready, after those that had to wait; return whether any was."""
+        if ready:
+            self._ready.append(ready)
+        done = False
+        while self._ready:
+            ready = self._ready[0]
             first = ready[0].header
             try:
                 pushed = [(push.header.counts, push.message.payload) for push in ready]
                 self.store.push(first.optimizer, ready[0].plan, pushed, first.learning_rate, first.scale)
+            except NoCopy:
+                self._is_short(self.store.buffers)
+                return done
             except Exception as error:
                 for push in ready:
                     self._fail_push(self.clients[push.client], push.number, push.optimizer, push.message, error)
@@ -331,7 +374,12 @@ class Server:
                 for push in ready:
                     push.message.release()
                     self._done(self.clients[push.client], first.optimizer)
-            ready = self.consistency.complete()
+            self._ready.pop(0)
+            done = True
+            if more := self.consistency.complete():
+                self._ready.append(more)
+        self._is_short_no_more()
+        return done
 
     def _fail_push(self, client: _Client, number: int, optimizer: int, message: Message, error: Exception) -> None:
         message.release()
@@ -379,7 +427,7 @@ class Server:
             except _Waiting:
                 self._aside.append((client, attempt))
                 return
-            except (TransportError, _NeedsTurn):
+            except (TransportError, _NeedsTurn, NoCopy):
                 raise
             except Exception as error:  # the server outlives a client's mistake, and tells it
                 message.release()
@@ -480,6 +528,12 @@ class Server:
     def _on_layout(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self.store.lay_out()
         buffers = self.store.buffers
+        if request["maps"] and not buffers.admit(client.number) and not self._has_warned:
+            self._has_warned = True
+            client.line.presence.control.warn(
+                f"ps {self.number} has no memory for {len(self.clients) + 2} copies of its variables of "
+                f"{buffers.layout.nbytes} bytes, which its clients on this node may need: pushes may wait for one{_SEE}"
+            )
         specs = [spec.described() for spec in buffers.layout.specs]
         return ({"number": self.store.layout_number, "path": buffers.path, "token": buffers.token, "specs": specs},)
 
