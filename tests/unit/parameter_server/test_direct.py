@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import numpy
 import pytest
@@ -355,3 +356,29 @@ def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
     (_, got), _ = run(2, job, far=[False, far])
     assert got == [1.0] * 4
     assert any("ps 0 waits for its turn, where rank 0 (here) has its turn, for " in text for text in said), said
+
+
+def test_ever_new_lists_of_gradients_are_packed_in_the_memory_of_the_largest():
+    count, size = 8, 1 << 15
+
+    def job(client):
+        for each in range(count):
+            client.create(spec(each, (size,), "float32"), 0, numpy.zeros(size))
+        number = client.register_optimizer(SGD(1.0))
+        gradient, held = numpy.ones(size, "float32"), []
+        for chosen in range(3, 1 << count):  # ever another list
+            pairs = [((each, 0), gradient) for each in range(count) if chosen >> each & 1]
+            if len(pairs) > 1:
+                client.push(number, pairs)
+                if chosen in (40, 255):
+                    held.append(tracemalloc.get_traced_memory()[0])
+        return [float(client.value((each, 0))[0]) for each in range(count)], held
+
+    tracemalloc.start()
+    try:
+        ((values, (early, late)),), (server,) = run(1, job)
+    finally:
+        tracemalloc.stop()
+    assert server.clients[0].arrived == 0
+    assert values == [-127.0] * count  # each in half of the lists but those of one variable
+    assert late - early < 8 * count * size * 4  # what the lists are, and not the gradients of 200 of them
