@@ -15,6 +15,7 @@
     ├── ServerError              (RuntimeError)   a parameter server could not do what it was asked; names it
     ├── RemoteFunctionError      (RuntimeError)   a scheduled function raised on a worker; has the traceback there
     ├── CancelledError           (RuntimeError)   a scheduled function was not run, because an earlier one failed
+    ├── FunctionTimeoutError     (TimeoutError)   scheduled functions were not done in time; names worker and function
     ├── TornVariableError        (RuntimeError)   a variable's update was broken off in the middle
     ├── InputError               (RuntimeError)   an element of a data set could not be made; names it and the cause
     ├── OutOfRangeError          (IndexError)     `get_next` of an iterator that has no more elements
@@ -125,6 +126,10 @@ class RemoteFunctionError(MpidistError, RuntimeError):
 
 class CancelledError(MpidistError, RuntimeError):
     """A scheduled function was not run, because one that was scheduled before it failed."""
+
+
+class FunctionTimeoutError(MpidistError, TimeoutError):
+    """Scheduled functions were not done in time; the message names worker, function and seconds.  They go on."""
 
 
 class ServerError(MpidistError, RuntimeError):

@@ -10,10 +10,10 @@ What is sent is described by plans, which are made once for each list of variabl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
@@ -27,6 +27,8 @@ from mpidist.parameter_server.served_optimizer import packed, pickled
 from mpidist.parameter_server.server_end import ServerEnd, open_server
 from mpidist.transports.lines import Line
 from mpidist.variables import IndexedSlices
+
+T = TypeVar("T")
 
 _NOTHING: dict[Key, Any] = {}
 _KEY, _GRADIENT = itemgetter(0), itemgetter(1)
@@ -49,8 +51,12 @@ class Client:
         What gradients of more bytes are sent as; what is lost in rounding is added to the next gradient.
     """
 
+    #: Servers hold the variables, for other clients, too.
+    is_alone = False
     #: Grows when servers are lost.
     generation = 0
+    #: Whether what it asks is asked again when a server has been replaced, see `Recovery`.
+    is_guarded = False
 
     def __init__(
         self, lines: Sequence[Line], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
@@ -121,6 +127,9 @@ class Client:
 
     def _pull(self, number: int) -> dict[Key, Any]:
         if not self._in_step:
+            for end in self.servers:
+                if end.number not in self._pulled:
+                    end.give_back()
             self._begin_step()
         views = self._ends[number].pull()
         self.snapshot = views if len(self.servers) == 1 else {**self.snapshot, **views}
@@ -162,12 +171,19 @@ class Client:
 
     def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
+        self._scatter(key, verb, indices, rows)
+        self.refresh()
+
+    def add(self, key: Key, values: Any) -> None:
+        """Add to all rows of a variable, which is kept apart from then on; the present snapshot stays."""
+        self._scatter(key, "scatter_add", numpy.arange(len(values)), values)
+
+    def _scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         spec, end = self._specs[key], self._ends[self._number_of(key)]
         indices = numpy.asarray(indices, numpy.int64)
         rows = numpy.broadcast_to(numpy.asarray(rows, spec.dtype), (len(indices), *spec.shape[1:]))
         both = numpy.concatenate([indices.view(numpy.uint8), numpy.ascontiguousarray(rows).reshape(-1).view("u1")])
         end.ask("scatter", both, key=key, how=verb, count=len(indices))
-        self.refresh()
 
     def version(self, key: Key) -> int:
         """Return how often the variable had been changed when the value was made that `value` returns."""
@@ -393,10 +409,8 @@ class Client:
 
     # -- servers that are gone ----------------------------------------------------------------------------------------
 
-    def lose(self, server: int) -> list[VariableSpec]:
-        """Do without a server that is gone, and return what this client knows of what lay there.
-
-        These variables are to be created again on other servers.
+    def lose(self, server: int) -> None:
+        """Do without a server that is gone.
 
         Raises
         ------
@@ -405,7 +419,7 @@ class Client:
         """
         end = self._ends.get(server)
         if end is None:
-            return []
+            return
         if len(self.servers) == 1:
             raise ServerError(f"{end.name} is gone, which was the only one: start the job again from its checkpoint")
         del self._ends[server]
@@ -418,7 +432,18 @@ class Client:
             self._clocks = self._find_clocks()
             self._is_idle, self._in_step = False, False
             self.idle()
-        return [self._specs[key] for key, at in self._server_of.items() if at == server]
+
+    def homeless(self) -> list[VariableSpec]:
+        """Return the variables of servers that are gone, which are to be created again on others."""
+        return [self._specs[key] for key, at in self._server_of.items() if at not in self._ends]
+
+    def undivided(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns, called again if servers were replaced meanwhile: then everything was restored."""
+        while True:
+            generation = self.generation
+            result = act()
+            if self.generation == generation:
+                return result
 
     def _find_clocks(self) -> list[ServerEnd]:
         """Return the servers that say when this client may go on: the first that is left, or all where they gather."""

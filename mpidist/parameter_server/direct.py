@@ -74,6 +74,8 @@ class Direct:
         self._targets: dict[tuple[int, int], _Target | None] = {}
         self._optimizers: dict[int, ServedOptimizer | None] = {}
         self._pushes = 0
+        #: Where the gradients of any list are packed, one list at a time.
+        self._packed = numpy.empty(0, numpy.uint8)
 
     def push(
         self, number: int, part: Part, gradients: Sequence[Any], rate: float, scale: float, are_checked: bool = True
@@ -195,7 +197,10 @@ class Direct:
             return None
         runs = optimizer.runs(copies, plan, [StoredVariable(spec, None) for spec in plan.dense])
         changed = copies.layout.places_of([spec.key for spec in plan.dense])
-        return _Target(optimizer, runs, changed, numpy.empty(plan.dense_nbytes, numpy.uint8))
+        if self._packed.size < plan.dense_nbytes:
+            self._packed = numpy.empty(plan.dense_nbytes, numpy.uint8)
+            self._targets = {}  # which hold what was there
+        return _Target(optimizer, runs, changed, self._packed[: plan.dense_nbytes])
 
     def _optimizer(self, number: int) -> ServedOptimizer | None:
         """Return this process's copy of an optimizer's rule, None if only the server may apply it."""

@@ -134,6 +134,11 @@ class GroupClient:
         self._set_apart(key)
         self._first(lambda client: client.scatter(key, verb, indices, rows))
 
+    def add(self, key: Key, values: Any) -> None:
+        """Add to all rows of a variable that is kept apart; the same values on all ranks."""
+        self._apart.add(key)
+        self._first(lambda client: client.add(key, values))
+
     def version(self, key: Key) -> int:
         """Return how often a variable was changed."""
         return int(self._first(lambda client: client.version(key)))
@@ -202,6 +207,10 @@ class GroupClient:
     def restore_optimizer(self, number: int, state: Mapping[str, Any]) -> None:
         """Take over what `optimizer_state` gave."""
         self._first(lambda client: client.restore_optimizer(number, dict(state)))
+
+    def undivided(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns: a worker does without a server only between functions."""
+        return act()
 
     def idle(self) -> None:
         """Say that this worker has no work for now.  Local."""

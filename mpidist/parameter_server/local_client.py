@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -60,6 +60,10 @@ class LocalClient:
         """Change some rows."""
         self._store.scatter(key, verb, numpy.asarray(indices, numpy.int64), rows)
 
+    def add(self, key: Key, values: Any) -> None:
+        """Add to all rows of a variable, which is kept apart from then on."""
+        self.scatter(key, "scatter_add", numpy.arange(len(values)), values)
+
     def version(self, key: Key) -> int:
         """Return how often a variable was changed."""
         return self._store.version(key)
@@ -113,6 +117,10 @@ class LocalClient:
         """Take over what `optimizer_state` gave."""
         self._store.lay_out()
         self._store.optimizers[number].restore(dict(state), self._store.variables)
+
+    def undivided(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns."""
+        return act()
 
     def leave(self) -> None:
         """Do nothing: nobody waits."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import secrets
+import weakref
 from typing import Any
 
 import numpy
@@ -37,6 +38,10 @@ _ONE = numpy.array(1)
 LEDGER_OPTIMIZERS = 64
 
 
+class NoCopy(Exception):
+    """Raised by who would write, with nothing changed, until a client has given back what it has pinned."""
+
+
 class Ledger:
     """Words that say how far a server is, and who may change its variables.
 
@@ -48,8 +53,9 @@ class Ledger:
     clients : int
     """
 
-    #: Number of the layout; how often an optimizer got another rule or schedule; whether anything is torn.
-    LAYOUT, RULES, TORN = 0, 1, 2
+    #: Number of the layout; how often an optimizer got another rule or schedule; whether anything is torn; whether the
+    #: server waits for a copy that clients have pinned.
+    LAYOUT, RULES, TORN, SHORT = 0, 1, 2, 3
     #: 1 + the rank that has the turn; pushes that are done with; how often a client has set a learning rate itself.
     HELD, PUSHES, RATES = _LINE_WORDS, _LINE_WORDS + 1, _LINE_WORDS + 2
     _STEPS = 2 * _LINE_WORDS
@@ -164,28 +170,37 @@ class Copies:
             found = self._views[buffer] = self.layout.views(self.bytes[buffer])
         return found
 
+    def stamp(self) -> tuple[int, int]:
+        """Return what `is_as` compares: the current copy, and the change that it was written by."""
+        current = self._words[_CURRENT]
+        return current, self._words[self._places.changes + current]
+
+    def is_as(self, stamp: tuple[int, int]) -> bool:
+        """Whether the current copy is that of a stamp: what was read of it with neither pin nor turn is whole then."""
+        fence()
+        return self.stamp() == stamp
+
     def begin(self, changed: Any = None) -> int:
-        """Return a copy to be written, up to date but for what is going to be written; -1 if there is no memory for it.
+        """Return a copy to be written, up to date but for what is going to be written; -1 if the server is to find one.
 
         Parameters
         ----------
         changed : slice, index array of int, or None
             The variables that will be written in full; None for all.
+
+        Raises
+        ------
+        NoCopy
+            The server finds none: as many are pinned as there is memory for.
         """
         words = self._words
         if self.count == 1:
             return 0
         if words[_WRITING]:
             self.give_up(words[_WRITING] - 1)
-        full_fence()
-        current = words[_CURRENT]
-        pinned = words[self._pin_words].tolist()
-        reserved = self._places.reserved
-        for buffer in range(self.count):
-            if buffer != current and buffer + 1 not in pinned and words[reserved + buffer]:
-                break
-        else:
-            buffer = self._reserve_one_of([buffer for buffer in range(self.count) if not words[reserved + buffer]])
+        buffer = self._free()
+        if buffer < 0:
+            buffer = self._one_more()
             if buffer < 0:
                 return -1
         words[_WRITING] = buffer + 1
@@ -193,16 +208,28 @@ class Copies:
             self._catch_up(buffer, changed)
         return buffer
 
+    def _free(self) -> int:
+        """Return a copy that has memory and that nobody reads, -1 if there is none."""
+        words = self._words
+        full_fence()
+        current = words[_CURRENT]
+        pinned = words[self._pin_words].tolist()
+        reserved = self._places.reserved
+        for buffer in range(self.count):
+            if buffer != current and buffer + 1 not in pinned and words[reserved + buffer]:
+                return buffer
+        return -1
+
+    def _one_more(self) -> int:
+        """Have memory for another copy, and return it; -1 if that is another's to do."""
+        return -1
+
     def _differs_in(self, buffer: int, changed: Any) -> bool:
         """Whether a copy is known to differ from the current one in nothing but these variables."""
         words = self._words
         return (
             words[_ALIKE] == _name_of(changed) > 0 and words[self._places.changes + buffer] >= words[_ALIKE_SINCE] - 1
         )
-
-    def _reserve_one_of(self, buffers: list[int]) -> int:
-        """Have memory for one of these copies, and return which; -1 if that is another's to do."""
-        return -1
 
     def give_up(self, buffer: int) -> None:
         """Take note that the copy that `begin` returned was not written to the end: nothing in it is to be believed."""
@@ -264,29 +291,58 @@ class Buffers(Copies):
     Raises
     ------
     OSError
-        There is no memory for it; so does `begin`, if there is none for another copy.
+        There is no memory for two copies.
     """
 
     def __init__(self, layout: Layout, clients: int) -> None:
         places = _Places(layout, clients)
         self._file: SharedFile | None = None
+        self._admitted: dict[int, bool] = {}
         self.path = ""
         if clients:
-            self._file = SharedFile(places.nbytes, reserved=places.first)
+            self._file = SharedFile(places.nbytes, reserved=places.bytes_of(1).stop)
             self.path = self._file.path
         memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
         super().__init__(layout, clients, memory)
         self.token = self._words[_TOKEN] = secrets.randbits(62)
         for buffer in range(1, self.count):  # nothing is in the other copies yet
             self.give_up(buffer)
-        self._reserve_one_of([0])
+        for buffer in range(min(2, self.count)):
+            self._words[places.reserved + buffer] = 1
 
-    def _reserve_one_of(self, buffers: list[int]) -> int:
-        buffer = buffers[0]  # there is one: copies are two more than pins
-        if self._file is not None:
-            where = self._places.bytes_of(buffer)
-            self._file.reserve(where.start, where.stop - where.start)
-        self._words[self._places.reserved + buffer] = 1
+    def admit(self, client: int) -> bool:
+        """Have memory for the copy that one more client may pin; return whether there is, or was when it was asked.
+
+        With two more copies than pins, there is always one to be written.
+        """
+        if client not in self._admitted:
+            self._admitted[client] = self._reserve_one()
+        return self._admitted[client]
+
+    def forget(self, client: int) -> None:
+        """Take back what a client has pinned that is gone."""
+        if self.count > 1:
+            self._words[self._places.pins[client]] = 0
+
+    def _reserve_one(self) -> bool:
+        words, reserved = self._words, self._places.reserved
+        for buffer in range(self.count):
+            if not words[reserved + buffer]:
+                where = self._places.bytes_of(buffer)
+                assert self._file is not None
+                try:
+                    self._file.reserve(where.start, where.stop - where.start)
+                except OSError:
+                    return False
+                words[reserved + buffer] = 1
+                return True
+        return True
+
+    def _one_more(self) -> int:
+        self._reserve_one()
+        buffer = self._free()
+        if buffer < 0:
+            raise NoCopy
         return buffer
 
     def close(self) -> None:
@@ -318,8 +374,11 @@ class Reader(Copies):
         if len(memory) < _Places(layout, clients).nbytes or memoryview(memory)[:64].cast("q")[_TOKEN] != token:
             raise FileNotFoundError(f"{path} is not the memory of this layout any more")
         super().__init__(layout, clients, memory)
+        self._memory = memory
         self._pin = self._places.pins[client]
         self._shown: dict[int, dict[Key, Any]] = {}
+        #: By copy, what the views of it that were shown, and theirs, belong to.
+        self._bases: dict[int, list[weakref.ref[Any]]] = {}
 
     def pin(self) -> int:
         """Pin the current copy, instead of the one pinned before, and return it."""
@@ -338,12 +397,22 @@ class Reader(Copies):
         """Give the pinned copy back."""
         self._words[self._pin] = 0
 
+    def let_go(self) -> None:
+        """Give the pinned copy back if nobody holds a view of it."""
+        buffer = self._words[self._pin] - 1
+        self._shown.pop(buffer, None)
+        if all(base() is None for base in self._bases.get(buffer, ())):
+            self.unpin()
+
     def shown(self, buffer: int) -> dict[Key, Any]:
         """Return the variables in a pinned copy, as read-only views, made once."""
         found = self._shown.get(buffer)
         if found is None:
-            memory = self.bytes[buffer][:]
+            where = self._places.bytes_of(buffer)
+            memory = numpy.frombuffer(self._memory, numpy.uint8, where.stop - where.start, where.start)
             memory.flags.writeable = False
+            alive = [base for base in self._bases.get(buffer, ()) if base() is not None]
+            self._bases[buffer] = [*alive, weakref.ref(memory)]
             found = self._shown[buffer] = self.layout.views(memory)
         return found
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.served_optimizer import packed
@@ -35,13 +39,20 @@ class Registry:
     ----------
     variables : dict of int to ServedVariable
     optimizers : dict of int to Optimizer
+    metrics : dict of int to Metric
+        Made in the strategy's scope.  With a coordinator their sums are variables, too.
+    on_save : callable or None
+        Called with the path of each checkpoint that this process has saved.
     """
+
+    on_save: Callable[[Path], object] | None = None
 
     def __init__(self, client: Any, extended: Any) -> None:
         self.client = client
         self.extended = extended
         self.variables: dict[int, ServedVariable] = {}
         self.optimizers: dict[int, Optimizer] = {}
+        self.metrics: dict[int, Any] = {}
 
     def by_name(self) -> dict[str, ServedVariable]:
         """Return the variables by name, in the order of creation."""
@@ -72,7 +83,7 @@ def install(registry: Registry) -> None:
 def of_job() -> Registry | None:
     """Return the registry of this process, or this thread where ranks are threads; None without servers.  Local."""
     found = _of_thread.registry
-    return None if found is None or getattr(found.client, "is_alone", False) else found
+    return None if found is None or found.client.is_alone else found
 
 
 def installed() -> Registry:
@@ -118,3 +129,19 @@ def optimizer_of(number: int, content: bytes) -> Optimizer:
         registry.add_optimizer(optimizer, number)
         registry.extended.adopt_optimizer(optimizer, number)
     return registry.optimizers[number]
+
+
+def metric_of(number: int, kind: Any, own: dict[str, Any], shapes: dict[str, tuple[int, ...]], variable: Any) -> Any:
+    """Return this process's metric of a number; unpickling calls this.  Local."""
+    registry = installed()
+    if number not in registry.metrics:
+        metric = kind.__new__(kind)
+        vars(metric).update(own, sums={name: numpy.zeros(shape) for name, shape in shapes.items()})
+        registry.extended.adopt_metric(metric, number, variable)
+    return registry.metrics[number]
+
+
+def served_sums() -> list[Any]:
+    """Return the sums of this process's metrics that are a server's, in the order of the metrics.  Local."""
+    metrics = {} if _of_thread.registry is None else _of_thread.registry.metrics
+    return [metric.remote for _, metric in sorted(metrics.items()) if metric.remote is not None]

@@ -101,6 +101,8 @@ class ServedUpdates(RemoteUpdates):
         if known is None or factor is None or known.strategy is not context.get_strategy():
             return False
         client = known.client
+        if client.is_guarded:  # its lists may be void by the time they are pushed
+            return False
         if known.generation == client.generation and len(known.parts) == 1 and known.parts[0].rows is not None:
             if client.push_unchecked(self._number, known.parts[0], gradients, factor):
                 return True

@@ -242,13 +242,13 @@ class ShardedVariable(ServedVariable):
     @property
     def value(self) -> numpy.ndarray:
         """The value of all shards together, as last pulled: a new array, read-only."""
-        whole = numpy.concatenate([each.value for each in self.variables])
+        whole = self._client.undivided(lambda: numpy.concatenate([each.value for each in self.variables]))
         whole.flags.writeable = False
         return whole
 
     def read_value(self) -> numpy.ndarray:
         """Return the value that the servers have now, as a new array."""
-        return numpy.concatenate([each.read_value() for each in self.variables])
+        return self._client.undivided(lambda: numpy.concatenate([each.read_value() for each in self.variables]))
 
     def __getitem__(self, key: Any) -> Any:
         first, *rest = key if isinstance(key, tuple) else (key,)
@@ -257,7 +257,9 @@ class ShardedVariable(ServedVariable):
             shard = self._shard_of(row)
             return self.variables[shard].value[(row - int(self._offsets[shard]), *rest)].copy()
         if isinstance(first, slice) and (first.step is None or first.step > 0):
-            pieces = [self.variables[shard].value[where] for shard, where in self._slices(first)]
+            pieces = self._client.undivided(
+                lambda: [self.variables[shard].value[where] for shard, where in self._slices(first)]
+            )
             picked = numpy.concatenate(pieces) if pieces else numpy.empty((0, *self.shape[1:]), self.dtype)
             return picked[(slice(None), *rest)] if rest else picked
         return super().__getitem__(key)
@@ -272,17 +274,27 @@ class ShardedVariable(ServedVariable):
         return [(spec.key, part) for spec, part in zip(self.specs, self._cut(gradient), strict=True)]
 
     def _put(self, verb: str, value: Any) -> None:
-        for each, part in zip(self.variables, self._cut(value), strict=True):
-            each._put(verb, part)
+        def put() -> None:
+            for each, part in zip(self.variables, self._cut(value), strict=True):
+                each._put(verb, part)
+
+        self._client.undivided(put)
 
     def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
-        for shard, some in self._rows_by_shard(rows):
-            self.variables[shard]._put_rows(verb, some)
+        def put() -> None:
+            for shard, some in self._rows_by_shard(rows):
+                self.variables[shard]._put_rows(verb, some)
+
+        self._client.undivided(put)
 
     def _lookup(self, indices: Any) -> Any:
         found = numpy.empty((len(indices), *self.shape[1:]), self.dtype)
-        for shard, places in self._places(indices):
-            found[places] = self.variables[shard]._lookup(indices[places] - self._offsets[shard])
+
+        def look_up() -> None:
+            for shard, places in self._places(indices):
+                found[places] = self.variables[shard]._lookup(indices[places] - self._offsets[shard])
+
+        self._client.undivided(look_up)
         return found
 
     def _row(self, row: int) -> int:

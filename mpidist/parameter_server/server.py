@@ -10,6 +10,7 @@ import math
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -21,13 +22,15 @@ from mpidist.parameter_server import protocol
 from mpidist.parameter_server.consistency import Asynchronous, Consistency
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import Kind, PushHeader
-from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger
+from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Buffers, Ledger, NoCopy
 from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed
 from mpidist.parameter_server.store import Store
 from mpidist.parameter_server.turn import Turn
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile
 from mpidist.transports.lines import Area, Line, Message, Patience
+
+_SEE = "; see 'What memory it takes' in the documentation of parameter servers"
 
 #: How many headers of pushes are kept unpacked.
 _KEPT_HEADERS = 256
@@ -42,6 +45,8 @@ class _Client:
         self.applied_word = applied_word
         self.arrived = 0
         self.is_here = True
+        #: What this client has sent first, while it waits for the server's turn, or for a copy to be written.
+        self.first: Message | None = None
         #: By the client's number of a plan, the store's.
         self.plans: dict[int, int] = {}
         self._areas: list[Area] = []
@@ -57,7 +62,7 @@ class _Client:
                 area.close()
                 break
         if len(self._areas) < 2:
-            self._areas.append(self.line.area(max(4096, 1 << (nbytes - 1).bit_length())))
+            self._areas.append(self.line.area(max(4096, nbytes)))
             return self._areas[-1]
         self._areas[0].wait_free()
         return self.area(nbytes)
@@ -84,6 +89,10 @@ class _Waiting(Exception):
     """Raised by what cannot be answered yet."""
 
 
+class _NeedsTurn(Exception):
+    """Raised by what would change variables, or has read what another was writing, in nobody's turn."""
+
+
 class Server:
     """One ps rank.
 
@@ -101,6 +110,8 @@ class Server:
     store : Store
     """
 
+    _has_warned = False
+
     def __init__(self, lines: Sequence[Line], number: int = 0, consistency: Consistency | None = None) -> None:
         self.number = number
         self._lines = list(lines)
@@ -110,6 +121,7 @@ class Server:
         self.ledger = Ledger(private if self._ledger_file is None else self._ledger_file.map(), len(lines))
         for optimizer in range(LEDGER_OPTIMIZERS):
             self.ledger.words[Ledger.steps_word(optimizer)] = -1
+        self._short = Patience(self._lines, f"ps {number}", idle=True, warns=True)
         self.store = Store(len(lines) if self._ledger_file is not None else 0)
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [_Client(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
@@ -117,6 +129,8 @@ class Server:
         self._changes_known = self._changes()
         self._headers: dict[bytes, PushHeader] = {}
         self._aside: list[tuple[_Client, Callable[[], None]]] = []
+        #: Pushes that are to be applied, each list as one; they wait only while there is no copy to be written.
+        self._ready: list[list[Any]] = []
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
 
     def _shared_ledger(self, clients: int) -> SharedFile | None:
@@ -136,6 +150,20 @@ class Server:
             return Turn(self._ledger_file.path, self.ledger.words, patience, self._lines[0].presence.control)
         except OSError:  # then it is the only one that changes them
             return None
+
+    def _is_short(self, buffers: Buffers) -> None:
+        """Show in the ledger that clients are to give back copies that they do not look at any more."""
+        words = self.ledger.words
+        if not words[Ledger.SHORT]:
+            words[Ledger.SHORT] = 1
+            self._short.reset()
+            self._short.what = (
+                f"ps {self.number} waits for a client to give back a copy of its variables of "
+                f"{buffers.layout.nbytes} bytes, since there is no memory for one more{_SEE}"
+            )
+        for client in self.clients:
+            if client.line.gone:
+                buffers.forget(client.number)
 
     @property
     def pushes(self) -> int:
@@ -157,19 +185,33 @@ class Server:
             while any(client.is_here for client in self.clients):
                 if self.poll():
                     patience.reset()
-                elif patience.tick():
+                elif self._wait(patience):
                     self._look_for_losses()
         finally:
             self.close()
 
     def poll(self) -> bool:
-        """Take at most one message of every client; return whether there was any."""
-        found = False
+        """Take at most one message of every client; return whether anything was done."""
+        found = bool(self._ready) and self._apply([])
         for client in self.clients:
-            if client.is_here and (message := client.line.receive()) is not None:
-                found = True
-                self._take(client, message)
+            message = client.first or (client.line.receive() if client.is_here else None)
+            if message is not None:
+                found = self._take(client, message) or found
         return found
+
+    def _wait(self, patience: Patience) -> bool:
+        """Let others run, since there is nothing to do; return whether this looked around."""
+        if self.ledger.words[Ledger.SHORT]:
+            return self._short.tick()
+        waiting = [client for client in self.clients if client.first is not None]
+        if not waiting:
+            return patience.tick()
+        assert self._turn is not None
+        looked = self._turn.wait()
+        if looked:  # who has the turn may be stopped
+            for client in waiting:
+                self._take_in_no_turn(client)
+        return looked
 
     def close(self) -> None:
         """Give memory back; clients that read it keep it."""
@@ -179,21 +221,45 @@ class Server:
         if self._ledger_file is not None:
             self._ledger_file.unlink()
 
-    def _take(self, client: _Client, message: Message) -> None:
-        self._in_turn(self._deal_with, client, message)
+    def _take(self, client: _Client, message: Message) -> bool:
+        """Deal with a message; return False if it has to wait for the turn, and the client's later ones with it."""
+        client.first, turn = message, self._turn
+        try:
+            if turn is None:
+                self._deal_with(client, message)
+            elif not turn.taken():
+                return False
+            else:
+                self._caught_up(client, message)
+                turn.leave()
+        except BaseException as error:
+            if turn is not None:
+                turn.leave()
+            if not isinstance(error, NoCopy):
+                raise
+            client.first = message
+            self._is_short(self.store.buffers)
+            return False
+        self._is_short_no_more()
+        return True
 
-    def _in_turn(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Do what may change variables, in this server's turn."""
-        if self._turn is None:
-            act(*arguments)
-        else:
-            self._turn.during(self._caught_up, act, *arguments)
+    def _is_short_no_more(self) -> None:
+        if self.ledger.words[Ledger.SHORT] and not self._ready and all(each.first is None for each in self.clients):
+            self.ledger.words[Ledger.SHORT] = 0
 
-    def _caught_up(self, act: Callable[..., None], *arguments: Any) -> None:
+    def _take_in_no_turn(self, client: _Client) -> None:
+        """Deal with a message that only reads while another has the turn, unless that writes what it reads."""
+        assert client.first is not None
+        if self._changes() != self._changes_known:
+            self._catch_up()  # and again in the next turn: a step may be half counted
+        with suppress(_NeedsTurn):
+            self._deal_with(client, client.first, has_turn=False)
+
+    def _caught_up(self, client: _Client, message: Message) -> None:
         if self._changes() != self._changes_known:
             self._catch_up()
         try:
-            act(*arguments)
+            self._deal_with(client, message)
         finally:
             self._changes_known = self._changes()
 
@@ -209,13 +275,17 @@ class Server:
             if not math.isnan(rate):
                 served.optimizer.learning_rate = rate
 
-    def _deal_with(self, client: _Client, message: Message) -> None:
+    def _deal_with(self, client: _Client, message: Message, has_turn: bool = True) -> None:
         kind = message.header[0]
         if kind == protocol.PUSH_KIND:
+            if not has_turn:
+                raise _NeedsTurn
+            client.first = None
             self._take_push(client, message)
         elif kind == protocol.REQUEST_KIND:
-            self._answer(client, message)
+            self._answer(client, message, has_turn)
         else:
+            client.first = None
             self._note(client, protocol.unpack(message.header))
             message.release()
         if self._aside:
@@ -224,7 +294,7 @@ class Server:
     def _look_for_losses(self) -> None:
         for client in self.clients:
             if client.is_here and client.line.gone and client.line.lost:
-                self._in_turn(self._gone, client)
+                self._gone(client)
 
     def _gone(self, client: _Client) -> None:
         client.is_here = False
@@ -254,6 +324,9 @@ class Server:
             )
         except TransportError:
             raise
+        except NoCopy:
+            client.arrived -= 1
+            raise
         except Exception as error:  # the server outlives a client's mistake, and tells it
             self.consistency.pushed(client.number)  # it was a step, though one in vain
             self._fail_push(client, client.arrived, header.optimizer, message, error)
@@ -280,13 +353,20 @@ class Server:
             self._done(client, header.optimizer)
         self._apply(ready)
 
-    def _apply(self, ready: list[Any]) -> None:
-        """Apply pushes as one, and what this makes ready."""
-        while ready:
+    def _apply(self, ready: list[Any]) -> bool:
+        """Apply pushes as one, and what this makes ready, after those that had to wait; return whether any was."""
+        if ready:
+            self._ready.append(ready)
+        done = False
+        while self._ready:
+            ready = self._ready[0]
             first = ready[0].header
             try:
                 pushed = [(push.header.counts, push.message.payload) for push in ready]
                 self.store.push(first.optimizer, ready[0].plan, pushed, first.learning_rate, first.scale)
+            except NoCopy:
+                self._is_short(self.store.buffers)
+                return done
             except Exception as error:
                 for push in ready:
                     self._fail_push(self.clients[push.client], push.number, push.optimizer, push.message, error)
@@ -294,7 +374,12 @@ class Server:
                 for push in ready:
                     push.message.release()
                     self._done(self.clients[push.client], first.optimizer)
-            ready = self.consistency.complete()
+            self._ready.pop(0)
+            done = True
+            if more := self.consistency.complete():
+                self._ready.append(more)
+        self._is_short_no_more()
+        return done
 
     def _fail_push(self, client: _Client, number: int, optimizer: int, message: Message, error: Exception) -> None:
         message.release()
@@ -328,19 +413,21 @@ class Server:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, client: _Client, message: Message) -> None:
+    def _answer(self, client: _Client, message: Message, has_turn: bool) -> None:
         request = protocol.unpack(message.header)
         array = None
         if "array" in request:
             array = protocol.as_described(message.payload, request["array"])
+        if not has_turn and not self._only_reads(request):
+            raise _NeedsTurn
 
         def attempt() -> None:
             try:
-                found = self._verbs[request["verb"]](client, request, array)
+                found = self._found(client, request, array, has_turn)
             except _Waiting:
                 self._aside.append((client, attempt))
                 return
-            except TransportError:
+            except (TransportError, _NeedsTurn, NoCopy):
                 raise
             except Exception as error:  # the server outlives a client's mistake, and tells it
                 message.release()
@@ -352,28 +439,51 @@ class Server:
             self._send(client, Kind.ANSWER, *found)
 
         attempt()
+        client.first = None
+
+    def _only_reads(self, request: dict[str, Any]) -> bool:
+        """Whether a request changes nothing that clients change, too: neither variables nor where they lie."""
+        verb = request["verb"]
+        if verb == "layout":
+            return self.store.is_laid_out
+        if verb == "lookup":
+            return self.store.is_table(_key(request))
+        if verb == "rate":
+            return request["value"] is None and "array" not in request
+        return verb in _READS
+
+    def _found(
+        self, client: _Client, request: dict[str, Any], array: Any, has_turn: bool
+    ) -> tuple[dict[str, Any], Area | None, int]:
+        """Return the answer to a request: content, and the area and bytes of an array that belongs to it."""
+        buffers, stamp = self.store.buffers, self.store.buffers.stamp()
+        content, *arrays = self._verbs[request["verb"]](client, request, array)
+        if not arrays:
+            return content, None, 0
+        found = numpy.asarray(arrays[0])
+        area = client.area(found.nbytes)
+        area.array[: found.nbytes].view(found.dtype).reshape(found.shape)[...] = found
+        if not has_turn and not buffers.is_as(stamp):
+            raise _NeedsTurn
+        return {**content, "array": protocol.described(found)}, area, found.nbytes
 
     def _show(self) -> None:
         """Show in the ledger which layout holds, and whether anything is torn: who changes variables goes by it."""
         self.ledger.words[Ledger.LAYOUT] = self.store.layout_number
         self.ledger.words[Ledger.TORN] = self.store.is_torn
 
-    def _send(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any = None) -> None:
+    def _send(
+        self, client: _Client, kind: Kind, content: dict[str, Any], area: Area | None = None, nbytes: int = 0
+    ) -> None:
         if client.line.gone:
             return
         try:
-            if array is None:
+            if area is None:
                 client.line.send(protocol.pack(kind, content))
             else:
-                self._send_array(client, kind, content, numpy.asarray(array))
+                client.line.send(protocol.pack(kind, content), area, nbytes)
         except PeerLostError:  # it died meanwhile, and the job goes on
             self._gone(client)
-
-    def _send_array(self, client: _Client, kind: Kind, content: dict[str, Any], array: Any) -> None:
-        area = client.area(array.nbytes)
-        area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-        content = {**content, "array": protocol.described(array)}
-        client.line.send(protocol.pack(kind, content), area, array.nbytes)
 
     def _failure(self, error: Exception, what: str) -> dict[str, Any]:
         place = traceback.extract_tb(error.__traceback__)[-1:]
@@ -418,6 +528,12 @@ class Server:
     def _on_layout(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self.store.lay_out()
         buffers = self.store.buffers
+        if request["maps"] and not buffers.admit(client.number) and not self._has_warned:
+            self._has_warned = True
+            client.line.presence.control.warn(
+                f"ps {self.number} has no memory for {len(self.clients) + 2} copies of its variables of "
+                f"{buffers.layout.nbytes} bytes, which its clients on this node may need: pushes may wait for one{_SEE}"
+            )
         specs = [spec.described() for spec in buffers.layout.specs]
         return ({"number": self.store.layout_number, "path": buffers.path, "token": buffers.token, "specs": specs},)
 
@@ -552,6 +668,9 @@ class Server:
 
 
 _PARTS = ("dense", "sparse")
+
+#: Requests that need no turn: those that change nothing, and `create`, whose variable nobody sees yet.
+_READS = frozenset(("hello", "create", "pull", "step", "flush", "read", "versions", "plan", "rule", "state"))
 
 #: Errors whose text alone does not say where they come from.
 _OURS = (AssertionError, AttributeError, TypeError, KeyError)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mpidist.errors import ServerError, TornVariableError
+from mpidist.errors import ServerError, TornVariableError, TransportError
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.direct import Direct
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
@@ -27,6 +27,9 @@ from mpidist.transports.lines import Area, Line, Message, Patience
 
 if TYPE_CHECKING:
     from mpidist.parameter_server.push_part import Part
+
+#: Requests with more bytes have memory of their own, for as long as they last.
+_KEPT_BYTES = 1 << 20
 
 #: Errors of a server that are raised at the client as what they are.
 _KINDS: dict[str, type[Exception]] = {
@@ -116,7 +119,15 @@ class ServerEnd:
             if area is not None:
                 area.wait_free()
                 area.close()
-            area = areas[number] = self.line.area(max(64, nbytes))
+                areas[number] = None
+            try:
+                area = areas[number] = self.line.area(max(64, nbytes))
+            except TransportError:  # there is no memory for a second one
+                first = areas[0]
+                if not number or first is None or first.array.size < nbytes:
+                    raise
+                first.wait_free()
+                return first
         elif number:
             area.wait_free()
         return area
@@ -157,11 +168,13 @@ class ServerEnd:
 
     def _answered(self, verb: str, array: Any = None, **fields: Any) -> Message:
         """Send a request and return the message that answers it."""
-        request = {"verb": verb, **fields}
+        request, large = {"verb": verb, **fields}, None
         if array is None:
             self.line.send(protocol.pack(Kind.REQUEST, request))
         else:
-            area = self.area(array.nbytes)
+            if array.nbytes > _KEPT_BYTES:  # such as initial values: nothing is to be left of them
+                large = self.line.area(array.nbytes)
+            area = large or self.area(array.nbytes)
             if array.nbytes:
                 area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
             request["array"] = protocol.described(array)
@@ -171,6 +184,9 @@ class ServerEnd:
             if message.header[0] != Kind.PUSH_FAILURE:
                 break
             self._failures.append(protocol.unpack(message.header))
+        if large is not None:
+            large.wait_free()
+            large.close()
         return message
 
     def _answer(self, message: Message) -> tuple[dict[str, Any], Any]:
@@ -212,6 +228,9 @@ class ServerEnd:
         Tables are not among them.
         """
         raise NotImplementedError
+
+    def give_back(self) -> None:
+        """Let the memory of the last snapshot be written: another one is about to be pulled."""
 
     def look_for(self, key: Key) -> bool:
         """Make the server put new variables among the others; return whether `key` is there then."""
@@ -268,10 +287,17 @@ class NearServer(ServerEnd):
             with suppress(OSError):  # by messages then
                 turn = Turn(answer["ledger"], self._words, patience, self.line.presence.control)
                 self._direct = Direct(self, ledger, turn)
+        self.line.presence.while_waiting.append(self._let_go)
+
+    def _let_go(self) -> None:
+        """Give back what this client has pinned, if the server needs it and nobody looks at it."""
+        if self._words[Ledger.SHORT] and self._pinned is not None:
+            self._pinned.let_go()
 
     def pull(self) -> dict[Key, Any]:
         words = self._words
         if words[self._applied] < self.pushed:
+            self.give_back()  # the server may need the copy
             self._await(self._applied)
         self.check()
         fence()
@@ -281,6 +307,10 @@ class NearServer(ServerEnd):
         self._pinned = self._reader
         self._buffer = self._pinned.pin()
         return self._pinned.shown(self._buffer)
+
+    def give_back(self) -> None:
+        if self._pinned is not None:
+            self._pinned.unpin()
 
     def look_for(self, key: Key) -> bool:
         self._map()
@@ -363,7 +393,7 @@ class NearServer(ServerEnd):
     def _map(self) -> None:
         """Map the copies of the server's present layout, unless that is done."""
         while True:
-            answer, _ = self.ask("layout")
+            answer, _ = self.ask("layout", maps=True)
             if answer["number"] == self._layout_number:
                 return
             layout = Layout(map(VariableSpec.from_description, answer["specs"]))
@@ -390,7 +420,7 @@ class FarServer(ServerEnd):
     _viewed: tuple[Any, ...] = ()  # what the views are of: memory and layout
 
     def pull(self) -> dict[Key, Any]:
-        self._give_back()
+        self.give_back()
         message = self._answered("pull")
         content = protocol.unpack(message.header)
         if message.header[0] == Kind.FAILURE or self._failures or self.line.is_shared:
@@ -408,11 +438,10 @@ class FarServer(ServerEnd):
         return self._views
 
     def leave(self) -> None:
-        self._give_back()
+        self.give_back()
         super().leave()
 
-    def _give_back(self) -> None:
-        """Let the line receive into the memory of the present snapshot again."""
+    def give_back(self) -> None:
         if self._kept is not None:
             self._kept.release()
             self._kept = None
@@ -427,7 +456,7 @@ class FarServer(ServerEnd):
         return self._versions[key]
 
     def _find_layout(self) -> Layout:
-        answer, _ = self.ask("layout")
+        answer, _ = self.ask("layout", maps=False)
         if self._layout is None or answer["number"] != self._layout_number:
             self._layout = Layout(map(VariableSpec.from_description, answer["specs"]))
             self._layout_number = answer["number"]

@@ -110,6 +110,15 @@ class Store:
         self.variables[spec.key] = StoredVariable(spec, storage)
         self._fresh.add(spec.key)
 
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether all variables have their places."""
+        return not self._fresh
+
+    def is_table(self, key: Key) -> bool:
+        """Whether a variable has memory of its own."""
+        return key in self._tables
+
     def lay_out(self) -> None:
         """Put variables that were created since the last time among the others."""
         if self._fresh:

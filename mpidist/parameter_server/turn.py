@@ -54,8 +54,25 @@ class Turn:
                 return
         self._patience.reset()
         while not take():
-            if self._patience.tick():
-                self._name_holder()
+            self.wait()
+
+    def taken(self) -> bool:
+        """Try to have the turn; return whether it is this process's now."""
+        take = self._lock.take
+        for _ in range(_TRIES):
+            if take():
+                self._patience.reset()
+                return True
+        return False
+
+    def wait(self) -> bool:
+        """Let others run, since the turn is another's; return whether it looked around.  Errors as for `enter`."""
+        looked = self._patience.tick()
+        if looked:  # messages say who is waited for
+            holder = self._words[Ledger.HELD]
+            named = f", where {self._control.name(holder - 1)} has its turn" if holder else ""
+            self._patience.what = f"{self._what}{named}"
+        return looked
 
     def during(self, act: Callable[..., T], *arguments: Any) -> T:
         """Return what `act` returns, called in a turn; errors as for `enter`."""
@@ -67,12 +84,6 @@ class Turn:
             self.leave()
             raise
         return result
-
-    def _name_holder(self) -> None:
-        """Say in messages who is waited for."""
-        holder = self._words[Ledger.HELD]
-        named = f", where {self._control.name(holder - 1)} has its turn" if holder else ""
-        self._patience.what = f"{self._what}{named}"
 
     def close(self) -> None:
         """Take no more turns."""

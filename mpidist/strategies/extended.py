@@ -213,6 +213,9 @@ class StrategyExtended:
     def adopt_optimizer(self, optimizer: Optimizer) -> None:
         """Take note of an optimizer that was made in this strategy's scope.  Local."""
 
+    def adopt_metric(self, metric: Any) -> None:
+        """Take note of a metric that was made in this strategy's scope.  Local."""
+
     def gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         """Return arrays to write the gradients of these variables into; on one node, all its ranks see them.
 

@@ -87,6 +87,8 @@ class ParameterServerStrategy(Strategy):
         There is one already.
     """
 
+    extended: ServedExtended
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -149,7 +151,8 @@ class ParameterServerStrategy(Strategy):
             sys.excepthook(type(error), error, error.__traceback__)
 
     def _is_coordinated(self) -> None:
-        """Take note that there is a coordinator, which brings back what a lost server held if the user wants that."""
+        """Take note that there is a coordinator: it has the metrics of all workers, and may bring back lost servers."""
+        self.extended.serve_metrics()
         if self._on_server_failure == "restore":
             self._whole.control.vital_ranks = frozenset(self._roles.trainers[0][:1])
 

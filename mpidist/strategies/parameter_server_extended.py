@@ -19,9 +19,11 @@ from mpidist.errors import MpidistError
 from mpidist.input.dataset import Dataset
 from mpidist.input.from_function import InputContext
 from mpidist.optimizers.base import Optimizer
+from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.layout import VariableSpec
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
+from mpidist.parameter_server.served_sums import ServedSums
 from mpidist.parameter_server.served_updates import ServedUpdates
 from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
 from mpidist.strategies.extended import MirroredExtended, StrategyExtended
@@ -55,6 +57,7 @@ class ServedExtended(StrategyExtended):
     _rules: Rules
     _colocated: ServedVariable | None = None
     _words = 0
+    _serves_metrics = False
 
     def serves(self, client: Any) -> None:
         """Begin to use a client."""
@@ -112,7 +115,7 @@ class ServedExtended(StrategyExtended):
         MpidistError
             What it raised, in all workers.
         """
-        if self._strategy._cluster_coordinator is not None:
+        if self._has_coordinator:
             return fn()
         spec = VariableSpec(
             (registry.WORDS + self._words, 0), f"word {self._words}", (_WORD_BYTES,), numpy.dtype("uint8")
@@ -153,8 +156,10 @@ class ServedExtended(StrategyExtended):
         Workers other than the chief wait until the chief has made it.
         """
         value = as_host(storage) if is_device(storage) else storage
+        return self._new_variable(value, self._shards(value, attributes["name"]), attributes)
+
+    def _new_variable(self, value: numpy.ndarray, shards: int, attributes: Mapping[str, Any]) -> ServedVariable:
         number = max(self._registry.variables, default=-1) + 1
-        shards = self._shards(value, attributes["name"])
         offsets = shard_offsets(value.shape[0], shards) if shards > 1 else [0, 0]
         specs, servers = [], []
         for shard in range(shards):
@@ -217,6 +222,57 @@ class ServedExtended(StrategyExtended):
             finally:
                 self._colocated = before
 
+    # -- metrics ------------------------------------------------------------------------------------------------------
+
+    def adopt_metric(self, metric: Any, number: int | None = None, variable: ServedVariable | None = None) -> None:
+        """Number a metric.  Where a chief has a coordinator, its sums are those of a server.  Local.
+
+        A metric that a scheduled function makes for itself is its worker's own.
+
+        Parameters
+        ----------
+        metric : Metric
+        number : int, optional
+            By default the next one.
+        variable : ServedVariable, optional
+            What has its sums, if another process has made it.
+        """
+        if self._serves_metrics and not self._has_coordinator and number is None:
+            return
+        metrics = self._registry.metrics
+        number = max(metrics, default=-1) + 1 if number is None else number
+        metrics[number] = metric
+        metric.strategy = self._strategy
+        if self._serves_metrics:
+            metric.remote = ServedSums(self, metric, number, variable)
+
+    def serve_metrics(self) -> None:
+        """Have servers keep the sums of all metrics from now on: a coordinator is about to be made.
+
+        Every rank calls it.  The sums begin with the chief's.
+        """
+        self._serves_metrics = True
+        for number, metric in self._registry.metrics.items():
+            metric.remote = ServedSums(self, metric, number)
+            metric.remote.add()
+
+    def new_sums(self, name: str, values: Any) -> ServedVariable:
+        """Return a variable for the sums of a metric, which is kept whole, and apart from the others of its server."""
+        attributes = {
+            "name": self.unique_name(name),
+            "trainable": False,
+            "synchronization": VariableSynchronization.ON_READ,
+            "aggregation": VariableAggregation.SUM,
+        }
+        variable = self._new_variable(values, 1, attributes)
+        if self._client.is_chief:
+            self._client.add(variable.key, numpy.zeros_like(values))
+        return variable
+
+    @property
+    def _has_coordinator(self) -> bool:
+        return self._strategy._cluster_coordinator is not None
+
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
     def adopt_optimizer(self, optimizer: Optimizer, number: int | None = None) -> None:
@@ -243,7 +299,7 @@ class ServedExtended(StrategyExtended):
 
         On a chief that has a coordinator, what only `create_per_worker_dataset` takes.
         """
-        if self._strategy._cluster_coordinator is not None:
+        if self._has_coordinator:
             return _ForWorkers(dataset)
         return super().distribute_dataset(dataset, options)
 

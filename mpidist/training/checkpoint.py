@@ -80,6 +80,11 @@ class Checkpoint:
         self._parts = dict(_named_parts("", objects))
 
     @property
+    def parts(self) -> dict[str, Any]:
+        """The objects in it, by name.  Local."""
+        return dict(self._parts)
+
+    @property
     def variables(self) -> list[DistributedVariable]:
         """The variables in it.  Local."""
         return [part for part in self._parts.values() if isinstance(part, DistributedVariable)]
@@ -127,12 +132,15 @@ class Checkpoint:
         path = Path(path)
         if not writes_here():
             return path
-        found, numbers = self._collect()
+        job = registry.of_job()
+        found, numbers = self._collect() if job is None else job.client.undivided(self._collect)
         what = f"checkpoint {path} was not saved"
         if _writes_together(parallel, what):
             _write_together(path, found, numbers, what)
         else:
             together(lambda: hdf5_file.write(path, found, numbers), what)
+        if job is not None and job.on_save is not None:
+            job.on_save(path)
         return path
 
     def restore(self, path: str | Path) -> None:
@@ -164,6 +172,13 @@ class Checkpoint:
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
         problems = [problem for name, part in self._parts.items() for problem in _misfits(name, part, values)]
         _agree("; ".join(problems), f"checkpoint {path} does not fit")
+        job = registry.of_job()
+        if job is None:
+            self._restore_parts(values)
+        else:
+            job.client.undivided(lambda: self._restore_parts(values))
+
+    def _restore_parts(self, values: Mapping[str, Any]) -> None:
         # What may still raise comes before the variables.
         for name, part in sorted(self._parts.items(), key=lambda item: isinstance(item[1], DistributedVariable)):
             _restore_part(name, part, values)

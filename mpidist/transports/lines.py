@@ -241,6 +241,8 @@ class Presence:
     def __init__(self, control: ControlChannel, world_ranks: Sequence[int]) -> None:
         self.control = control
         self.lines: list[Line] = []
+        #: Called when this rank has waited for a moment, for whatever it is.
+        self.while_waiting: list[Callable[[], object]] = []
         self._world_ranks = tuple(world_ranks)
         self._looked = self._looked_at_alarm = 0.0
 
@@ -364,6 +366,8 @@ class Patience:
         """Look around, as `tick` does now and then; errors as there.  Local."""
         for line in self._presence.lines:
             line.take_in()  # so that nobody waits for this rank to make room
+        for act in self._presence.while_waiting:
+            act()
         if self._presence.look():
             self._judge()
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpidist.errors import CancelledError, MpidistError, PeerLostError
+from mpidist.errors import CancelledError, FunctionTimeoutError, MpidistError, PeerLostError
 from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.coordinator import failures, functions
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
@@ -54,15 +54,26 @@ class _Batch:
         What it is expected to take.
     end : float
         When it is expected to be done, by `time.monotonic`.
+    began : float
+        When it went to the worker, or the chief heard of the end of the one before it.
+    warn_after : float
+        After how many seconds from then on it is told that the batch still runs.
     """
 
-    __slots__ = ("number", "calls", "seconds", "end")
+    __slots__ = ("number", "calls", "seconds", "end", "began", "warn_after")
 
     def __init__(self, number: int, calls: list[RemoteValue], seconds: float, begin: float) -> None:
         self.number = number
         self.calls = calls
         self.seconds = seconds
         self.end = begin + seconds
+        self.began = time.monotonic()
+        self.warn_after = 0.0
+
+    @property
+    def running_seconds(self) -> float:
+        """How long its worker has been running it, as far as the chief knows."""
+        return time.monotonic() - self.began
 
 
 class Lane:
@@ -105,6 +116,13 @@ class Lane:
             return 0.0
         return batches[0].end if len(batches) > 1 else batches[0].end - _AHEAD_SECONDS
 
+    @property
+    def state(self) -> str:
+        """What messages say of what it runs."""
+        batch = self.batches[0]
+        names = " or ".join(sorted({str(call._function) for call in batch.calls}))
+        return f"{self} has been running {names} for {batch.running_seconds:.1f} s"
+
     def __str__(self) -> str:
         return f"worker {self.index} ({self.talk.peer_name})"
 
@@ -128,6 +146,8 @@ class Calls:
     waiting : deque of RemoteValue
     error : BaseException or None
         Of the first function that failed, until it is raised.
+    done : int
+        How many functions have returned.
     """
 
     def __init__(
@@ -142,6 +162,7 @@ class Calls:
         self.lanes = [Lane(index, talk) for index, talk in workers.items()]
         self.waiting: deque[RemoteValue] = deque()
         self.error: BaseException | None = None
+        self.done = 0
         #: Whether some worker has room for calls, as far as is known.
         self.hungry = True
         self._capacity = capacity
@@ -197,7 +218,7 @@ class Calls:
                 content = lane.talk.hear()
         if heard:
             self._refresh()
-        if self.recovery is not None and not self._is_quiet:
+        if self.recovery is not None:
             self.recovery.look()
         if self.waiting:
             self.feed()
@@ -226,9 +247,9 @@ class Calls:
         """Wait until a call is done."""
         self._until(lambda: call._result is not PENDING, f"for the result of {call._function}")
 
-    def wait_for_all(self) -> None:
-        """Wait until no call waits or runs."""
-        self._until(lambda: not self.waiting and not self.running, "for all scheduled functions")
+    def wait_for_all(self, timeout: float | None = None) -> None:
+        """Wait until no call waits or runs; FunctionTimeoutError when so many seconds have passed."""
+        self._until(lambda: not self.waiting and not self.running, "for all scheduled functions", timeout)
 
     @property
     def running(self) -> int:
@@ -256,6 +277,8 @@ class Calls:
             )
         self.tell(Kind.END)
         self.lanes = []
+        if self.recovery is not None:
+            self.recovery.end()
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
@@ -312,9 +335,11 @@ class Calls:
         assert batch.number == number, (batch.number, number)
         calls = batch.calls
         if lane.batches:
-            lane.batches[0].end = time.monotonic() + lane.batches[0].seconds
+            lane.batches[0].began = time.monotonic()
+            lane.batches[0].end = lane.batches[0].began + lane.batches[0].seconds
         if results:
             _learn(batch, seconds, len(results))
+        self.done += len(results) - (failure is not None and failure.place is not None)
         for call, result in zip(calls, results, strict=False):
             call._result = result
             call._payload = None
@@ -366,16 +391,17 @@ class Calls:
 
     def watch_servers(self, client: Client, lines: Mapping[int, Line], restores: bool) -> None:
         """Watch over the servers from now on; see `Recovery`."""
-        self.recovery = Recovery(client, lines, restores, self._be_quiet, self._go_on)
+        self.recovery = Recovery(client, lines, restores, self)
 
-    def _be_quiet(self, server: int) -> None:
+    def be_quiet(self, server: int) -> None:
         """Have the workers finish, as far as they can, what they have; give them nothing more."""
         self._is_quiet = True
         self._to_be_quiet = set(self.lanes)
         self.tell(Kind.SERVER_LOST, server)
         self._until(lambda: not self._to_be_quiet & set(self.lanes), f"for the workers to do without ps {server}")
 
-    def _go_on(self, places: dict[Key, int]) -> None:
+    def go_on(self, places: dict[Key, int]) -> None:
+        """Tell the workers the servers of variables that were moved, and give them work again."""
         self.tell(Kind.MOVED, places)
         self._is_quiet = False
 
@@ -411,19 +437,43 @@ class Calls:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def _until(self, done: Callable[[], bool], what: str) -> None:
+    def _until(self, done: Callable[[], bool], what: str, timeout: float | None = None) -> None:
         patience: Patience | None = None
+        end = None if timeout is None else time.monotonic() + timeout
         while not done():
             if self.pump():
                 if patience is not None:
                     patience.reset()
                 continue
+            if end is not None and time.monotonic() >= end:
+                raise FunctionTimeoutError(self._what_is_late(f"{self._name} waited {what} for {timeout:g} s"))
+            self._warn_of_long_calls(what)
             if patience is None:
                 patience = self.lanes[0].talk.patience(f"{self._name} waits {what}")
             patience.tick()
             nap = self._nap_seconds()
             if nap >= _NAP_SECONDS:
                 time.sleep(nap)  # the workers need the cores more
+
+    def _warn_of_long_calls(self, what: str) -> None:
+        """Say which worker runs what for how long: after `warn_seconds`, and again whenever that time has doubled."""
+        for lane in self.lanes:
+            if lane.batches:
+                batch = lane.batches[0]
+                batch.warn_after = batch.warn_after or lane.talk.control.settings.warn_seconds
+                if 0 < batch.warn_after < batch.running_seconds:
+                    batch.warn_after = 2 * batch.running_seconds
+                    lane.talk.control.warn(
+                        f"{self._name} waits {what}: {lane.state}. Look at what it does (py-spy dump); join(timeout=) "
+                        "waits no longer than that"
+                    )
+
+    def _what_is_late(self, began: str) -> str:
+        states = [lane.state for lane in self.lanes if lane.batches]
+        return (
+            f"{began}: {'; '.join(states) or 'no worker runs any'}; {len(self.waiting)} more wait. They go on: call "
+            "join again, or look at what that worker does (py-spy dump)"
+        )
 
     def _nap_seconds(self) -> float:
         """Return how long the chief may sleep without anybody waiting for it, as far as is known."""

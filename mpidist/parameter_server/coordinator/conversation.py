@@ -15,6 +15,7 @@ import numpy
 
 from mpidist.errors import MpidistError
 from mpidist.parameter_server.coordinator import packed
+from mpidist.runtime.control import ControlChannel
 from mpidist.transports.lines import Area, Line, Message, Patience
 
 #: What is longer goes through an area: the ring of a line would be full of it, and the sender would wait.
@@ -86,6 +87,11 @@ class Conversation:
     def peer_name(self) -> str:
         """How messages call the other."""
         return f"rank {self.line.presence.name_of(self.line.peer)}"
+
+    @property
+    def control(self) -> ControlChannel:
+        """What warns, by its settings."""
+        return self.line.presence.control
 
     @property
     def is_lost(self) -> bool:

@@ -20,7 +20,7 @@ from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotAnArgument
 from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
 from mpidist.parameter_server.coordinator.packed import Packed, packed
-from mpidist.parameter_server.coordinator.recovery import Checkpoints
+from mpidist.parameter_server.coordinator.recovery import Checkpoints, Restore
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
 
 #: How many scheduled functions may wait before `schedule` waits too.
@@ -164,15 +164,29 @@ class ClusterCoordinator:
             calls.feed()
         return call
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Wait until all scheduled functions are done; none is running on return.
+
+        After MPIDIST_WARN_SECONDS a warning says which worker has been running which function for how long, and again
+        each time twice as long has passed.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            After how many seconds to give up waiting; never by default.  The functions go on.
 
         Raises
         ------
         Exception
             What the first function that failed raised, once.  All that had not begun are cancelled.
+        FunctionTimeoutError
+            The time is over; names the workers, their functions, and for how long they have been running them.
+        ValueError
+            The timeout is negative, or no number.
         """
-        self._calls.wait_for_all()
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"the timeout of join must be 0 or more seconds, or None for no limit; got {timeout!r}")
+        self._calls.wait_for_all(timeout)
         self._calls.surface()
 
     def done(self) -> bool:
@@ -235,19 +249,33 @@ class ClusterCoordinator:
 
     # -- servers that die ---------------------------------------------------------------------------------------------
 
-    def restore_from(self, checkpoint_manager: Checkpoints) -> None:
+    def restore_from(
+        self, checkpoint_manager: Checkpoints, on_restore: Callable[[Restore], object] | None = None
+    ) -> None:
         """Say what to restore when a server dies, in a fault-tolerant job with ``on_server_failure="restore"``.
 
         The dead server's variables are made again on the others.  All that the newest checkpoint holds goes back to
-        what it was there, so that it belongs together, and functions that could not be finished run again.
+        what it was there, so that it belongs together.  Functions that could not be finished run again, and so does a
+        read, write or save of the chief's program that met the end of the server.  Functions that had finished since
+        the checkpoint are undone, and do not run again: `on_restore` and `restores` say how many.
 
         Parameters
         ----------
         checkpoint_manager : CheckpointManager
-            Of a checkpoint with all variables and optimizers.
+            Of a checkpoint with all variables and optimizers.  A metric that is not in it, and whose server dies,
+            begins anew.
+        on_restore : callable, optional
+            Called on the chief as ``on_restore(restore)`` after each `Restore`, in the call that has noticed the loss.
+            It may schedule functions.
         """
         if self._calls.recovery is not None:
             self._calls.recovery.manager = checkpoint_manager
+            self._calls.recovery.on_restore = on_restore
+
+    @property
+    def restores(self) -> tuple[Restore, ...]:
+        """What was restored after servers had died, in order.  Local."""
+        return () if self._calls.recovery is None else tuple(self._calls.recovery.restores)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

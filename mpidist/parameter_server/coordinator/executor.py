@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy
 
-from mpidist.errors import OutOfRangeError, ServerError
+from mpidist.errors import OutOfRangeError, PeerLostError, ServerError
 from mpidist.input.dataset import Dataset
+from mpidist.parameter_server import registry
 from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.coordinator import failures, functions, recovery
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
@@ -115,8 +116,11 @@ class Executor:
         client = self._own_client
         if client is not None:
             client.lose(number)
-            with suppress(ServerError, ValueError):  # of a push whose function has failed already
+            with suppress(PeerLostError, ServerError, ValueError):  # of a push whose function has failed already
                 client.flush()
+        for sums in registry.served_sums():
+            with suppress(PeerLostError, ServerError):  # another one is gone
+                sums.server_lost(number)
         self._chief.say(Kind.QUIET, number)
 
     @property
@@ -133,6 +137,8 @@ class Executor:
         self._pushed = []
         failure = self._run(batch, numbers, payloads or [None] * len(numbers), results)
         try:
+            for sums in registry.served_sums():
+                sums.add()
             self._client.flush()
         except Exception as error:  # noqa: BLE001 - whatever a server says of what a function has pushed
             if results:

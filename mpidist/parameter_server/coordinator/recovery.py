@@ -1,15 +1,17 @@
 """What a chief does when a server is gone: bring its variables back, from a checkpoint, on the servers that are left.
 
 All variables and optimizers go back to the checkpoint, so that they belong together.  Before that, every worker must be
-done with what it has begun; what it could not finish runs again.
+done with what it has begun; what it could not finish runs again.  Whatever the chief itself does with variables is
+begun again, too, be it a read, a push, or a save: see `Client.undivided`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
@@ -19,7 +21,17 @@ from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.transports.lines import Line, Patience
 
+if TYPE_CHECKING:
+    from mpidist.parameter_server.coordinator.calls import Calls
+
 _log = logging.getLogger("mpidist")
+
+#: The methods of a client that ask servers, or send them something.
+_ASKS = (
+    *("create", "_value", "read", "assign", "lookup", "_scatter", "versions", "push", "flush"),
+    *("register_optimizer", "iterations", "set_iterations", "learning_rate", "set_learning_rate"),
+    *("optimizer_state", "restore_optimizer"),
+)
 
 
 class Checkpoints(Protocol):
@@ -32,48 +44,72 @@ class Checkpoints(Protocol):
         """Restore the newest checkpoint that is whole, and return it; None if there is none."""
 
 
+@dataclass(frozen=True)
+class Restore:
+    """What a chief has restored after servers had died.
+
+    Attributes
+    ----------
+    servers : tuple of int
+        The servers that were gone.
+    checkpoint : Path
+        What everything was restored from.
+    undone : int
+        Functions whose results the chief had by then, and whose changes of variables and metrics are undone, since they
+        finished after the checkpoint was saved.  All of this job's, if another job has saved it.
+    begun_anew : tuple of str
+        The metrics that are 0 again, since their sums were lost and are not in the checkpoint.
+    """
+
+    servers: tuple[int, ...]
+    checkpoint: Path
+    undone: int
+    begun_anew: tuple[str, ...]
+
+
 class Recovery:
     """The chief's watch over the servers.
 
     Parameters
     ----------
     client : Client
+        The chief's.  What it is asked for is done again, from its beginning, when a server has been replaced meanwhile.
     lines : mapping of int to Line
         To the servers, by number.
     restores : bool
         Whether the user wants a lost server's variables back; else the job ends.
-    quiet_fn : callable
-        ``quiet_fn(number)`` tells the workers of the loss, and waits until they have done with what they had begun.
-    moved_fn : callable
-        ``moved_fn(places)`` tells them the servers of variables, by key.
+    calls : Calls
+        The workers' functions: which are quiet while servers are replaced.
 
     Attributes
     ----------
     manager : CheckpointManager or None
         Whose newest checkpoint is restored.
+    on_restore : callable or None
+        Called with each `Restore`.
+    restores : list of Restore
     """
 
-    def __init__(
-        self,
-        client: Client,
-        lines: Mapping[int, Line],
-        restores: bool,
-        quiet_fn: Callable[[int], None],
-        moved_fn: Callable[[dict[Key, int]], None],
-    ) -> None:
+    def __init__(self, client: Client, lines: Mapping[int, Line], restores: bool, calls: Calls) -> None:
         self._client = client
         self._lines = dict(lines)
         self._ranks = {line.presence.name_of(line.peer) for line in lines.values()}
         self._restores = restores
-        self._quiet = quiet_fn
-        self._moved = moved_fn
+        self._calls = calls
+        self._is_busy = False
+        #: By checkpoint, how many functions had finished when it was saved.
+        self._done_at: dict[Path, int] = {}
         self.manager: Checkpoints | None = None
+        self.on_restore: Callable[[Restore], object] | None = None
+        self.restores: list[Restore] = []
+        client.is_guarded = True
+        for name in _ASKS:
+            setattr(client, name, self._guarded(getattr(client, name)))
+        registry.installed().on_save = self._saved
 
     def takes(self, error: BaseException) -> bool:
         """Return whether a function that failed so has met the end of a server, and is to run again."""
-        if not self._restores or not isinstance(error, PeerLostError):
-            return False
-        return error.rank in self._ranks
+        return self._restores and self._is_of_server(error)
 
     def look(self) -> None:
         """Look whether all servers are there, and do what is to be done if not.
@@ -83,22 +119,95 @@ class Recovery:
         PeerLostError
             A server is gone, and its variables are not to be restored, or cannot be.
         """
-        for number, line in list(self._lines.items()):
-            if line.lost:
-                del self._lines[number]
-                self._recover(number, Patience([line], f"the chief looked for ps {number}").lost(line))
+        if self._is_busy or not any(line.lost for line in self._lines.values()):
+            return
+        self._is_busy = True
+        try:
+            restore = self._replace()
+        finally:
+            self._is_busy = False
+        self.restores.append(restore)
+        if self.on_restore is not None:
+            self.on_restore(restore)
 
-    def _recover(self, number: int, error: MpidistError) -> None:
+    def end(self) -> None:
+        """Replace no server any more."""
+        self._is_busy = True
+
+    def _is_of_server(self, error: BaseException) -> bool:
+        return isinstance(error, PeerLostError) and error.rank in self._ranks
+
+    def _guarded(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **named: Any) -> Any:
+            while True:
+                known = len(self._lines)
+                try:
+                    return ask(*arguments, **named)
+                except PeerLostError as error:
+                    if self._is_busy or not self._is_of_server(error):
+                        raise
+                    self.look()
+                    if len(self._lines) == known:  # it was not this
+                        raise
+
+        return guarded
+
+    def _saved(self, path: Path) -> None:
+        self._done_at = {each: done for each, done in self._done_at.items() if each.exists()}
+        self._done_at[path.resolve()] = self._calls.done
+
+    # -- replacing ----------------------------------------------------------------------------------------------------
+
+    def _replace(self) -> Restore:
+        """Do without the servers that are gone, and without those that go meanwhile."""
+        gone: dict[int, MpidistError] = {}
+        places: dict[Key, int] = {}
+        while True:
+            errors = self._lost()
+            gone.update(errors)
+            try:
+                path, begun_anew = self._restore(errors, places)
+                break
+            except PeerLostError as error:
+                if not self._is_of_server(error) or not any(line.lost for line in self._lines.values()):
+                    raise
+        self._calls.go_on(places)
+        undone = self._calls.done - self._done_at.get(path.resolve(), 0)
+        text = "; ".join(map(str, gone.values()))
+        _log.warning(
+            "%s; all variables are those of %s, on the servers that are left; %d functions that had finished since are "
+            "undone%s",
+            text,
+            path,
+            undone,
+            f"; metrics {', '.join(begun_anew)} are not in it, and begin anew" if begun_anew else "",
+        )
+        return Restore(tuple(gone), path, undone, begun_anew)
+
+    def _lost(self) -> dict[int, MpidistError]:
+        """Return the servers that are gone since the last time, each with its error."""
+        gone = [number for number, line in self._lines.items() if line.lost]
+        found = {}
+        for number in gone:
+            line = self._lines.pop(number)
+            found[number] = Patience([line], f"the chief looked for ps {number}").lost(line)
+        return found
+
+    def _restore(self, gone: Mapping[int, MpidistError], places: dict[Key, int]) -> tuple[Path, tuple[str, ...]]:
+        """Bring back what is on no server any more, and note where; return the checkpoint, and metrics not in it."""
+        error = next(iter(gone.values()))
         if not self._restores:
             raise _ended(error, "start the job again, and restore its newest checkpoint")
         if self.manager is None:
             raise _ended(
                 error, "nothing says what to restore: call ClusterCoordinator.restore_from(manager) at the start"
             )
-        self._quiet(number)
-        lost = [spec for spec in self._client.lose(number) if spec.key[0] < registry.WORDS]  # old words are of no use
-        _check_covered(lost, self.manager, error)
-        places = self._placed(lost)
+        for number in gone:
+            self._calls.be_quiet(number)
+            self._client.lose(number)
+        lost = [spec for spec in self._client.homeless() if spec.key[0] < registry.WORDS]  # old words are of no use
+        begun_anew = _check_covered(lost, self.manager, error)
+        places.update(self._placed(lost))
         for spec in lost:
             self._client.create(spec, places[spec.key], numpy.zeros(spec.shape, spec.dtype))
         moved(None, places)
@@ -106,8 +215,7 @@ class Recovery:
         if path is None:
             raise _ended(error, f"there is no checkpoint in {self.manager.directory} to restore its variables from")
         self._client.flush()
-        self._moved(places)
-        _log.warning("%s; all variables are those of %s, on the servers that are left", error, path)
+        return path, begun_anew
 
     def _placed(self, specs: Iterable[VariableSpec]) -> dict[Key, int]:
         """Return a server for each variable: the largest first, each where the fewest bytes are."""
@@ -140,13 +248,19 @@ def moved(client: Client | None, places: Mapping[Key, int]) -> None:
         variable.servers = tuple(places.get(spec.key, server) for spec, server in at)
 
 
-def _check_covered(lost: Iterable[VariableSpec], manager: Checkpoints, error: MpidistError) -> None:
-    saved = {variable.number for variable in manager.checkpoint.variables if hasattr(variable, "number")}
+def _check_covered(lost: Iterable[VariableSpec], manager: Checkpoints, error: MpidistError) -> tuple[str, ...]:
+    """Return the metrics whose sums are lost and in no checkpoint; CheckpointError if variables are."""
+    parts = list(manager.checkpoint.parts.values())
+    metrics = {sums.variable.number: sums.metric for sums in registry.served_sums() if sums.is_made}
+    anew = {metric.name for number, metric in metrics.items() if all(metric is not part for part in parts)}
+    saved = {part.number for part in parts if hasattr(part, "number")} | set(metrics)
     missing = sorted({spec.name for spec in lost if spec.key[0] not in saved})
     if missing:
         raise CheckpointError(
             f"{error}; its variables {', '.join(missing)} are not in the checkpoint that is to restore it"
         )
+    lost_sums = {metrics[spec.key[0]].name for spec in lost if spec.key[0] in metrics}
+    return tuple(sorted(lost_sums & anew))
 
 
 def _ended(error: MpidistError, what: str) -> PeerLostError:

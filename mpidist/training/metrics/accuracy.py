@@ -41,8 +41,7 @@ class BinaryAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where label and prediction agree.  Local."""
-        y_true, y_pred = same_rank(y_true, y_pred)
-        return y_true == (y_pred > self.threshold)
+        return _right_side(y_true, y_pred, self.threshold)
 
 
 class CategoricalAccuracy(MeanOfRows):
@@ -58,7 +57,7 @@ class CategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the classes agree.  Local."""
-        return y_true.argmax(axis=-1) == y_pred.argmax(axis=-1)
+        return _right_one_hot(y_true, y_pred)
 
 
 class SparseCategoricalAccuracy(MeanOfRows):
@@ -74,7 +73,7 @@ class SparseCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the classes agree.  Local."""
-        return class_numbers(y_true, y_pred) == y_pred.argmax(axis=-1)
+        return _right_class(y_true, y_pred)
 
 
 class TopKCategoricalAccuracy(MeanOfRows):
@@ -123,16 +122,26 @@ class AccuracyByShape(MeanOfRows):
 
     def __init__(self, name: str = "accuracy") -> None:
         super().__init__(name)
-        self._binary = BinaryAccuracy()
-        self._sparse = SparseCategoricalAccuracy()
-        self._categorical = CategoricalAccuracy()
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the prediction is right.  Local."""
         if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
-            return self._binary.of_rows(y_true, y_pred)
+            return _right_side(y_true, y_pred, 0.5)
         is_sparse = y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1
-        return (self._sparse if is_sparse else self._categorical).of_rows(y_true, y_pred)
+        return (_right_class if is_sparse else _right_one_hot)(y_true, y_pred)
+
+
+def _right_side(y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:
+    y_true, y_pred = same_rank(y_true, y_pred)
+    return y_true == (y_pred > threshold)
+
+
+def _right_one_hot(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    return y_true.argmax(axis=-1) == y_pred.argmax(axis=-1)
+
+
+def _right_class(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    return class_numbers(y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
 def class_numbers(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:

@@ -35,13 +35,17 @@ class Metric(abc.ABC):
     strategy : Strategy
         Over whose replicas `result` is.
     sums : dict of str to numpy.ndarray
-        What this rank has seen, float64.
+        What this rank has seen, float64; with a `ClusterCoordinator`, what is not among the servers' sums yet.
     """
+
+    #: What has the sums of all processes on a server, where there is a `ClusterCoordinator`.
+    remote: Any = None
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.strategy = context.get_strategy()
         self.sums: dict[str, numpy.ndarray] = {}
+        self.strategy.extended.adopt_metric(self)
 
     @abc.abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:
@@ -70,18 +74,23 @@ class Metric(abc.ABC):
 
         Collective outside of replicas: every rank calls it in the same order.  Local in a replica.
 
+        With a `ClusterCoordinator`: over what scheduled functions have seen on any worker, and the chief's program.
+        Local then; collective among the ranks of a worker of several.
+
         Returns
         -------
         float or array
             An array for several thresholds.
         """
         mode = context.current_mode()
-        if mode.strategy is self.strategy and mode.replica_context is not None:
+        if self.remote is None and mode.strategy is self.strategy and mode.replica_context is not None:
             return self.compute(self.sums)
         return self.compute(self._over_replicas())
 
     def reset_state(self) -> None:
-        """Begin anew.  Local; every rank calls it."""
+        """Begin anew.  Local; every rank calls it.  With a `ClusterCoordinator` the chief does, for all workers."""
+        if self.remote is not None:
+            self.remote.set({name: numpy.zeros_like(sums) for name, sums in self.sums.items()})
         for sums in self.sums.values():
             sums[...] = 0
 
@@ -107,12 +116,22 @@ class Metric(abc.ABC):
             if value is None or numpy.shape(value) != sums.shape:
                 got = "nothing" if value is None else f"shape {numpy.shape(value)}"
                 raise ValueError(f"metric {self.name!r}: {name!r} was saved with {got}, expected shape {sums.shape}")
+            if self.remote is not None:
+                continue
             # the first replica has it all, so the sum over the replicas is what was saved, to the last bit
             sums[...] = value if self.strategy.extended.replica_id == 0 else 0
+        if self.remote is not None:
+            self.remote.set({name: numpy.asarray(state[name], "float64") for name in self.sums})
 
     def _over_replicas(self) -> dict[str, numpy.ndarray]:
+        if self.remote is not None:
+            return self.remote.totals()
         reduced = self.strategy.extended.reduce_arrays(ReduceOp.SUM, list(self.sums.values()))
         return dict(zip(self.sums, reduced, strict=True))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as a reference, where there is one metric for all processes of the job."""
+        return super().__reduce_ex__(protocol) if self.remote is None else self.remote.reference()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, this rank's sums {self.sums}>"

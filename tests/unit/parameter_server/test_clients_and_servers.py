@@ -16,6 +16,8 @@ import mpidist
 from mpidist.errors import RankFailedError, ServerError, TornVariableError
 from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
+from mpidist.parameter_server.published import Buffers, Ledger
+from mpidist.runtime.control import ControlChannel
 from tests.served import run, spec, value
 
 #: How a client changes variables: itself, in the memory of a server on its node; by messages there; or to elsewhere.
@@ -911,3 +913,51 @@ def test_rows_too_large_for_float16_are_cut_off_as_whole_gradients_are(far):
         return client.value((0, 0)).tolist()
 
     assert run(1, work, push_dtype="float16", far=far)[0] == [[[0.0], [-65504.0]]]
+
+
+# -- where memory is short --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copies", [2, 3, 5])
+@pytest.mark.parametrize("way", [{}, {"consistency": StaleSynchronous(10**6)}], ids=["direct", "near"])
+def test_nine_clients_train_on_where_there_is_no_memory_for_their_copies(copies, way, monkeypatch):
+    """Nine clients may pin nine copies; there is memory for fewer."""
+    reserve, said = Buffers._reserve_one, []
+
+    def reserve_one(buffers):
+        has_memory = [buffers._words[buffers._places.reserved + buffer] for buffer in range(buffers.count)]
+        return sum(has_memory) < copies and reserve(buffers)
+
+    monkeypatch.setattr(Buffers, "_reserve_one", reserve_one)
+    monkeypatch.setattr(ControlChannel, "warn", lambda control, text: said.append(text))
+
+    def job(client):
+        each = spec(0, (1000,))
+        client.create(each, 0, numpy.zeros(1000) if client.is_chief else None)
+        number = client.register_optimizer(SGD(1.0))
+        for step in range(10):
+            seen = client.value(each.key)
+            before = seen.copy()
+            client.push(number, [(each.key, numpy.ones(1000))])
+            numpy.testing.assert_array_equal(seen, before)  # held until the next reading
+            if step % 2:  # with nothing held, one can push again
+                del seen
+                client.push(number, [(each.key, numpy.ones(1000))])
+        seen = None
+        client.flush()
+        return client.iterations(number)
+
+    _, (server,) = run(9, job, **way)
+    assert not server.ledger.words[Ledger.SHORT]
+    assert value([server], (0, 0)).tolist() == [-135.0] * 1000
+    assert sum("no memory for 11 copies of its variables of 8000 bytes" in text for text in said) == 1, said
+
+
+def test_initial_values_leave_no_memory_behind():
+    def job(client):
+        each = spec(0, (1 << 18,))
+        client.create(each, 0, numpy.zeros(1 << 18) if client.is_chief else None)
+        return [area.array.nbytes for end in client.servers for area in end._areas if area is not None]
+
+    (areas, _), _ = run(2, job)
+    assert sum(areas) <= 1 << 20

@@ -17,7 +17,7 @@ import pytest
 import mpidist
 from mpidist.cluster.server_roles import Roles, alone
 from mpidist.cluster.spec import Task
-from mpidist.errors import OutOfRangeError, RemoteFunctionError, ServerError
+from mpidist.errors import FunctionTimeoutError, OutOfRangeError, RemoteFunctionError, ServerError
 from mpidist.input.dataset import Dataset
 from mpidist.optimizers import SGD
 from mpidist.parameter_server.coordinator import failures, functions
@@ -28,6 +28,7 @@ from mpidist.parameter_server.coordinator.values import (
     PerWorkerValues,
     experimental_get_current_worker_index,
 )
+from mpidist.runtime.control import ControlChannel
 from mpidist.testing import run_ranks
 from mpidist.transports import world
 from mpidist.transports.lines import open_lines
@@ -287,6 +288,57 @@ def test_the_call_is_blamed_that_pushed_what_could_not_be_applied(calls, outcome
             assert failure is None
 
     one_worker(on_worker, 2)
+
+
+def test_a_function_that_does_not_end_is_named(monkeypatch):
+    go, said = threading.Event(), []
+
+    def warn(control: Any, text: str) -> None:
+        said.append(text)
+        if len(said) == 2:
+            go.set()
+
+    monkeypatch.setenv("MPIDIST_WARN_SECONDS", "0.01")
+    monkeypatch.setattr(ControlChannel, "warn", warn)
+
+    def program(coordinator: ClusterCoordinator) -> None:
+        coordinator.schedule(_wait_for, args=(_Ticket(go),))
+        coordinator.join()
+
+    coordinated(program, workers=1)
+    assert len(said) == 2
+    for text in said:
+        named = r"rank 0 \(chief\) waits for all scheduled functions: worker 0 \(rank 1\) has been running _wait_for"
+        assert re.match(named + r" for \d+\.\d s\. Look at what it does", text), text
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_join_may_have_an_end(timeout):
+    go = threading.Event()
+
+    def program(coordinator: ClusterCoordinator) -> list[int]:
+        values = [coordinator.schedule(_wait_for, args=(_Ticket(go),))]
+        coordinator.schedule(nothing)
+        with pytest.raises(FunctionTimeoutError) as caught:
+            coordinator.join(timeout=timeout)
+        named = r"worker 0 \(rank 1\) has been running _wait_for for \d+\.\d s; \d more wait"
+        assert re.search(named, str(caught.value)), caught.value
+        assert f"for {timeout:g} s" in str(caught.value) and isinstance(caught.value, TimeoutError)
+        go.set()
+        coordinator.join(timeout=30)
+        return coordinator.fetch(values)
+
+    assert coordinated(program, workers=1) == [True]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_timeout_is_0_or_more(timeout):
+    def program(coordinator: ClusterCoordinator) -> None:
+        coordinator.join(timeout=0)  # nothing is scheduled
+        with pytest.raises(ValueError, match="must be 0 or more seconds"):
+            coordinator.join(timeout=timeout)
+
+    coordinated(program, workers=1)
 
 
 def test_what_waits_is_cancelled_by_an_error():

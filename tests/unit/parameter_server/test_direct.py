@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import tracemalloc
+
 import numpy
 import pytest
 
@@ -9,6 +12,7 @@ from mpidist.errors import TransportTimeoutError
 from mpidist.optimizers import SGD, Adam
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.published import Ledger
+from mpidist.runtime.control import ControlChannel
 from tests.served import run, spec, value
 
 KEY = (0, 0)
@@ -19,7 +23,7 @@ class Doubled(SGD):
 
 
 def pushed(client, optimizer, count=5, length=4):
-    """Push some gradients of one, after one for which the server has to have memory; return the value."""
+    """Push some gradients of one; return the value."""
     client.create(spec(0, (length,), "float32"), 0, numpy.zeros(length))
     number = client.register_optimizer(optimizer)
     for _ in range(count):
@@ -27,10 +31,10 @@ def pushed(client, optimizer, count=5, length=4):
     return client.value(KEY).tolist()
 
 
-def test_after_the_first_no_push_is_a_message():
+def test_no_push_is_a_message():
     (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5), 9))
     assert got == [-4.5] * 4
-    assert (server.pushes, server.clients[0].arrived) == (9, 1)
+    assert (server.pushes, server.clients[0].arrived) == (9, 0)
     assert server.store.versions() == {KEY: 9}
     assert server.store.optimizers[0].optimizer.iterations == 9
 
@@ -121,7 +125,7 @@ def test_a_rate_that_another_client_has_set_holds_from_the_next_push_on():
 
     _, (server,) = run(2, job)
     assert float(value([server], KEY)) == 97.75
-    assert server.clients[1].arrived == 1  # the first, for which the server had to have memory
+    assert server.clients[1].arrived == 0
 
 
 def test_a_rate_that_depends_on_the_steps_sees_those_of_all():
@@ -288,3 +292,93 @@ def test_a_server_that_cannot_give_turns_is_told_by_message(monkeypatch):
     monkeypatch.setattr("mpidist.runtime.node_lock.NodeLock.__init__", no_locks)
     (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5)))
     assert (got, server.clients[0].arrived) == ([-2.5] * 4, 5)
+
+
+def test_reads_are_answered_while_the_holder_of_the_turn_is_stopped():
+    """The holder does nothing, as a process that a debugger has stopped."""
+    stopped, read = threading.Barrier(3), threading.Barrier(3)
+    table = (1, 0)
+
+    def job(client):
+        for each in (spec(0, (4,), "float32"), spec(1, (3,))):
+            client.create(each, 0, numpy.zeros(each.shape) if client.is_chief else None)
+        number = client.register_optimizer(SGD(1.0))
+        other = client.register_optimizer(Adam(1.0))
+        if client.number == 0:
+            client.scatter(table, "scatter_add", [1], [5.0])
+            for _ in range(3):
+                client.push(number, [(KEY, numpy.ones(4, "float32"))])
+            client.push(other, [(table, numpy.zeros(3))])
+            client.flush()
+            client.servers[0]._direct._turn.enter()
+            stopped.wait(20)
+            read.wait(20)
+            client.servers[0]._direct._turn.leave()
+            return None
+        stopped.wait(20)
+        found = [client.value(KEY).tolist(), client.read(KEY).tolist(), client.lookup(table, [1]).tolist()]
+        found += [client.read(table).tolist(), client.versions()[KEY], client.iterations(number)]
+        found += [client.optimizer_state(other)["iterations"], client.version(KEY)]
+        client.flush()
+        read.wait(20)
+        client.assign(KEY, numpy.ones(4))
+        return found
+
+    (_, near, far), _ = run(3, job, far=[False, False, True])
+    assert near == far == [[-3.0] * 4, [-3.0] * 4, [5.0], [0.0, 5.0, 0.0], 3, 3, 1, 3]
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
+    stopped, warned, said = threading.Event(), threading.Event(), []
+
+    def warn(control, text):
+        said.append(text)
+        if "ps 0 waits for its turn" in text:
+            warned.set()
+
+    monkeypatch.setenv("MPIDIST_WARN_SECONDS", "0.05")
+    monkeypatch.setattr(ControlChannel, "warn", warn)
+
+    def job(client):
+        client.create(spec(0, (4,), "float32"), 0, numpy.zeros(4) if client.is_chief else None)
+        client.value(KEY)
+        if client.number == 0:
+            client.servers[0]._direct._turn.enter()
+            stopped.set()
+            assert warned.wait(20)
+            client.servers[0]._direct._turn.leave()
+        else:
+            assert stopped.wait(20)
+            client.assign(KEY, numpy.ones(4))
+        return client.read(KEY).tolist() if client.number else None
+
+    (_, got), _ = run(2, job, far=[False, far])
+    assert got == [1.0] * 4
+    assert any("ps 0 waits for its turn, where rank 0 (here) has its turn, for " in text for text in said), said
+
+
+def test_ever_new_lists_of_gradients_are_packed_in_the_memory_of_the_largest():
+    count, size = 8, 1 << 15
+
+    def job(client):
+        for each in range(count):
+            client.create(spec(each, (size,), "float32"), 0, numpy.zeros(size))
+        number = client.register_optimizer(SGD(1.0))
+        gradient, held = numpy.ones(size, "float32"), []
+        for chosen in range(3, 1 << count):  # ever another list
+            pairs = [((each, 0), gradient) for each in range(count) if chosen >> each & 1]
+            if len(pairs) > 1:
+                client.push(number, pairs)
+                if chosen in (40, 255):
+                    held.append(tracemalloc.get_traced_memory()[0])
+        return [float(client.value((each, 0))[0]) for each in range(count)], held
+
+    tracemalloc.start()
+    try:
+        ((values, (early, late)),), (server,) = run(1, job)
+    finally:
+        tracemalloc.stop()
+    assert server.clients[0].arrived == 0
+    assert values == [-127.0] * count  # each in half of the lists but those of one variable
+    assert late - early < 8 * count * size * 4  # what the lists are, and not the gradients of 200 of them

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.parameter_server.layout import Layout, VariableSpec
-from mpidist.parameter_server.published import _WRITING, Buffers, Copies, Ledger, Reader
+from mpidist.parameter_server.published import _WRITING, Buffers, Copies, Ledger, NoCopy, Reader
+from mpidist.runtime import shared_memory
 
 
 def layout_of(count: int) -> Layout:
@@ -33,6 +34,20 @@ def write(writer: Copies, changed: list[int], value: float) -> bool:
         writer.views(buffer)[index, 0][...] = value
     writer.commit(buffer, where)
     return True
+
+
+def test_what_was_read_without_a_pin_is_known_to_be_whole_or_not():
+    buffers, (reader,) = published(2, 1)
+    stamps = [buffers.stamp()]
+    assert buffers.is_as(stamps[0])
+    buffers.begin(slice(0, 1))
+    assert buffers.is_as(stamps[0])  # another copy is written
+    buffers.give_up(buffers._words[_WRITING] - 1)
+    for number in range(4):  # the copies take turns
+        assert write(buffers, [number % 2], number)
+        assert [buffers.is_as(stamp) for stamp in stamps] == [False] * len(stamps)
+        stamps.append(buffers.stamp())
+        assert reader.is_as(stamps[-1])
 
 
 class Killed(Exception):
@@ -151,10 +166,53 @@ def test_who_changes_the_same_again_and_again_copies_nothing_else(monkeypatch):
 
 def test_a_client_leaves_a_change_to_the_server_while_no_copy_has_memory():
     buffers, (reader,) = published(1, 1)
-    assert not write(reader, [0], 1.0)
+    reader.pin()
+    assert write(reader, [0], 1.0)
+    assert not write(reader, [0], 2.0)  # one is pinned, one current, and the third has no memory yet
+    assert write(buffers, [0], 2.0)
+    assert write(reader, [0], 3.0)
+    assert buffers.views(buffers.current)[0, 0].tolist() == [3.0] * 3
+    buffers.close()
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=60))
+@settings(max_examples=50, deadline=None)
+def test_with_every_client_admitted_there_is_always_a_copy_to_be_written(steps):
+    buffers, readers = published(1, 9)
+    assert all(buffers.admit(client) for client in range(9))
+    used = os.stat(buffers.path).st_blocks
+    for value, (client, pins) in enumerate(steps):
+        assert write(readers[client], [0], value)  # a client, which cannot have memory for more
+        if pins:
+            readers[client].pin()
+    assert os.stat(buffers.path).st_blocks == used
+    buffers.close()
+
+
+def test_a_writer_is_told_when_there_is_no_memory_for_another_copy(monkeypatch):
+    buffers, (reader,) = published(1, 1)
+    monkeypatch.setattr(shared_memory, "room_bytes", lambda: 0)
+    assert not buffers.admit(0)
+    held = [reader.shown(reader.pin())[0, 0][1:]]  # a view of a view
     assert write(buffers, [0], 1.0)
-    assert write(reader, [0], 2.0)
-    assert buffers.views(buffers.current)[0, 0].tolist() == [2.0] * 3
+    for _ in range(2):
+        reader.let_go()
+        with pytest.raises(NoCopy):
+            write(buffers, [0], 2.0)
+    held.clear()
+    reader.let_go()
+    assert write(buffers, [0], 2.0)
+    assert reader.shown(reader.pin())[0, 0].tolist() == [2.0] * 3
+    buffers.close()
+
+
+def test_what_a_lost_client_had_pinned_is_free(monkeypatch):
+    buffers, (reader,) = published(1, 1)
+    monkeypatch.setattr(shared_memory, "room_bytes", lambda: 0)
+    reader.pin()
+    assert write(buffers, [0], 1.0)
+    buffers.forget(0)
+    assert write(buffers, [0], 2.0)
     buffers.close()
 
 
