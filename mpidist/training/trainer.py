@@ -1,8 +1,8 @@
 """`Trainer`: `fit`, `evaluate` and `predict` with Keras' meaning, for a function that returns loss and gradients.
 
-Every rank runs the same loop.  In a step the ranks talk once: gradients, counts of rows, loss and votes for an end are
-reduced in one call; where gradients are long, the counts go ahead in a short one.  Metrics are added up over the ranks
-when an epoch, or an evaluation, is over.
+Every rank runs the same loop.  In a step the ranks talk once: gradients, loss and votes for an end are reduced in one
+call; where gradients are long, loss and votes go ahead in a short one.  Metrics are added up over the ranks when an
+epoch, or an evaluation, is over.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from mpidist import context
+from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
 from mpidist.training import batches as feeding
@@ -372,7 +373,7 @@ class Trainer:
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
                 hook(step, {})
-            totals = run(train_on, (batch,))
+            totals = run(train_on, (batch, data.share))
             position.advance(totals.rows, totals.loss)
             if end_hooks:
                 logs = {"loss": position.mean_loss}
@@ -387,10 +388,10 @@ class Trainer:
                 "data set, or the number of steps of an epoch"
             )
 
-    def _train_on(self, batch: Any) -> Any:
+    def _train_on(self, batch: Any, share: Share | None) -> Any:
         """Make a step with this replica's part of a batch; runs in the replica."""
         vote = self.strategy.extended.any_in_replica(self.stop_training)
-        totals, evaluation = self._step(batch, vote, self._position.last_rows)
+        totals, evaluation = self._step(batch, share, vote)
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
             self._count(batch, evaluation)
