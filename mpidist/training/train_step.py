@@ -10,7 +10,7 @@ Of n replicas with equal parts each has the weight 1 / n, which is that of a mea
 as they are.  Loss and votes are one small array more in the same call.
 
 Gradients that are long are better applied while they are summed, slice by slice; those of several micro-batches are
-not reduced in every step.  In both cases loss and votes go ahead in a call of their own, which is short beside the rest.
+not reduced in every step.  In both cases loss and votes go ahead in a call of their own, which is short.
 """
 
 from __future__ import annotations
