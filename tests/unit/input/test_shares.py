@@ -46,9 +46,7 @@ def expected_of(parts):
 
 @pytest.mark.parametrize("source", SOURCES)
 @settings(max_examples=25)
-@given(
-    batch=st.integers(1, 9), drop=st.booleans(), behind=st.sampled_from(sorted(BEHIND)), replicas=st.integers(2, 5)
-)
+@given(batch=st.integers(1, 9), drop=st.booleans(), behind=st.sampled_from(sorted(BEHIND)), replicas=st.integers(2, 5))
 def test_exact_parts_know_the_rows_of_the_whole_batch(source, batch, drop, behind, replicas):
     made = BEHIND[behind](SOURCES[source]().batch(batch, drop_remainder=drop))
     for _ in range(2):  # what is cached knows it too

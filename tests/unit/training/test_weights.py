@@ -188,7 +188,9 @@ def test_sums_of_older_versions_are_refused():
     state = state_after(2)
     del state["accumulated_version"]
     other = mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=3)
-    with pytest.raises(ValueError, match=r"after micro-batch 2 of an update, by another version.* version 1, expected 2"):
+    with pytest.raises(
+        ValueError, match=r"after micro-batch 2 of an update, by another version.* version 1, expected 2"
+    ):
         other.restore({**state, "iterations": 7})
     assert (other.iterations, other.learning_rate, other.micro_step) == (0, 0.5, 0)
     other.restore({key: value for key, value in state_after(3).items() if "version" not in key})  # between updates
@@ -198,7 +200,9 @@ def test_sums_of_older_versions_are_refused():
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_update_of_fewer_micro_batches_than_were_saved_is_refused(count):
     other = mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=count)
-    with pytest.raises(ValueError, match=re.escape(f"an update has {count} here: set gradient_accumulation_steps to 3")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"an update has {count} here: set gradient_accumulation_steps to 3")
+    ):
         other.restore(state_after(2))
     assert other.micro_step == 0
 
