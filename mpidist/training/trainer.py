@@ -353,17 +353,19 @@ class Trainer:
         while position.epoch < epochs:
             epoch = position.epoch
             called.call("on_epoch_begin", epoch, {})
-            self._train_epoch(data, called)
+            is_whole = self._train_epoch(data, called)
             logs = self._results()
             if validation is not None and (epoch + 1) % validation_freq == 0:
                 logs.update({f"val_{name}": value for name, value in self._evaluate(validation, called).items()})
-            position.begin_epoch(epoch + 1)
+            if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
+                position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
             if self._all_agree_to_stop():
                 break
         called.call("on_train_end", logs)
 
-    def _train_epoch(self, data: Batches, called: CallbackList) -> None:
+    def _train_epoch(self, data: Batches, called: CallbackList) -> bool:
+        """Make the steps of an epoch; return whether it came to its end, rather than to that of the training."""
         position = self._position
         if position.step == 0:
             self._reset([self._loss, *self.metrics])
@@ -381,12 +383,13 @@ class Trainer:
                     hook(step, logs)
             if totals.votes or self._stop_now:
                 self.stop_training = True
-                return
+                return False
         if not position.step:
             raise ValueError(
                 f"the data gave no batch in epoch {position.epoch}; an iterator can be gone through once only: give a "
                 "data set, or the number of steps of an epoch"
             )
+        return True
 
     def _train_on(self, batch: Any, share: Share | None) -> Any:
         """Make a step with this replica's part of a batch; runs in the replica."""
