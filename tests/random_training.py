@@ -28,6 +28,10 @@ SMALLEST = {"float16": 2.0**-25, "float32": 2.0**-150, "float64": 0.0}
 #: float32 at least, are rounded too.
 ROUNDINGS, PARTS = 2, 2 * max(SIZES)
 
+#: Loss scales bring the largest gradient of a row so near to the ends of the range of the narrowest dtype; there has to
+#: be room for parameters that change, and in float32 for the sum of several micro-batches.
+RANGES = {"huge": {"float16": 2.0**15, "float32": 2.0**124}, "tiny": {"float16": 2.0**-16, "float32": 2.0**-120}}
+
 RATES = {
     "sgd": 0.1,
     "momentum": 0.05,
@@ -56,7 +60,12 @@ SCHEDULES: dict[str, Callable[[float], Any]] = {
     "warm up": lambda rate: optimizers.schedules.WarmUp(rate, 4),
     "function": lambda rate: lambda step: rate / (1 + step),
 }
-STRATEGIES = ["MultiWorkerMirroredStrategy", "MultiWorkerMirroredStrategy", "MirroredStrategy", "CentralStorageStrategy"]
+STRATEGIES = [
+    "MultiWorkerMirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "MirroredStrategy",
+    "CentralStorageStrategy",
+]
 LIMITS = {"clipnorm": 0.1, "clipvalue": 0.01, "global_clipnorm": 0.2}
 
 
@@ -75,6 +84,7 @@ class Case:
     schedule: str
     options: dict[str, Any]
     dynamic: bool
+    magnitude: str
     rows: int
     batch: int
     data: str
@@ -113,11 +123,13 @@ class Case:
         if chance(0.2):
             options["skip_nonfinite"] = True
         dynamic = chance(0.25)
-        if not dynamic and chance(0.3):
-            options["loss_scale_factor"] = one_of(0.125, 64.0)
         data = one_of("arrays", "arrays", "dataset", "dataset", "repeated", "generator", "list", "own")
         rows, batch = int(random.integers(1, 41)), int(random.integers(1, 12))
-        stops = tuple((int(one_of(1, *SIZES)), int(random.integers(1, 14))) for _ in range(int(random.integers(1, 3))))
+        if chance(0.4):
+            rows = rows // batch * batch + 1  # the last batch leaves most ranks without rows
+        epochs, per_epoch = int(random.integers(1, 4)), int(random.integers(1, 7)) if data == "repeated" else None
+        steps = epochs * (per_epoch or -(-rows // batch))
+        ends = sorted(random.integers(1, steps + 1, size=random.integers(1, 4)).tolist())
         return cls(
             seed=seed,
             strategy=one_of(*STRATEGIES),
@@ -130,18 +142,19 @@ class Case:
             schedule=one_of("constant", *SCHEDULES),
             options=options,
             dynamic=dynamic,
+            magnitude="as it is" if dynamic else one_of("as it is", "huge", "tiny"),
             rows=rows,
             batch=batch,
             data=data,
             drop=data in ("dataset", "generator") and rows >= batch and chance(0.3),
             shuffle=chance(0.5),
             weights=data == "arrays" and chance(0.4),
-            epochs=int(random.integers(1, 4)),
-            steps_per_epoch=int(random.integers(1, 7)) if data == "repeated" else None,
+            epochs=epochs,
+            steps_per_epoch=per_epoch,
             validation=chance(0.4),
             size=one_of(*SIZES),
-            stops=stops if data != "own" and chance(0.7) else (),
-            save_freq=one_of(1, 2, 3, "epoch"),
+            stops=tuple((one_of(1, *SIZES), end) for end in ends) if data != "own" and chance(0.8) else (),
+            save_freq=one_of(1, 1, 2, 3, "epoch"),
             is_fused=chance(0.4),
         )
 
@@ -154,7 +167,9 @@ class Network:
 
     def __init__(self, case: Case) -> None:
         random = numpy.random.default_rng([case.seed, 1])
-        layers = [(INPUTS, case.outputs)] if len(case.dtypes) < 3 else [(INPUTS, case.hidden), (case.hidden, case.outputs)]
+        layers = (
+            [(INPUTS, case.outputs)] if len(case.dtypes) < 3 else [(INPUTS, case.hidden), (case.hidden, case.outputs)]
+        )
         self.values, self.is_bias = [], []
         for inputs, outputs in layers:
             shape = (inputs, 1, outputs) if random.random() < 0.3 else (inputs, outputs)
@@ -222,13 +237,24 @@ class EndAt(Callback):
             self.trainer.stop_now()
 
 
-def optimizer_of(case: Case) -> Any:
+def optimizer_of(case: Case, network: Network) -> Any:
     """Return the optimizer of a case."""
     rate = SCHEDULES[case.schedule](RATES[case.optimizer])
-    made = MAKERS[case.optimizer](rate, **case.options)
+    made = MAKERS[case.optimizer](rate, loss_scale_factor=loss_scale_of(case, network), **case.options)
     if case.seed % 2:
         made.exclude_from_weight_decay(var_names=["bias"])
     return optimizers.LossScaleOptimizer(made, 16.0, 3) if case.dynamic else made
+
+
+def loss_scale_of(case: Case, network: Network) -> float:
+    """Return the power of 2 that brings the gradients to the magnitude of a case."""
+    dtype = max(case.dtypes, key=ROUNDOFF.__getitem__)
+    if case.magnitude == "as it is" or dtype == "float64":
+        return 1.0
+    x, y, weights = rows_of(case)
+    rows = [network.value_and_grad(network.values, x[[n]], y[[n]], weights[[n]])[2] for n in range(case.rows)]
+    largest = max(float(numpy.max(each)) for row in rows for each in row)
+    return float(2.0 ** numpy.floor(numpy.log2(RANGES[case.magnitude][dtype] / largest)))
 
 
 def gradients_of(case: Case, network: Network, optimizer: Any, noise: Any) -> Callable[..., Any]:
@@ -256,6 +282,8 @@ def rows_of(case: Case) -> tuple[Any, Any, Any]:
     """Return inputs, labels and weights."""
     random = numpy.random.default_rng([case.seed, 2])
     x, y = random.normal(size=(case.rows, INPUTS)), random.normal(size=(case.rows, case.outputs))
+    if case.seed % 2:  # gradients that do not cancel
+        x, y = x + 2, y - 3
     return x, y, random.uniform(0.2, 2, size=case.rows)
 
 
@@ -293,7 +321,11 @@ class Batches:
 
 def own_parts(case: Case, batches: list[Any], context: Any) -> Iterator[Any]:
     """Yield a rank's parts of global batches that are cut anywhere."""
-    random, pipelines, number = numpy.random.default_rng([case.seed, 3]), context.num_input_pipelines, context.input_pipeline_id
+    random, pipelines, number = (
+        numpy.random.default_rng([case.seed, 3]),
+        context.num_input_pipelines,
+        context.input_pipeline_id,
+    )
     for x, y in batches:
         cuts = sorted(random.integers(0, len(x) + 1, size=pipelines - 1).tolist())
         mine = slice([0, *cuts][number], [*cuts, len(x)][number])
@@ -327,11 +359,13 @@ def train(case: Case, noise_seed: int | None = None, folder: Any = None, stop: i
             mpidist.Variable(value.astype(dtype), name=f"bias{n}" if is_bias else f"w{n}", trainable=not is_frozen)
             for n, (value, dtype, is_bias, is_frozen) in enumerate(_described(case, network))
         ]
-        optimizer = optimizer_of(case)
+        optimizer = optimizer_of(case, network)
     noise = None if noise_seed is None else numpy.random.default_rng([case.seed, 4, noise_seed])
     fn = gradients_of(case, network, optimizer, noise)
     trainer = mpidist.Trainer(fn, variables, optimizer, metrics=["mae"], predict_fn=network.predict)
-    callbacks: list[Callback] = [] if folder is None else [ModelCheckpoint(folder, save_freq=case.save_freq, resume=True)]
+    callbacks: list[Callback] = (
+        [] if folder is None else [ModelCheckpoint(folder, save_freq=case.save_freq, resume=True)]
+    )
     callbacks += [] if stop is None else [EndAt(stop, in_order=case.seed % 7 < 4)]
     data, options = data_of(case, strategy)
     x, y, _ = rows_of(case)
@@ -346,7 +380,9 @@ def train(case: Case, noise_seed: int | None = None, folder: Any = None, stop: i
     numbers["evaluate"] = numpy.array(trainer.evaluate(x, y, batch_size=case.batch + 1))
     numbers["predict"] = trainer.predict(x, batch_size=case.batch)
     counts = (optimizer.iterations, optimizer.skipped_steps, optimizer.loss_scale.scale, optimizer.micro_step)
-    return Result({name: numpy.asarray(each, "float64") for name, each in numbers.items()}, (*counts, trainer.steps_made))
+    return Result(
+        {name: numpy.asarray(each, "float64") for name, each in numbers.items()}, (*counts, trainer.steps_made)
+    )
 
 
 def _described(case: Case, network: Network) -> Iterator[tuple[Any, str, bool, bool]]:

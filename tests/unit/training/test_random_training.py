@@ -1,6 +1,6 @@
 """Random trainings: N ranks, and ranks that go on from each other's checkpoints, do what one rank does, to rounding.
 
-``CASES`` (default 40) says how many, ``SEED`` (default 0) with which they begin; ``make fuzz CASES=500`` runs many.
+``CASES`` (default 30) says how many, ``SEED`` (default 0) with which they begin; ``make fuzz CASES=500`` runs many.
 How far rounding may carry a training is found on one rank: its gradients are moved by what rounding can move them.
 """
 
@@ -16,7 +16,7 @@ from mpidist.fusion import update
 from mpidist.testing import run_ranks
 from tests.random_training import ROUNDOFF, Case, Interrupted, train
 
-CASES, SEED = int(os.environ.get("CASES", "40")), int(os.environ.get("SEED", "0"))
+CASES, SEED = int(os.environ.get("CASES", "30")), int(os.environ.get("SEED", "0"))
 
 #: Trainings with moved gradients, and what their largest distance from the one without is multiplied by.
 MOVED, MARGIN = 4, 8
