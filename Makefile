@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
-.PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm test-netns lint types layering docs bench check clean help
+.PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm test-netns fuzz lint types layering docs bench check clean help
 
 help:
 	@echo "make train      8 ranks train an image classifier on the digits data set"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-N     the parallel tests on N ranks"
 	@echo "make test-all   the same under MPICH too, and 50 kills"
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
+	@echo "make fuzz       random trainings on N ranks against one: CASES=500 SEED=0; CASES=1 SEED=n runs case n alone"
 	@echo "make test-mpio  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make test-netns jobs over two virtual hosts whose link is limited to 100 Mbit/s; needs root and iproute2"
@@ -83,6 +84,12 @@ test-all: test test-mpich test-crashes
 
 test-crashes: $(VENV)/.test-installed
 	KILLS=50 $(VENV)/bin/python -m pytest -q tests/jobs/test_crashes.py
+
+CASES ?= 500
+SEED ?= 0
+fuzz: $(VENV)/.test-installed
+	CASES=$(CASES) SEED=$(SEED) $(VENV)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal \
+		tests/unit/training/test_random_training.py
 
 # not part of test-all: it installs packages of the distribution, and compiles h5py for a minute
 test-mpio:

@@ -27,7 +27,8 @@ class Cache(Derived):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("_kept", {})  # place, or (place, part) of a batch -> element; None -> all items of a stream
+        # place -> element; (place, part) of a batch -> it and the rows of the whole; None -> all items of a stream
+        self._set("_kept", {})
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
         """Return a copy of an element."""
@@ -35,8 +36,9 @@ class Cache(Derived):
         if not self.batched:
             return _copy(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, range(position, position + 1))))
         if key not in kept:
-            kept[key] = self.child.at(0, position, part)
-        return _copy(kept[key])
+            element = self.child.at(0, position, part)
+            kept[key] = element, part.rows
+        return _taken(kept[key], part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
         """Return copies of rows; those that are not kept yet are read together."""
@@ -75,12 +77,21 @@ class _Once:
 
     def __init__(self, item: Item) -> None:
         self._item = item
-        self._made: dict[Part, Any] = {}
+        self._made: dict[Part, tuple[Any, int | None]] = {}
 
     def __call__(self, part: Part = WHOLE) -> Any:
         if part not in self._made:
-            self._made[part] = self._item() if part is WHOLE else self._item(part)
-        return _copy(self._made[part])
+            element = self._item() if part is WHOLE else self._item(part)
+            self._made[part] = element, part.rows
+        return _taken(self._made[part], part)
+
+
+def _taken(kept: tuple[Any, int | None], part: Part) -> Any:
+    """Return a copy of what was kept for a part, which gets to know of how many rows it is."""
+    element, rows = kept
+    if rows is not None:
+        part.of(rows)
+    return _copy(element)
 
 
 def _copy(element: Any) -> Any:

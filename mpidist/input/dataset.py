@@ -288,8 +288,8 @@ class Dataset:
         deterministic : bool
             Accepted for TensorFlow's sake: the order always stays.
         by_rows : bool
-            After `batch`, `map_func` gets whole global batches, on every rank.  True says that it works row by row, so
-            that a rank may give it its own rows only, which is quicker.
+            After `batch`, `map_func` gets whole global batches, on every rank.  True says that it works row by row, and
+            returns as many rows as it gets, so that a rank may give it its own rows only, which is quicker.
         """
         threads = len(os.sched_getaffinity(0)) if num_parallel_calls == AUTOTUNE else num_parallel_calls or 1
         if threads < 1:

@@ -14,7 +14,7 @@ from mpidist.input.dataset import Dataset
 from mpidist.input.feeds import END, ExactFeed, Feed, Position, feed_of, part_spec
 from mpidist.input.options import InputOptions
 from mpidist.input.prefetching import prefetched
-from mpidist.input.sharding import Part
+from mpidist.input.sharding import Part, Share
 from mpidist.input.sources import Foreign, explained
 
 
@@ -143,10 +143,16 @@ class DistributedIterator(Iterator[Any]):
     """One walk through a distributed data set; made by ``iter(distributed_dataset)``.
 
     Taking an element is Local or Collective as it is for the data set.
+
+    Attributes
+    ----------
+    share : Share or None
+        What all replicas together have of the element that was taken last; None where there is one replica.
     """
 
     def __init__(self, owner: DistributedDataset, position: Position) -> None:
         self._owner = owner
+        self.share: Share | None = None
         self._open(position)
 
     def _open(self, position: Position) -> None:
@@ -168,7 +174,7 @@ class DistributedIterator(Iterator[Any]):
         if self._ended:
             raise StopIteration
         batch, note = self._made()
-        batch, rows = self._owner._feed.agreed(batch, note, self._position)
+        batch, rows, self.share = self._owner._feed.agreed(batch, note, self._position)
         epoch, step = self._position.epoch, self._position.step
         self._ended = batch is END
         # A part that is handed out counts as used: a checkpoint after its step goes on with the next one.

@@ -25,12 +25,12 @@ from mpidist.input.cache import Prefetch
 from mpidist.input.dataset import Dataset
 from mpidist.input.node import Node, with_rows
 from mpidist.input.options import AutoShardPolicy
-from mpidist.input.sharding import Part
+from mpidist.input.sharding import MeasuredPart, Part, Share
 
 #: What a feed gives in place of a batch when there are no more.
 END: Any = object()
 
-#: What a rank has to offer at a step: nothing, not even shapes; shapes; a batch.
+#: What a rank has to offer at a step: nothing, not even shapes; shapes; a batch, to which its rows are added.
 _NOTHING, _SHAPES, _BATCH = range(3)
 
 
@@ -65,12 +65,13 @@ class Feed:
         """Yield (batch, note) from a position on; may run in a thread.  The note is for `agreed`."""
         raise NotImplementedError(type(self).__name__)
 
-    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None]:
-        """Return the batch that this rank gets (or END), and the rows of `Position` after it.
+    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None, Share | None]:
+        """Return the batch that this rank gets (or END), the rows of `Position` after it, and the replicas' `Share`.
 
-        Collective where the ranks have to keep in step.  `batch` is END where this rank has none.
+        Collective where the ranks have to keep in step.  `batch` is END where this rank has none.  One replica alone
+        has no `Share`.
         """
-        return batch, None
+        raise NotImplementedError(type(self).__name__)
 
     def state(self, position: Position) -> dict[str, Any]:
         """Return a position as numbers and small arrays.  Local."""
@@ -98,17 +99,34 @@ class ExactFeed(Feed):
         self._watched = watched(node) if agreement.needed else []
 
     def open(self, position: Position) -> Iterator[tuple[Any, Any]]:
-        """Yield the parts; the note is the checksum of what was read for it."""
+        """Yield the parts; the note is the replicas' share, and the checksum of what was read for it."""
+        replica, replicas = self._part.replica_id, self._part.num_replicas
         for item in self._node.items(position.epoch, position.step):
-            yield item(self._part), [source.seen for source in self._watched]
+            part = MeasuredPart(replica, replicas)
+            batch = item(part)
+            yield batch, (self._share(batch, part), [source.seen for source in self._watched])
 
-    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None]:
+    def _share(self, batch: Any, part: Part) -> Share | None:
+        """Return what all replicas have, by index arithmetic; ValueError if this one has other rows than that says."""
+        if part.num_replicas == 1:
+            return None
+        assert part.rows is not None, "a batch was made without a look at its part"
+        found, expected = _rows_of(batch), len(self._part.of(part.rows))
+        if found != expected:
+            raise ValueError(
+                f"map(..., by_rows=True) has made {found} rows of {expected}; a function that changes the number of "
+                "rows has to get whole batches: leave by_rows out"
+            )
+        return Share(part.rows, part.rows % part.num_replicas == 0)
+
+    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None, Share | None]:
         """Return the batch, after a comparison where only reading tells whether the ranks have the same."""
+        share, seen = note or (None, [])
         if self._watched:
-            read = "none: the data set has ended" if batch is END else " ".join(f"{each:#010x}" for each in note)
+            read = "none: the data set has ended" if batch is END else " ".join(f"{each:#010x}" for each in seen)
             facts = [fact("step", position.step), fact(f"checksum of what was read for step {position.step}", read)]
             self.agreement.compare("next batch of a distributed data set", facts)
-        return batch, None
+        return batch, None, share
 
 
 class _VotingFeed(Feed):
@@ -126,19 +144,28 @@ class _VotingFeed(Feed):
         self._pipeline, self._pipelines = pipeline, pipelines
         self._empty: Any = END
 
-    def _vote(self, batch: Any, rows: numpy.ndarray) -> tuple[Any, numpy.ndarray]:
+    def _vote(self, batch: Any, rows: numpy.ndarray) -> tuple[Any, numpy.ndarray, Share | None]:
         """Return this rank's batch, an empty one where it has none, or END where nobody has; and everybody's rows."""
-        if batch is not END and self.agreement.needed:
+        if not self.agreement.needed:
+            return batch, rows, None
+        if batch is not END:
             self._empty = structure.rows(batch, range(0))
         offers = numpy.zeros(self._pipelines, numpy.int64)
-        offers[self._pipeline] = _BATCH if batch is not END else _NOTHING if self._empty is END else _SHAPES
+        offers[self._pipeline] = self._offer(batch)
         known = self.agreement.largest(numpy.concatenate([offers, rows]))
         offers, rows = known[: self._pipelines], known[self._pipelines :]
         if offers.max() < _BATCH:
-            return END, rows
+            return END, rows, None
         if offers.min() == _NOTHING:
             self._share_shapes()
-        return (self._empty if batch is END else batch), rows
+        counts = numpy.maximum(offers - _BATCH, 0)
+        share = Share(int(counts.sum()), bool((counts == counts[0]).all()))
+        return (self._empty if batch is END else batch), rows, share
+
+    def _offer(self, batch: Any) -> int:
+        if batch is END:
+            return _NOTHING if self._empty is END else _SHAPES
+        return _BATCH + _rows_of(batch)
 
     def _share_shapes(self) -> None:
         """Let a rank that never had a batch know from another what batches are like.  Collective."""
@@ -192,7 +219,7 @@ class WorkerFeed(_VotingFeed):
                 read += structure.rows_of(batch)
                 yield batch
 
-    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None]:
+    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None, Share | None]:
         """Return the batch, an empty one, or END."""
         rows = self._rows(position)
         mine = range(self._pipeline, len(rows), self._pipelines) if self._by_file else [self._pipeline]
@@ -237,11 +264,10 @@ class FunctionFeed(_VotingFeed):
             for batch in itertools.islice(self._dataset, position.step, None):
                 yield (structure.from_batch(batch) if self.agreement.needed else batch), None
 
-    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None]:
+    def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, numpy.ndarray | None, Share | None]:
         """Return the batch, an empty one, or END."""
-        if not self.agreement.needed:
-            return batch, None
-        return self._vote(batch, numpy.zeros(0, numpy.int64))[0], None
+        batch, _, share = self._vote(batch, numpy.zeros(0, numpy.int64))
+        return batch, None, share
 
     def state(self, position: Position) -> dict[str, Any]:
         """Return a position with the number of data sets."""
@@ -290,6 +316,11 @@ def _progress(rows: numpy.ndarray, begun: list[tuple[int, int]], handed: int) ->
     for (pipeline, first), end in zip(begun, ends, strict=True):
         found[pipeline] += max(min(end, handed) - first, 0)
     return found
+
+
+def _rows_of(batch: Any) -> int:
+    """Return the length of a batch's first array; 0 where it has none, and so no rows that could be counted."""
+    return next((length for leaf in structure.leaves(batch) for length in numpy.shape(leaf)[:1]), 0)
 
 
 # -- shapes as text ----------------------------------------------------------------------------------------------------

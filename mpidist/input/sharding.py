@@ -7,6 +7,7 @@ later replicas get what is left, possibly nothing: 4 rows on 3 replicas are 2, 2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 
 def part(rows: int, replica_id: int, num_replicas: int) -> range:
@@ -67,10 +68,36 @@ class Part:
 
     replica_id: int = 0
     num_replicas: int = 1
+    #: Rows of the batch of which the part was taken, where it remembers them.
+    rows: ClassVar[int | None] = None
 
     def of(self, rows: int) -> range:
         """Return the rows of this part, of so many.  Local."""
         return range(rows) if self.num_replicas == 1 else part(rows, self.replica_id, self.num_replicas)
+
+
+class MeasuredPart(Part):
+    """A part of one batch, which remembers how many rows the whole batch has."""
+
+    def of(self, rows: int) -> range:
+        """Return the rows of this part, of so many.  Local."""
+        object.__setattr__(self, "rows", rows)
+        return super().of(rows)
+
+
+class Share(NamedTuple):
+    """What all replicas together have of one step.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the global batch.
+    even : bool
+        Whether every replica has the same number of them.
+    """
+
+    rows: int
+    even: bool
 
 
 #: The whole batch.

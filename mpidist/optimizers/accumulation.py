@@ -12,6 +12,9 @@ from mpidist.optimizers.slices import compute_dtype
 from mpidist.options import ReduceOp
 from mpidist.variables import IndexedSlices
 
+#: What the sums in a checkpoint are: 1, without a key, were those of a `Trainer` times the number of its ranks.
+_VERSION = 2
+
 
 class Accumulation:
     """This rank's sums of gradients since the last update.
@@ -71,14 +74,38 @@ class Accumulation:
             sums = self._variables[0].strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
             sums = [variable.joined(total) for variable, total in zip(self._variables, sums, strict=True)]
         arrays_by_key = {f"accumulated/{number}": total for number, total in enumerate(sums)}
-        return {"micro_step": self.micro_step, "accumulated_names": "\n".join(self._names), **arrays_by_key}
+        found = {"micro_step": self.micro_step, "accumulated_version": _VERSION}
+        return {**found, "accumulated_names": "\n".join(self._names), **arrays_by_key}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
-        self.micro_step = int(state.get("micro_step", 0))
+        """Take over what `state` gave.  Local.
+
+        Raises
+        ------
+        ValueError
+            The state is in the middle of an update, and its sums are of an older version, or of more micro-batches than
+            an update has here; nothing has changed.
+        """
+        micro_step = int(state.get("micro_step", 0))
+        self._require_use(micro_step, int(state.get("accumulated_version", 1)))
+        self.micro_step = micro_step
         self._names = state["accumulated_names"].split("\n") if self.micro_step else []
         self._sums = [numpy.array(state[f"accumulated/{number}"]) for number in range(len(self._names))]
         self._is_total = True
+
+    def _require_use(self, micro_step: int, version: int) -> None:
+        if micro_step and version != _VERSION:
+            raise ValueError(
+                f"the checkpoint was saved after micro-batch {micro_step} of an update, by another version of mpidist: "
+                f"its sums of gradients are of version {version}, expected {_VERSION}. Those of version 1 depend on "
+                "the number of ranks. Restore a checkpoint that was saved between two updates"
+            )
+        if micro_step >= self.count:
+            raise ValueError(
+                f"the checkpoint was saved after micro-batch {micro_step} of an update, and an update has {self.count} "
+                f"here: set gradient_accumulation_steps to {micro_step + 1} or more, or restore a checkpoint that was "
+                "saved between two updates"
+            )
 
     def _keep_own_part(self) -> None:
         """After `restore`, leave the sums to the first replica, of each variable what this rank holds of it.

@@ -590,8 +590,10 @@ class Optimizer(abc.ABC):
         Raises
         ------
         ValueError
-            A slot's shape is not its variable's; for variables not met yet, at their first update.
+            A slot's shape is not its variable's; for variables not met yet, at their first update.  The state is in the
+            middle of an update whose sums cannot be used; nothing has changed then.
         """
+        self._accumulation.restore(state)  # which may refuse, and then nothing has changed
         if self.remote is not None:
             self.remote.restore(state)
         self._iterations = int(state["iterations"])
@@ -599,7 +601,6 @@ class Optimizer(abc.ABC):
         if not callable(self._learning_rate):
             self._learning_rate = float(state.get("learning_rate", self._learning_rate))
         self.loss_scale.restore(state)
-        self._accumulation.restore(state)
         self._sharded.forget()
         if self.remote is None:
             self._slots.restore({key: value for key, value in state.items() if re.fullmatch(r"\d+/.*", key)})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mpidist.input import structure
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset
+from mpidist.input.sharding import Share
 
 #: Rows of a batch of arrays, if nothing else is said; Keras' number.
 BATCH_SIZE = 32
@@ -83,6 +84,12 @@ class Batches:
         self.data = data
         self.steps_per_epoch = steps_per_epoch
         self._running: Iterator[Any] | None = None
+        self._source: Iterable[Any] = ()
+
+    @property
+    def share(self) -> Share | None:
+        """What all replicas together have of the batch that was given last; None where there is one replica."""
+        return getattr(self._source, "share", None)
 
     @property
     def steps(self) -> int | None:
@@ -98,7 +105,8 @@ class Batches:
         """Yield the batches of the next epoch, or what is left of it from a step on."""
         if self.steps_per_epoch is None:
             running, self._running = self._running, None
-            yield from self.data if running is None else running
+            self._source = iter(self.data) if running is None else running
+            yield from self._source
             return
         for step in range(first_step, self.steps_per_epoch):
             batch = self._next(may_begin=step == first_step)
@@ -132,7 +140,8 @@ class Batches:
         batch = next(self._running, _NONE)
         if batch is _NONE:
             self._running = iter(self.data) if may_begin else None
-            return next(self._running, _NONE) if self._running is not None else _NONE
+            batch = next(self._running, _NONE) if self._running is not None else _NONE
+        self._source = self._running or ()
         return batch
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist import arrays, nest
+from mpidist.optimizers.slices import compute_dtype
 from mpidist.variables import DistributedVariable, IndexedSlices
 
 
@@ -131,10 +132,10 @@ class Model:
             raise self._error(TypeError, f"must return a loss that is a number, got {_shape_of(loss)}", name) from None
 
     def zeros(self) -> list[Any]:
-        """Return what a rank without rows contributes: a zero gradient for each trainable variable."""
+        """Return what a rank without rows contributes: zeros for each trainable variable; float32 for 16-bit floats."""
         zeros = []
         for variable in self.trainable:
-            zero = arrays.empty_like(variable.value)
+            zero = arrays.empty(variable.shape, compute_dtype(variable.dtype), variable.value)
             zero[...] = 0
             zeros.append(zero)
         return zeros

@@ -21,13 +21,10 @@ class Position:
         In all epochs together.
     loss : float
         Sum of their losses, to the accuracy in which steps exchange it; for logs of batches.
-    last_rows : int
-        Of the last step that had any, 0 before it: steps are rounded by what was expected, so a training that goes on
-        from a checkpoint has to expect the same.
     """
 
     def __init__(self) -> None:
-        self.steps_made = self.last_rows = 0
+        self.steps_made = 0
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -40,7 +37,6 @@ class Position:
         self.steps_made += 1
         self.rows += rows
         self.loss += loss
-        self.last_rows = rows or self.last_rows
 
     @property
     def mean_loss(self) -> float:
@@ -51,10 +47,10 @@ class Position:
         """Return everything as numbers."""
         loss = float.hex(self.loss)  # as text: JSON has no NaN
         counts = {"epoch": self.epoch, "step": self.step, "rows": self.rows, "steps_made": self.steps_made}
-        return {**counts, "last_rows": self.last_rows, "loss": loss}
+        return {**counts, "loss": loss}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave."""
         self.epoch, self.step, self.rows = int(state["epoch"]), int(state["step"]), int(state["rows"])
-        self.steps_made, self.last_rows = int(state["steps_made"]), int(state.get("last_rows", 0))
+        self.steps_made = int(state["steps_made"])
         self.loss = float.fromhex(state["loss"])

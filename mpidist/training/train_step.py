@@ -1,14 +1,16 @@
 """One training step on this replica's part of a batch: gradients weighted by rows, one fused sum, one update.
 
-Replica r, with the mean gradient g_r of its R_r rows, is to contribute g_r R_r / R, where R is the number of rows of
-the global batch.  R is not known before the sum, nor need it be: all replicas divide by the same *expected* number,
-which is the R of the step before, and the sum is corrected where that was wrong, as for the last batch of an epoch.
-Of n replicas with equal parts each has the weight 1 / n, which is that of a mean; so the gradients go into the
-reduction as they are.  The counts of the step are one small array more in the same call.
+Replica r, with the mean gradient g_r of its R_r rows, contributes g_r R_r / R, where R is the number of rows of the
+global batch; the sum is the mean gradient of these R rows.  The feed of the batch knows R before the step
+(`input.sharding.Share`).  No weight is above 1, so nothing overflows that one rank with all rows would hold, and
+nothing is divided that one rank would not divide.  Weighted gradients of 16-bit floats are float32: a product that was
+rounded to 16 bits might vanish.
 
-Gradients that are long are better applied while they are summed, slice by slice, and for that R must be known before;
-those of several micro-batches are not reduced in every step.  In both cases the counts go ahead in a call of their own,
-which is short beside the rest, and there is nothing to correct.
+Of n replicas with equal parts each has the weight 1 / n, which is that of a mean: the gradients go into the reduction
+as they are.  Loss and votes are one small array more in the same call.
+
+Gradients that are long are better applied while they are summed, slice by slice; those of several micro-batches are
+not reduced in every step.  In both cases loss and votes go ahead in a call of their own, which is short.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import numpy
 
 from mpidist import arrays
 from mpidist.input import structure
+from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
+from mpidist.optimizers.slices import compute_dtype
 from mpidist.options import ReduceOp
 from mpidist.training.model import Evaluation, Model
 
@@ -59,8 +63,10 @@ class TrainStep:
         self._destinations = [_COUNTS, *model.trainable]
         self._counts = _Counts(model.trainable[0].value)
         self._weighted = _Weighted(model)
+        are_short = [variable.dtype.itemsize < 4 for variable in model.trainable]
+        self._has_short_floats, self._has_long_floats = any(are_short), not all(are_short)
 
-    def __call__(self, batch: Any, vote: bool, expected: int) -> tuple[Totals, Evaluation | None]:
+    def __call__(self, batch: Any, share: Share | None, vote: bool) -> tuple[Totals, Evaluation | None]:
         """Train on this replica's part of a batch.
 
         Collective: every rank calls it in the same order, those without rows too.
@@ -68,9 +74,9 @@ class TrainStep:
         Parameters
         ----------
         batch : array, or nested tuples and dicts of arrays
+        share : Share or None
+            What all replicas together have of the batch, the same on all ranks; None where there is one replica.
         vote : bool
-        expected : int
-            The rows that the global batch is likely to have, the same number on all ranks; 0 if that is not known.
 
         Returns
         -------
@@ -80,88 +86,98 @@ class TrainStep:
         rows = rows_of(batch)
         self._model.begin_step()
         evaluation = self._model.train(batch) if rows else None
+        if self._replicas == 1:
+            share = Share(rows, True)
+        assert share is not None
+        if not share.rows:
+            return Totals(0, 0.0, float(vote) if self._replicas == 1 else 0.0), None  # votes are for the step after
         gradients = None if evaluation is None else evaluation.gradients
-        counts = (rows, evaluation.loss * rows if evaluation is not None else 0.0, float(vote))
-        if self._replicas > 1 and self._counts_go_ahead():
-            return self._after_counting(counts, gradients), evaluation
-        return self._with_counts(counts, gradients, expected), evaluation
+        counts = (evaluation.loss * rows if evaluation is not None else 0.0, float(vote))
+        step = self._after_counting if self._counts_go_ahead() else self._with_counts
+        return Totals(share.rows, *step(counts, gradients, rows, share)), evaluation
 
     def _counts_go_ahead(self) -> bool:
         optimizer = self._optimizer
-        return optimizer.gradient_accumulation_steps > 1 or optimizer.updates_in_reduction(self._model.trainable)
-
-    def _with_counts(self, counts: tuple[int, float, float], gradients: list[Any] | None, expected: int) -> Totals:
-        """Reduce counts and gradients in one call, and update."""
-        expected = self._expected_rows(counts[0], expected)
-        if not expected:
-            return Totals(0, 0.0, counts[2] if self._replicas == 1 else 0.0)  # votes are for the step after
-        weight = counts[0] * self._replicas / expected
-        sent = gradients if gradients is not None and weight == 1 else self._weighted(gradients, weight)
-        reduced = self._extended.reduce_arrays(
-            ReduceOp.MEAN, [self._counts.put(counts), *sent], destinations=self._destinations
-        )
-        totals = self._counts.totals(reduced[0], self._replicas)
-        if not totals.rows:
-            return totals
-        if totals.rows != expected:
-            for gradient in reduced[1:]:
-                gradient *= expected / totals.rows
-        self._optimizer.reduce_and_update(reduced[1:], self._model.trainable, are_sums=True)
-        return totals
-
-    def _expected_rows(self, rows: int, expected: int) -> int:
-        """Return the number of rows to divide by; collective where nothing is expected."""
         if self._replicas == 1:
-            return rows
-        if not expected:
-            (total,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array(rows)])
-            return int(total)
-        return expected
+            return False
+        if optimizer.gradient_accumulation_steps > 1:
+            return True
+        # short floats are never applied while they are summed: their sum has to be divided before it is rounded
+        return not self._has_short_floats and optimizer.updates_in_reduction(self._model.trainable)
 
-    def _after_counting(self, counts: tuple[int, float, float], gradients: list[Any] | None) -> Totals:
+    def _with_counts(
+        self, counts: tuple[float, float], gradients: list[Any] | None, rows: int, share: Share
+    ) -> tuple[float, float]:
+        """Reduce counts and gradients in one call, and update."""
+        as_they_are = self._may_be_summed(share)
+        sent = self._as_sent(gradients, rows, share, as_they_are)
+        reduced = self._extended.reduce_arrays(
+            ReduceOp.MEAN if as_they_are else ReduceOp.SUM,
+            [self._counts.put(counts), *sent],
+            destinations=self._destinations,
+        )
+        loss, votes = self._counts.read(reduced[0])
+        self._optimizer.reduce_and_update(reduced[1:], self._model.trainable, are_sums=True)
+        return (loss * self._replicas, votes * self._replicas) if as_they_are else (loss, votes)
+
+    def _after_counting(
+        self, counts: tuple[float, float], gradients: list[Any] | None, rows: int, share: Share
+    ) -> tuple[float, float]:
         """Sum the counts, and leave the gradients to the optimizer.
 
-        It is a matter of all ranks together whether gradients go into the sum as they are, not of each: in buffers that
-        ranks share they are summed where they lie, in a call that all must make.
+        What is accumulated is weighted always, so that it does not depend on the number of replicas.
         """
-        rows, loss, vote = counts
-        (summed,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array([rows, loss, vote, rows * rows], "f8")])
-        total, loss, votes, squares = summed.tolist()
-        if total:
-            are_even = squares * self._replicas == total * total
-            weight = rows * self._replicas / total
-            sent = gradients if gradients is not None and are_even else self._weighted(gradients, weight)
-            self._optimizer.reduce_and_update(sent, self._model.trainable, scale=1 / self._replicas)
-        return Totals(int(total), loss, votes)
+        (summed,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array(counts, "f8")])
+        loss, votes = summed.tolist()
+        as_they_are = self._optimizer.gradient_accumulation_steps == 1 and self._may_be_summed(share)
+        sent = self._as_sent(gradients, rows, share, as_they_are)
+        scale = 1 / self._replicas if as_they_are else 1.0
+        self._optimizer.reduce_and_update(sent, self._model.trainable, scale=scale)
+        return loss, votes
+
+    def _may_be_summed(self, share: Share) -> bool:
+        """Return whether gradients go into the sum as they are, to be divided after it.
+
+        It is a matter of all ranks together, not of each: in buffers that ranks share they are summed where they lie,
+        in a call that all must make.  Where overflows are looked for, the sum must not have one of its own; that of
+        16-bit floats has more room.
+        """
+        return share.even and not (self._has_long_floats and self._optimizer.skips_nonfinite and self._replicas > 1)
+
+    def _as_sent(self, gradients: list[Any] | None, rows: int, share: Share, as_they_are: bool) -> list[Any]:
+        return gradients if as_they_are and gradients is not None else self._weighted(gradients, rows / share.rows)
 
 
 #: What messages call the counts, in the place of a variable.
-_COUNTS = "rows, loss and votes"
+_COUNTS = "loss and votes"
 
 
 class _Counts:
-    """The counts as an array like the gradients, so that they share a bucket; of 16-bit floats, as float32."""
+    """Loss and votes as an array like the gradients, so that they share a bucket; of 16-bit floats, as float32."""
 
     def __init__(self, like: Any) -> None:
         dtype = like.dtype if like.dtype in (numpy.dtype("float32"), numpy.dtype("float64")) else "float32"
-        self._host = numpy.zeros(3, dtype)
-        self._array = arrays.empty(3, dtype, like) if arrays.is_device(like) else self._host
+        self._host = numpy.zeros(2, dtype)
+        self._array = arrays.empty(2, dtype, like) if arrays.is_device(like) else self._host
 
-    def put(self, counts: tuple[int, float, float]) -> Any:
+    def put(self, counts: tuple[float, float]) -> Any:
         """Return the array with these counts."""
         self._host[:] = counts
         if self._array is not self._host:
             self._array[...] = arrays.namespace(self._array).asarray(self._host)
         return self._array
 
-    def totals(self, mean: Any, replicas: int) -> Totals:
-        """Return the totals, of the mean over the replicas."""
-        rows, loss, votes = (arrays.as_host(mean) if self._array is not self._host else mean).tolist()
-        return Totals(round(rows * replicas), loss * replicas, votes * replicas)
+    def read(self, reduced: Any) -> list[float]:
+        """Return the counts of a reduced array."""
+        found: list[float] = (arrays.as_host(reduced) if self._array is not self._host else reduced).tolist()
+        return found
 
 
 class _Weighted:
-    """Gradients times a weight, in memory that is used again in the next step; those of the user are not changed."""
+    """Gradients times a weight, in memory that is used again in the next step; those of the user are not changed.
+
+    Of 16-bit floats the products are float32.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -173,10 +189,14 @@ class _Weighted:
         if gradients is None:
             self._zeros = self._zeros or self._model.zeros()
             return self._zeros
-        self._products = self._products or [arrays.empty_like(gradient) for gradient in gradients]
+        self._products = self._products or [_empty(gradient) for gradient in gradients]
         for gradient, product in zip(gradients, self._products, strict=True):
-            numpy.multiply(gradient, weight, out=product, casting="same_kind")
+            numpy.multiply(gradient, weight, out=product, dtype=product.dtype, casting="same_kind")
         return self._products
+
+
+def _empty(gradient: Any) -> Any:
+    return arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient)
 
 
 def rows_of(batch: Any) -> int:

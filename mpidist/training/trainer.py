@@ -1,8 +1,8 @@
 """`Trainer`: `fit`, `evaluate` and `predict` with Keras' meaning, for a function that returns loss and gradients.
 
-Every rank runs the same loop.  In a step the ranks talk once: gradients, counts of rows, loss and votes for an end are
-reduced in one call; where gradients are long, the counts go ahead in a short one.  Metrics are added up over the ranks
-when an epoch, or an evaluation, is over.
+Every rank runs the same loop.  In a step the ranks talk once: gradients, loss and votes for an end are reduced in one
+call; where gradients are long, loss and votes go ahead in a short one.  Metrics are added up over the ranks when an
+epoch, or an evaluation, is over.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from mpidist import context
+from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
 from mpidist.training import batches as feeding
@@ -352,17 +353,19 @@ class Trainer:
         while position.epoch < epochs:
             epoch = position.epoch
             called.call("on_epoch_begin", epoch, {})
-            self._train_epoch(data, called)
+            is_whole = self._train_epoch(data, called)
             logs = self._results()
             if validation is not None and (epoch + 1) % validation_freq == 0:
                 logs.update({f"val_{name}": value for name, value in self._evaluate(validation, called).items()})
-            position.begin_epoch(epoch + 1)
+            if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
+                position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
             if self._all_agree_to_stop():
                 break
         called.call("on_train_end", logs)
 
-    def _train_epoch(self, data: Batches, called: CallbackList) -> None:
+    def _train_epoch(self, data: Batches, called: CallbackList) -> bool:
+        """Make the steps of an epoch; return whether it came to its end, rather than to that of the training."""
         position = self._position
         if position.step == 0:
             self._reset([self._loss, *self.metrics])
@@ -372,7 +375,7 @@ class Trainer:
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
                 hook(step, {})
-            totals = run(train_on, (batch,))
+            totals = run(train_on, (batch, data.share))
             position.advance(totals.rows, totals.loss)
             if end_hooks:
                 logs = {"loss": position.mean_loss}
@@ -380,17 +383,18 @@ class Trainer:
                     hook(step, logs)
             if totals.votes or self._stop_now:
                 self.stop_training = True
-                return
+                return False
         if not position.step:
             raise ValueError(
                 f"the data gave no batch in epoch {position.epoch}; an iterator can be gone through once only: give a "
                 "data set, or the number of steps of an epoch"
             )
+        return True
 
-    def _train_on(self, batch: Any) -> Any:
+    def _train_on(self, batch: Any, share: Share | None) -> Any:
         """Make a step with this replica's part of a batch; runs in the replica."""
         vote = self.strategy.extended.any_in_replica(self.stop_training)
-        totals, evaluation = self._step(batch, vote, self._position.last_rows)
+        totals, evaluation = self._step(batch, share, vote)
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
             self._count(batch, evaluation)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 import mpidist
 from mpidist.fusion import update
 from mpidist.testing import run_ranks
-from mpidist.training.callbacks import Callback, LambdaCallback
+from mpidist.training.callbacks import Callback, LambdaCallback, ModelCheckpoint
 
 _spec = importlib.util.spec_from_file_location("softplus_net", Path(__file__).with_name("softplus_net.py"))
 net = importlib.util.module_from_spec(_spec)
@@ -115,7 +115,7 @@ def test_the_default_strategy_trains():
 def calls_of_fit(**options):
     strategy = mpidist.MirroredStrategy()
     trainer, data = net.trainer(strategy), mpidist.data.Dataset.from_arrays(net.rows(8)).repeat().batch(4)
-    trainer.fit(data, steps_per_epoch=1)  # the first step agrees on the number of rows
+    trainer.fit(data, steps_per_epoch=1)  # the first step makes plans
     control = strategy.extended.communicator.control
     before = control.call
     trainer.fit(strategy.experimental_distribute_dataset(data), verbose=0, **options)
@@ -368,6 +368,30 @@ def test_one_rank_ends_the_training_of_all_at_the_end_of_an_epoch(size):
         return trainer.fit(*net.rows(9), epochs=5, callbacks=[LambdaCallback(on_epoch_end=vote)]).epoch
 
     assert run_ranks(size, on_rank) == [[0, 1]] * size
+
+
+@pytest.mark.parametrize("stop", [2, 3])  # in the middle of an epoch, and at its last batch
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3)])
+def test_a_checkpoint_saved_where_a_training_was_ended_goes_on_there(stop, sizes, tmp_path):
+    x, y = net.rows(11)
+
+    def on_rank(folder, step=None):
+        trainer = net.trainer()
+
+        def end(batch, logs):
+            if trainer.steps_made == step:
+                trainer.stop_now()
+
+        callbacks = [ModelCheckpoint(folder, resume=True), LambdaCallback(on_train_batch_end=end)]
+        history = trainer.fit(x, y, batch_size=4, epochs=2, callbacks=callbacks, verbose=0)
+        return net.values(trainer), history.epoch, history.history["loss"], trainer.steps_made
+
+    expected, _, losses, _ = alone(on_rank, tmp_path / "whole")
+    run_ranks(sizes[0], on_rank, tmp_path / "ended", stop)
+    for found, epochs, those, steps in run_ranks(sizes[1], on_rank, tmp_path / "ended"):
+        assert (epochs, steps) == ([0, 1], 6)
+        numpy.testing.assert_allclose(found, expected, rtol=1e-12)
+        numpy.testing.assert_allclose(those, losses, rtol=1e-12)
 
 
 # -- evaluate and predict ---------------------------------------------------------------------------------------------
