@@ -133,7 +133,8 @@ def to_array(value: Any) -> Any:
 
     Known arrays are returned as they are.  Memory of a CUDA device (``__cuda_array_interface__``, DLPack) becomes a
     CuPy array without a copy; anything else, Python numbers and lists included, a NumPy array, without a copy where
-    NumPy can do without.
+    NumPy can do without.  What a library computes later (JAX) is waited for.  Of a tensor that needs a gradient
+    (PyTorch) it is the numbers, as of ``tensor.detach()``.
 
     Raises
     ------
@@ -142,6 +143,8 @@ def to_array(value: Any) -> Any:
     """
     if _find_kind(value) is not None:
         return value
+    if getattr(value, "requires_grad", False):
+        value = value.detach()
     if hasattr(value, "__cuda_array_interface__"):
         return _cupy().asarray(value)
     if hasattr(value, "__dlpack_device__"):
@@ -150,6 +153,11 @@ def to_array(value: Any) -> Any:
         if not hasattr(value, "__array__"):
             return np.from_dlpack(value)
     return np.asarray(value)
+
+
+def is_foreign(value: Any) -> bool:
+    """Return whether `value` is another library's array, which `to_array` makes one of a known kind.  Local."""
+    return (hasattr(value, "__array__") or hasattr(value, "__dlpack__")) and _find_kind(value) is None
 
 
 def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:

@@ -286,7 +286,7 @@ class Optimizer(abc.ABC):
         The same answer on all ranks.
         """
         updates = variables[0].strategy.extended.fused_update() if self.elementwise else None
-        return updates is not None and updates.pays(sum(variable.storage.nbytes for variable in variables))
+        return updates is not None and updates.pays(sum(variable.live.nbytes for variable in variables))
 
     def reduce_and_update(
         self, gradients: list[Any], variables: list[Any], *, are_sums: bool = False, scale: float = 1.0

@@ -499,7 +499,7 @@ class MirroredExtended(StrategyExtended):
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         communicator = self.communicator
-        on_host = not any(is_device(variable.storage) for variable in variables)
+        on_host = not any(is_device(variable.live) for variable in variables)
         if communicator.segments is None or communicator.size == 1 or not on_host or not variables:
             return super()._make_gradient_buffers(variables)
         signatures = [(variable.name, variable.dtype, variable.shape) for variable in variables]

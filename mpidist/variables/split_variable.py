@@ -29,7 +29,7 @@ class SplitVariable(DistributedVariable):
         self.whole_shape = whole.shape
         self.strategy = strategy
         super().__init__(
-            self.own_part(whole.storage).copy(),
+            self.own_part(whole.live).copy(),
             strategy=strategy,
             name=whole.name,
             trainable=whole.trainable,
