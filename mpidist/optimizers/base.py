@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -422,7 +423,7 @@ class Optimizer(abc.ABC):
 
     def elements_to_update(self, gradient: Any, variable: Any, step: Step) -> int:
         """Return how many elements the update of a variable goes through.  Local."""
-        return gradient.values.size if self._updates_rows(gradient, step) else variable.storage.size
+        return gradient.values.size if self._updates_rows(gradient, step) else math.prod(variable.shape)
 
     def _updates_rows(self, gradient: Any, step: Step) -> bool:
         """Whether only those rows of the variable are touched that have a gradient."""
