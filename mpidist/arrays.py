@@ -93,6 +93,11 @@ def _find_kind(value: Any) -> ArrayKind | None:
     return next((kind for kind in _KINDS.values() if kind.owns(value)), None)
 
 
+def is_known(value: Any) -> bool:
+    """Return whether `value` is an array of a known kind.  Local."""
+    return _find_kind(value) is not None
+
+
 def kind_of(array: Any) -> ArrayKind:
     """Return the kind of `array`; TypeError when it is none of the known ones."""
     kind = _find_kind(array)
@@ -141,7 +146,7 @@ def to_array(value: Any) -> Any:
     MissingDependencyError
         The value lies in device memory and CuPy is not installed.
     """
-    if _find_kind(value) is not None:
+    if is_known(value):
         return value
     if getattr(value, "requires_grad", False):
         value = value.detach()
@@ -157,7 +162,7 @@ def to_array(value: Any) -> Any:
 
 def is_foreign(value: Any) -> bool:
     """Return whether `value` is another library's array, which `to_array` makes one of a known kind.  Local."""
-    return (hasattr(value, "__array__") or hasattr(value, "__dlpack__")) and _find_kind(value) is None
+    return (hasattr(value, "__array__") or hasattr(value, "__dlpack__")) and not is_known(value)
 
 
 def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
