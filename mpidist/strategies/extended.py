@@ -114,6 +114,11 @@ class StrategyExtended:
         return False
 
     @property
+    def spans_ranks(self) -> bool:
+        """Whether several ranks train the variables of this strategy."""
+        return self.num_replicas * self.num_logical_devices > 1
+
+    @property
     def is_chief(self) -> bool:
         """Whether this rank is the one that writes files and shows progress."""
         return self.replica_id == 0
