@@ -593,6 +593,25 @@ class Optimizer(abc.ABC):
         new.__dict__.update({**self.__dict__, "remote": None})
         return new
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
+        """Return a copy of an optimizer that has met no variables.
+
+        Raises
+        ------
+        TypeError
+            It has: what it knows of them is not true of copies of them.
+        """
+        has_named = any(isinstance(each, DistributedVariable) for each in self._without_decay)
+        if self._slots.variable_names or self._accumulation.micro_step or has_named or self.remote is not None:
+            raise TypeError(
+                f"this {type(self).__name__} has met variables, to which its state belongs, so it cannot be copied. "
+                "Make another one with the same arguments; `restore(optimizer.state())` gives it the same state"
+            )
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
+
     def rule_only(self) -> Optimizer:
         """Return a copy with rule and settings, for somebody else to update variables of his own with.  Local.
 

@@ -128,6 +128,9 @@ class ServedVariable(DistributedVariable):
         """How often it had been changed when the value was made that `value` returns."""
         return max(self._client.version(spec.key) for spec in self.specs)
 
+    def _whole_copy(self) -> Any:
+        return self.read_value()
+
     def saved_value(self) -> Any:
         """Return what a checkpoint holds of this variable: its value, as last pulled."""
         return self.value

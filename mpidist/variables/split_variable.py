@@ -57,6 +57,9 @@ class SplitVariable(DistributedVariable):
             part_of(whole, self.partition_dimensions, index)[...] = values.reshape(part.shape)
         return whole
 
+    def _cut_alike(self, whole: DistributedVariable) -> DistributedVariable:
+        return self.strategy.extended.split(whole, self.partition_dimensions)
+
     def whole(self) -> Any:
         """Return the value of the whole variable, as a new array.
 

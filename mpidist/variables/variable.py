@@ -302,6 +302,34 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """Subtract from the variable; aggregation and errors as for `assign`."""
         return self._write("assign_sub", _subtract, value)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedVariable:
+        """Return a new variable of the same strategy that begins with this one's value, copy by copy.
+
+        Collective where making a variable is: every rank copies in the same order.  The name gets a number.
+        """
+        extended = self.strategy.extended
+        new = self._cut_alike(
+            extended.new_variable(
+                self._whole_copy(),
+                name=extended.unique_name(self.name),
+                trainable=self.trainable,
+                synchronization=self.synchronization,
+                aggregation=self.aggregation,
+            )
+        )
+        if self._is_on_read:
+            _set(new.storage, self.live)
+        memo[id(self)] = new
+        return new
+
+    def _whole_copy(self) -> Any:
+        """Return a copy of the array of `saved_shape`.  Collective where ranks hold parts."""
+        return self.joined(self.live).copy()
+
+    def _cut_alike(self, whole: DistributedVariable) -> DistributedVariable:
+        """Return a new whole variable as what this one is of its whole: it itself."""
+        return whole
+
     def __repr__(self) -> str:
         copy = "torn" if self._torn is not None else f"copy={self._view!r}"
         return f"<DistributedVariable {self.name!r} shape={self.shape} dtype={self.dtype} {copy}>"
