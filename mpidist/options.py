@@ -114,6 +114,7 @@ class Settings:
     calibrate: bool = True  # MPIDIST_CALIBRATE=0 measures nothing when nothing is stored
     tuning_folder: str = ""  # MPIDIST_TUNING_FOLDER: where measurements are kept; empty: the user's cache
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
+    snapshots: str = "auto"  # MPIDIST_SNAPSHOTS: whether values of variables are copies; auto, 0 or 1
     sharded_updates: bool = True  # MPIDIST_SHARDED_UPDATES=0: every rank updates all parameters, and keeps all slots
     virtual_nodes: int = 1  # MPIDIST_VIRTUAL_NODES=2 treats each host as two nodes, to try the path between nodes
     roles: str = ""  # MPIDIST_ROLES: which ranks are what under ParameterServerStrategy, as chief:1,worker:*,ps:2
@@ -162,6 +163,8 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
         if not limit <= value < math.inf:
             expected = _EXPECTED[type(value)]
             raise ValueError(f"environment variable MPIDIST_{setting.upper()}={value:g}: expected {expected}")
+    if chosen.snapshots not in ("0", "1", "auto"):
+        raise ValueError(f"environment variable MPIDIST_SNAPSHOTS={chosen.snapshots!r}: expected 0, 1 or auto")
     return chosen
 
 

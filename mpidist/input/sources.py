@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy
 
+from mpidist import arrays
 from mpidist.errors import InputError
 from mpidist.input import structure
 from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut
 from mpidist.input.sharding import WHOLE, Part
 
 #: Of every array, and of every list, so many values go into a checksum; and what else does.
-_MOST_CHECKED, _PLAIN = 16, (bool, int, float, str, bytes, numpy.generic)
+_MOST_CHECKED, _PLAIN = 64, (bool, int, float, str, bytes)
 
 _AGAIN = "for several epochs give something that can be iterated again, such as a list or a DataLoader"
 
@@ -162,18 +163,19 @@ class Foreign(Node):
                 raise InputError(f"a {type(self.batches).__name__} can be walked through once, and it was: {_AGAIN}")
             self._begun = True
         for number, batch in enumerate(self.batches):
-            self.seen = checksum_of(batch, self.seen)
+            converted = self._converted(batch, number)
+            self.seen = checksum_of(converted, self.seen)
             if number >= start:
-                yield partial(self._converted, batch, number)
+                yield partial(cut, converted)
 
-    def _converted(self, batch: Any, number: int, part: Part = WHOLE) -> Any:
+    def _converted(self, batch: Any, number: int) -> Any:
         try:
             converted = structure.from_batch(batch)
             structure.rows_of(converted)
         except (TypeError, ValueError) as error:
             kind = type(self.batches).__name__
             raise InputError(f"batch {number} of a {kind} is no batch of rows: {error}") from error
-        return cut(converted, part)
+        return converted
 
     def spec(self) -> Any:
         """Return what the first batch is."""
@@ -183,19 +185,29 @@ class Foreign(Node):
 
 
 def checksum_of(element: Any, start: int = 0) -> int:
-    """Return the CRC-32 of the beginning of every array of an element: enough to tell one element from another."""
+    """Return the CRC-32 of some values of every array of an element: enough to tell one element from another."""
     if isinstance(element, dict):
         element = tuple(element.values())
     if isinstance(element, (list, tuple)):
-        for item in element[:_MOST_CHECKED]:
+        for item in element[:: _stride(len(element))]:
             start = checksum_of(item, start)
         return start
-    if isinstance(element, numpy.ndarray):
-        if element.dtype.hasobject or element.dtype.names:
-            return start
-        some = element.reshape(-1)[:_MOST_CHECKED] if element.flags.c_contiguous else element.flat[:_MOST_CHECKED]
-        return zlib.crc32(some.tobytes(), start)
-    return zlib.crc32(repr(element).encode(), start) if isinstance(element, _PLAIN) else start
+    if arrays.is_foreign(element):
+        element = arrays.to_array(element)
+    if not arrays.is_known(element):
+        return zlib.crc32(repr(element).encode(), start) if isinstance(element, _PLAIN) else start
+    if element.dtype.names:  # between fields there may be anything
+        return checksum_of([element[name] for name in element.dtype.names], start)
+    flat = element.reshape(-1) if element.flags.c_contiguous else element.flat
+    some = flat[:: _stride(element.size)]
+    if element.dtype.hasobject:
+        return checksum_of(some.tolist(), start)
+    return zlib.crc32((arrays.as_host(some) if arrays.is_device(some) else some).tobytes(), start)
+
+
+def _stride(length: int) -> int:
+    """Return the step by which to look at about `_MOST_CHECKED` values; odd, so that it strays through the columns."""
+    return length // _MOST_CHECKED | 1
 
 
 def _require_shape(spec: ArraySpec, array: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -307,7 +308,7 @@ class Optimizer(abc.ABC):
         The same answer on all ranks.
         """
         updates = variables[0].strategy.extended.fused_update() if self.elementwise else None
-        return updates is not None and updates.pays(sum(variable.storage.nbytes for variable in variables))
+        return updates is not None and updates.pays(sum(variable.live.nbytes for variable in variables))
 
     def reduce_and_update(
         self, gradients: list[Any], variables: list[Any], *, are_sums: bool = False, scale: float = 1.0
@@ -443,7 +444,7 @@ class Optimizer(abc.ABC):
 
     def elements_to_update(self, gradient: Any, variable: Any, step: Step) -> int:
         """Return how many elements the update of a variable goes through.  Local."""
-        return gradient.values.size if self._updates_rows(gradient, step) else variable.storage.size
+        return gradient.values.size if self._updates_rows(gradient, step) else math.prod(variable.shape)
 
     def _updates_rows(self, gradient: Any, step: Step) -> bool:
         """Whether only those rows of the variable are touched that have a gradient."""
@@ -612,6 +613,25 @@ class Optimizer(abc.ABC):
         """Return a copy that shares everything but who updates in its place: nobody."""
         new = object.__new__(type(self))
         new.__dict__.update({**self.__dict__, "remote": None})
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
+        """Return a copy of an optimizer that has met no variables.
+
+        Raises
+        ------
+        TypeError
+            It has: what it knows of them is not true of copies of them.
+        """
+        has_named = any(isinstance(each, DistributedVariable) for each in self._without_decay)
+        if self._slots.variable_names or self._accumulation.micro_step or has_named or self.remote is not None:
+            raise TypeError(
+                f"this {type(self).__name__} has met variables, to which its state belongs, so it cannot be copied. "
+                "Make another one with the same arguments; `restore(optimizer.state())` gives it the same state"
+            )
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return new
 
     def rule_only(self) -> Optimizer:

@@ -57,6 +57,8 @@ class Client:
     generation = 0
     #: Whether what it asks is asked again when a server has been replaced, see `Recovery`.
     is_guarded = False
+    #: Grows when the next reading may give something else.
+    moment = 0
 
     def __init__(
         self, lines: Sequence[Line], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
@@ -144,6 +146,7 @@ class Client:
 
     def refresh(self) -> None:
         """End the present snapshot: the next reading is of the variables as they are then."""
+        self.moment += 1
         self.snapshot = _NOTHING
         self._pulled.clear()
         if self._tables:

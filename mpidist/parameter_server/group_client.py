@@ -40,6 +40,8 @@ class GroupClient:
     is_alone = False
     #: `value` has to be asked for each.
     snapshot: Mapping[Key, Any] = {}
+    #: Grows when `value` may give something else.
+    moment = 0
 
     def __init__(self, communicator: Communicator, client: Any, is_chief: bool) -> None:
         self.is_chief = is_chief
@@ -71,6 +73,7 @@ class GroupClient:
 
     def refresh(self) -> None:
         """Give all ranks the servers' present values."""
+        self.moment += 1
         if self._layout is None:
             self._layout = Layout(spec for key, spec in self._specs.items() if key not in self._apart)
             self._memory = numpy.zeros(self._layout.nbytes + 1, numpy.uint8)  # the last says whether it could be read
@@ -97,6 +100,7 @@ class GroupClient:
     def value(self, key: Key) -> Any:
         """Return the value in the present snapshot; read-only."""
         if key in self._apart:
+            self.moment += 1  # it is what the server has now
             return self.read(key)
         in_step = context.has_strategy() and not context.in_cross_replica_context()
         if key not in self._views or (self._is_stale and not in_step):

@@ -26,6 +26,8 @@ class LocalClient:
     is_alone = True
     #: `value` has to be asked for each.
     snapshot: Mapping[Key, Any] = {}
+    #: Grows when `value` may give something else.
+    moment = 0
 
     def __init__(self) -> None:
         self._store = Store(0)
@@ -50,6 +52,7 @@ class LocalClient:
 
     def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
         """Set a variable, add to it, or subtract from it."""
+        self.moment += 1
         self._store.assign(key, verb, value)
 
     def lookup(self, key: Key, indices: Any) -> Any:
@@ -58,6 +61,7 @@ class LocalClient:
 
     def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         """Change some rows."""
+        self.moment += 1
         self._store.scatter(key, verb, numpy.asarray(indices, numpy.int64), rows)
 
     def add(self, key: Key, values: Any) -> None:
@@ -80,6 +84,7 @@ class LocalClient:
         self, number: int, pairs: Sequence[tuple[Key, Any]], learning_rate: float | None = None, scale: float = 1.0
     ) -> None:
         """Apply gradients, or rows of them, as one step."""
+        self.moment += 1
         gradients = dict(pairs)
         specs = [self._store.variables[key].spec for key in gradients]
         dense = in_order(spec for spec in specs if not isinstance(gradients[spec.key], IndexedSlices))

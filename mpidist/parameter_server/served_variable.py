@@ -12,6 +12,7 @@ from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.registry import variable_of
 from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables.snapshots import Snapshot, are_needed
 from mpidist.variables.variable import Place
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class ServedVariable(DistributedVariable):
         What the server knows of it; of a `ShardedVariable`, by shard.
     """
 
-    has_live_value = False
+    is_here = False
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class ServedVariable(DistributedVariable):
         self.aggregation = aggregation
         self.number = specs[0].key[0]
         self.key = specs[0].key
+        self._snapshot = Snapshot()
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,16 @@ class ServedVariable(DistributedVariable):
 
     @property
     def value(self) -> numpy.ndarray:
-        """The value, as last pulled: read-only, and unchanged until the next pull."""
+        """The value, as last pulled: read-only, and unchanged until the next pull.
+
+        In a process that has imported a library that reads arrays later than it gets them, it is a copy that stays as
+        it is; the same object until the next pull.
+        """
+        value = self._pulled()
+        return self._snapshot.of(value, self._client.moment) if are_needed() else value
+
+    def _pulled(self) -> numpy.ndarray:
+        """Return the value as last pulled, in memory that the next pull may write."""
         value = self._client.snapshot.get(self.key)
         return self._client.value(self.key) if value is None else value
 
@@ -119,6 +130,9 @@ class ServedVariable(DistributedVariable):
     def version(self) -> int:
         """How often it had been changed when the value was made that `value` returns."""
         return max(self._client.version(spec.key) for spec in self.specs)
+
+    def _whole_copy(self) -> Any:
+        return self.read_value()
 
     def saved_value(self) -> Any:
         """Return what a checkpoint holds of this variable: its value, as last pulled."""
@@ -239,10 +253,9 @@ class ShardedVariable(ServedVariable):
         """How many shards there are."""
         return len(self.specs)
 
-    @property
-    def value(self) -> numpy.ndarray:
-        """The value of all shards together, as last pulled: a new array, read-only."""
-        whole = self._client.undivided(lambda: numpy.concatenate([each.value for each in self.variables]))
+    def _pulled(self) -> numpy.ndarray:
+        """Return the value of all shards together, as last pulled, as a new array."""
+        whole = self._client.undivided(lambda: numpy.concatenate([each._pulled() for each in self.variables]))
         whole.flags.writeable = False
         return whole
 

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mpidist import context
@@ -19,6 +19,7 @@ from mpidist.options import ReduceOp
 from mpidist.strategies import reduction
 from mpidist.strategies.extended import MirroredExtended, StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
+from mpidist.strategies.keras_guard import guarded_keras
 from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.strategies.run_options import RunOptions
 
@@ -55,13 +56,16 @@ class Strategy(InputMethods):
         ------
         RuntimeError
             On entering: inside the scope of another strategy, or inside `run`.
+        NotImplementedError
+            Inside, on several ranks: a Keras model is made, compiled or trained, which would not be distributed.
         """
         return self._scope()
 
     @contextmanager
     def _scope(self) -> Iterator[Strategy]:
         context.require_cross_replica(self)
-        with context.entered(context.Mode(self, None)):
+        guard = guarded_keras() if self.extended.spans_ranks else nullcontext()
+        with context.entered(context.Mode(self, None)), guard:
             yield self
 
     def run(

@@ -115,6 +115,11 @@ class StrategyExtended:
         return False
 
     @property
+    def spans_ranks(self) -> bool:
+        """Whether several ranks train the variables of this strategy."""
+        return self.num_replicas * self.num_logical_devices > 1
+
+    @property
     def is_chief(self) -> bool:
         """Whether this rank is the one that writes files and shows progress."""
         return self.replica_id == 0
@@ -505,7 +510,7 @@ class MirroredExtended(StrategyExtended):
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         communicator = self.communicator
-        on_host = not any(is_device(variable.storage) for variable in variables)
+        on_host = not any(is_device(variable.live) for variable in variables)
         if communicator.segments is None or communicator.size == 1 or not on_host or not variables:
             return super()._make_gradient_buffers(variables)
         signatures = [(variable.name, variable.dtype, variable.shape) for variable in variables]

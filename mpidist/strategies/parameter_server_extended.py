@@ -73,6 +73,11 @@ class ServedExtended(StrategyExtended):
         return self.number == 0 and self.replica_id == 0
 
     @property
+    def spans_ranks(self) -> bool:
+        """Whether the job has other ranks: servers hold the variables, or other workers train them."""
+        return len(self._strategy._roles.tasks) > 1
+
+    @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices of the servers."""
         count = len(self._strategy._roles.servers)

@@ -1,6 +1,7 @@
 """The user's functions with the variables that they are called on; checks what they return.
 
-Everything here is Local.
+What a function returns is computed, and in arrays of ours, before anybody writes to a variable.  Everything here is
+Local.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy
 
 from mpidist import arrays, nest
 from mpidist.optimizers.slices import compute_dtype
-from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
 
 class Evaluation(NamedTuple):
@@ -24,7 +25,7 @@ class Evaluation(NamedTuple):
         The mean over the rows.
     gradients : list of array
         Of that mean, one for each trainable variable, in its shape and dtype; none from `Model.test`.
-    predictions : array or None
+    predictions : array, nested structure of arrays, or None
         None if they are not wanted.
     """
 
@@ -73,22 +74,50 @@ class Model:
         if not self.trainable:
             raise ValueError("there is no trainable variable to train; variables that are synchronized on read are not")
         self.strategy = self.variables[0].strategy
-        self._has_live_values = all(variable.has_live_value for variable in self.variables)
+        self._are_here = all(variable.is_here for variable in self.variables)
+        self._values: list[Any] = []
         self._parameters: Any = None
+        self._copies = [snapshots.Copies() for _ in self.variables]
 
     def read_variables(self) -> None:
         """Look at the variables anew; to be called in a replica, before the first step."""
-        self._parameters = nest.pack(self.structure, [variable.value for variable in self.variables])
+        self._values = [variable.value for variable in self.variables]
+        self._parameters = nest.pack(self.structure, self._values)
 
     def begin_step(self) -> None:
         """Be called in a replica before a step, on ranks without rows too.  Local, or as `StrategyExtended.pull`."""
-        if not self._has_live_values:
+        if not self._are_here:
             self.strategy.extended.pull(own_first=False)
             self.read_variables()
 
+    def _call(self, name: str, fn: Callable[..., Any], *args: Any) -> Any:
+        """Return what a function returns for the variables' values, as it may have them.
+
+        They are live views.  Where a library that reads late is imported, they are what `value` is at this call; where
+        one wants memory that it may write, copies of that.
+
+        Raises
+        ------
+        ValueError
+            It has written to a copy, which changes no variable.
+        """
+        if not snapshots.are_needed():
+            return fn(self._parameters, *args)
+        if self._are_here:
+            self.read_variables()
+        if not snapshots.are_written():
+            return fn(self._parameters, *args)
+        given = [copies.of(value) for copies, value in zip(self._copies, self._values, strict=True)]
+        result = fn(nest.pack(self.structure, given), *args)
+        for copy, value, variable in zip(given, self._values, self.variables, strict=True):
+            if not _same_bits(copy, value):
+                what = f"wrote to its copy of the value of variable {variable.name!r}, which changes no variable"
+                raise self._error(ValueError, f"{what}. Write with the variable's `assign`; work on a clone", name)
+        return result
+
     def train(self, batch: Any) -> Evaluation:
         """Return loss, gradients and predictions for a batch; ValueError or TypeError names the rank."""
-        result = self._value_and_grad_fn(self._parameters, *arguments(batch))
+        result = self._call("value_and_grad_fn", self._value_and_grad_fn, *arguments(batch))
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise self._error(TypeError, f"must return (loss, gradients), got {_shape_of(result)}")
         value, gradients = result
@@ -100,7 +129,7 @@ class Model:
         """Return loss and predictions for a batch; ValueError or TypeError names the rank."""
         if self._loss_fn is None:
             return self.train(batch)
-        value = self._loss_fn(self._parameters, *arguments(batch))
+        value = self._call("loss_fn", self._loss_fn, *arguments(batch))
         loss, predictions = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         return Evaluation(self._number(loss, "loss_fn"), [], self._predictions(batch, predictions))
 
@@ -111,14 +140,14 @@ class Model:
                 "predictions are needed, for `predict` or for metrics: give the trainer a predict_fn(parameters, x); "
                 "or, for metrics, let value_and_grad_fn return ((loss, predictions), gradients)"
             )
-        return self._predict_fn(self._parameters, x)
+        return _computed(self._call("predict_fn", self._predict_fn, x))
 
     def _predictions(self, batch: Any, found: Any) -> Any:
         if not self._needs_predictions:
             return None
         if type(batch) is not tuple or len(batch) < 2:
             raise ValueError(f"metrics need batches (x, y) with labels, got a {type(batch).__name__}")
-        return self.predict(batch[0]) if found is None else found
+        return self.predict(batch[0]) if found is None else _computed(found)
 
     def _number(self, loss: Any, name: str = "value_and_grad_fn") -> float:
         if type(loss) is float:
@@ -127,7 +156,7 @@ class Model:
             what = f"must return the mean loss over the rows, a number; got an array of shape {numpy.shape(loss)}"
             raise self._error(ValueError, what, name)
         try:
-            return float(loss)
+            return float(_computed(loss))
         except TypeError:
             raise self._error(TypeError, f"must return a loss that is a number, got {_shape_of(loss)}", name) from None
 
@@ -193,6 +222,21 @@ def _dense(gradient: Any, variable: DistributedVariable) -> Any:
     if isinstance(gradient, IndexedSlices):
         return IndexedSlices(gradient.values, gradient.indices, variable.shape).to_dense()
     return arrays.to_array(gradient)
+
+
+def _computed(result: Any) -> Any:
+    """Return a structure with arrays of ours in place of other libraries' arrays, which are computed then."""
+    if arrays.is_foreign(result):
+        return arrays.to_array(result)
+    if not isinstance(result, (dict, list, tuple)):
+        return result
+    leaves = nest.flatten(result)
+    return nest.pack(result, [arrays.to_array(leaf) if arrays.is_foreign(leaf) else leaf for leaf in leaves])
+
+
+def _same_bits(first: Any, second: Any) -> bool:
+    """Return whether two contiguous arrays of one shape and dtype hold the same bits: NaN is NaN, 0.0 is not -0.0."""
+    return bool(arrays.namespace(first).array_equal(arrays.byte_view(first), arrays.byte_view(second)))
 
 
 def _shape_of(result: Any) -> str:

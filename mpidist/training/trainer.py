@@ -46,8 +46,9 @@ class Trainer:
         It may return ``((loss, predictions), gradients)``, from which metrics are computed then.  A batch that is a
         tuple is passed as several arguments, any other as one.  From any library: by hand, autograd, JAX, PyTorch.
     variables : variable, or nested lists, tuples and dicts of variables
-        Of one strategy.  ``parameters`` has this structure, with read-only arrays, and ``gradients`` too.  What is
-        returned for variables that are not trainable is not looked at.
+        Of one strategy.  ``parameters`` has this structure, with each variable's `value`, and ``gradients`` too.  What
+        is returned for variables that are not trainable is not looked at.  Where PyTorch is imported, they are copies,
+        and writing to one is an error.
     optimizer : Optimizer
     metrics : sequence of Metric, str or callable
         Updated with labels and predictions: the second and first member of a batch that is a tuple ``(x, y)``.  See

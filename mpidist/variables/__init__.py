@@ -3,8 +3,9 @@
 from mpidist.variables.aggregating_variable import AggregatingVariable
 from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
+from mpidist.variables.snapshots import read_only
 from mpidist.variables.split_variable import SplitVariable, sums_over_parts
-from mpidist.variables.variable import DistributedValues, DistributedVariable, Variable, read_only
+from mpidist.variables.variable import DistributedValues, DistributedVariable, Variable
 
 __all__ = [
     "AggregatingVariable",

@@ -39,7 +39,7 @@ class AggregatingVariable(DistributedVariable):
         return self.one_copy.empty((self._storage.size,), dtype, f"slot of {self.name!r}")
 
     def _change(self, verb: str, change: Callable[[Any], None], sets_all: bool = False) -> None:
-        storage = self._storage if sets_all else self.storage
+        storage = self._to_write(sets_all)
         with self.one_copy.changes(self._call(verb), [self]):
             if self.one_copy.rank == 0:
                 change(storage)

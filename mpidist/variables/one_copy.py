@@ -105,6 +105,8 @@ class OneCopy:
             Which are torn if it is broken off.
         """
         self._communicator.check(call, self._timeout_seconds)
+        for variable in variables:
+            variable.begin_change()  # also where other ranks write it
         try:
             yield
             self._communicator.check(self._changed, self._timeout_seconds)

@@ -22,7 +22,7 @@ _AGGREGATE_ERROR = (
 
 
 class SparseWriting(abc.ABC):
-    """Writes rows of `storage`.
+    """Writes rows of a variable's array.
 
     All methods take `IndexedSlices`: row ``indices[i]`` of the variable is changed by ``values[i]``, and a row that is
     named twice is changed twice.  Contexts and aggregations are those of `assign`: in a replica, a variable with an
@@ -73,7 +73,7 @@ class SparseWriting(abc.ABC):
 
     def _scatter(self: _V, verb: str, write_fn: Callable[[Any, Any, Any], None], rows: IndexedSlices) -> _V:
         rows = self._rows_for(verb, rows)
-        indices = arrays.in_memory_of(self.storage, rows.indices)
+        indices = arrays.in_memory_of(self.live, rows.indices)
         self._change(verb, lambda storage: write_fn(storage, indices, rows.values))
         return self
 
@@ -107,7 +107,7 @@ class SparseWriting(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def storage(self) -> Any: ...
+    def live(self) -> Any: ...
 
     @property
     @abc.abstractmethod

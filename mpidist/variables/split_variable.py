@@ -29,7 +29,7 @@ class SplitVariable(DistributedVariable):
         self.whole_shape = whole.shape
         self.strategy = strategy
         super().__init__(
-            self.own_part(whole.storage).copy(),
+            self.own_part(whole.live).copy(),
             strategy=strategy,
             name=whole.name,
             trainable=whole.trainable,
@@ -56,6 +56,9 @@ class SplitVariable(DistributedVariable):
         for index, values in enumerate(flat):
             part_of(whole, self.partition_dimensions, index)[...] = values.reshape(part.shape)
         return whole
+
+    def _cut_alike(self, whole: DistributedVariable) -> DistributedVariable:
+        return self.strategy.extended.split(whole, self.partition_dimensions)
 
     def whole(self) -> numpy.ndarray:
         """Return the value of the whole variable, as a new array.

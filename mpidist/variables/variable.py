@@ -1,7 +1,7 @@
 """`Variable`: an array that every replica holds a copy of, and the rules by which the copies stay together.
 
-A rank holds one copy.  Writing goes through `assign*`, reading through the read-only view `value`; optimizers and
-checkpoints work on the array behind it, `storage`.
+A rank holds one copy.  Writing goes through `assign*`, reading through the read-only `value`; optimizers and
+checkpoints work on the array behind it: who writes takes it by `storage`, and nobody else does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mpidist.variables.array_reading import ArrayReading
 from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.partition import check_partition
+from mpidist.variables.snapshots import Snapshot, are_needed, read_only
 from mpidist.variables.sparse_writing import SparseWriting
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     strategy : Strategy
         The strategy in whose scope it was created.
     storage : array, C-contiguous
-        This rank's copy, writable.  For optimizers, who keep the copies alike themselves.
+        This rank's copy, writable.  For optimizers, who keep the copies alike themselves; taken anew for each write.
     name : str
     trainable : bool
     synchronization : VariableSynchronization
@@ -122,8 +123,8 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
     #: What the ranks of a node keep it in together, where there is one copy for all; None where each has its own.
     one_copy: OneCopy | None = None
-    #: Whether `value` is one view for ever; if not, it is another array when it has been read from elsewhere again.
-    has_live_value = True
+    #: Whether this process holds its array; if not, `value` is what was read from elsewhere last.
+    is_here = True
     #: Why its value is neither the old nor the new one: an update was broken off in the middle.  None when it is whole.
     _torn: str | None = None
 
@@ -144,10 +145,23 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         self.synchronization = synchronization
         self.aggregation = aggregation
         self._view = read_only(storage)
+        self._snapshot = Snapshot()
+        self._changes = 0
 
     @property
     def storage(self) -> Any:
-        """This rank's copy, writable.
+        """This rank's copy, for who is about to write to it.
+
+        Raises
+        ------
+        TornVariableError
+            An update was broken off in the middle.
+        """
+        return self._to_write()
+
+    @property
+    def live(self) -> Any:
+        """This rank's copy, for library code that reads it at once: a read-only view.
 
         Raises
         ------
@@ -156,6 +170,17 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """
         if self._torn is not None:
             raise self._torn_error()
+        return self._view
+
+    def begin_change(self) -> None:
+        """Take note that the array is about to be written, by this rank or by one that shares it.  Local."""
+        self._changes += 1
+
+    def _to_write(self, sets_all: bool = False) -> Any:
+        """Return the array to be written; whoever writes gets it from here.  Local."""
+        if self._torn is not None and not sets_all:
+            raise self._torn_error()
+        self.begin_change()
         return self._storage
 
     def tear(self, cause: str) -> None:
@@ -173,7 +198,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
         Local, but collective where ranks share one copy.
         """
-        return arrays.empty(self.storage.size, dtype, self.storage)
+        return arrays.empty(self._storage.size, dtype, self._storage)
 
     # -- what checkpoints hold; a variable of which each rank has a part holds it whole --------------------------------
 
@@ -205,7 +230,8 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
         A torn variable is whole again.
         """
-        _set(self._storage, self._converted(self.own_part(value)))
+        value = self._converted(self.own_part(value))
+        _set(self._to_write(sets_all=True), value)
         self._torn = None
 
     @property
@@ -220,10 +246,14 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
     @property
     def value(self) -> numpy.ndarray:
-        """The value.
+        """The value, read-only.
 
-        Local, and a live read-only view of this rank's copy.  The exception is a variable that is synchronized on
-        read, outside of a replica: reading it is collective and gives a new array, the aggregate of all copies.
+        Local, and a live view of this rank's copy.  In a process that has imported a library that reads arrays later
+        than it gets them (JAX, PyTorch), it is a snapshot: a copy, made at the first reading after a write, that stays
+        as it is.  It is the same object until the next write.
+
+        The exception is a variable that is synchronized on read, outside of a replica: reading it is collective and
+        gives a new array, the aggregate of all copies.
 
         Raises
         ------
@@ -234,7 +264,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             raise self._torn_error()
         if self._is_on_read and self._place() is Place.ACROSS:
             return self._aggregate_of_copies()
-        return self._view
+        return self._snapshot.of(self._view, self._changes) if are_needed() else self._view
 
     def read_value(self) -> numpy.ndarray:
         """Return a copy of the value.  Local or collective, as `value`."""
@@ -274,6 +304,34 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     def assign_sub(self, value: ArrayLike) -> DistributedVariable:
         """Subtract from the variable; aggregation and errors as for `assign`."""
         return self._write("assign_sub", _subtract, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedVariable:
+        """Return a new variable of the same strategy that begins with this one's value, copy by copy.
+
+        Collective where making a variable is: every rank copies in the same order.  The name gets a number.
+        """
+        extended = self.strategy.extended
+        new = self._cut_alike(
+            extended.new_variable(
+                self._whole_copy(),
+                name=extended.unique_name(self.name),
+                trainable=self.trainable,
+                synchronization=self.synchronization,
+                aggregation=self.aggregation,
+            )
+        )
+        if self._is_on_read:
+            _set(new.storage, self.live)
+        memo[id(self)] = new
+        return new
+
+    def _whole_copy(self) -> Any:
+        """Return a copy of the array of `saved_shape`.  Collective where ranks hold parts."""
+        return self.joined(self.live).copy()
+
+    def _cut_alike(self, whole: DistributedVariable) -> DistributedVariable:
+        """Return a new whole variable as what this one is of its whole: it itself."""
+        return whole
 
     def __repr__(self) -> str:
         copy = "torn" if self._torn is not None else f"copy={self._view!r}"
@@ -316,7 +374,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         TornVariableError
             The variable is torn, and `change` does not set all of it.
         """
-        change(self._storage if sets_all else self.storage)
+        change(self._to_write(sets_all))
         if sets_all:
             self._torn = None
 
@@ -379,8 +437,8 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
     def _aggregate_of_copies(self) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return self.strategy.extended.broadcast_to(self.storage.copy(), self)
-        return self.strategy.extended.reduce_arrays(self._reduce_op(), [self.storage.copy()], destinations=[self])[0]
+            return self.strategy.extended.broadcast_to(self.live.copy(), self)
+        return self.strategy.extended.reduce_arrays(self._reduce_op(), [self.live.copy()], destinations=[self])[0]
 
     def _share_of(self, verb: str, value: Any) -> Any:
         """Return what a write across replicas does to every copy of a variable that is synchronized on read."""
@@ -404,14 +462,6 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
                 "value; read it in `strategy.run`"
             )
         return ReduceOp[self.aggregation.name]
-
-
-def read_only(array: Any) -> Any:
-    """Return a view of `array` that cannot be written to; CuPy has no such views and gives a plain one.  Local."""
-    view = array.view()
-    if isinstance(view, numpy.ndarray):
-        view.flags.writeable = False
-    return view
 
 
 def _check_synchronization(synchronization: VariableSynchronization, name: str | None) -> None:

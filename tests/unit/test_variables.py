@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy
 import pytest
 
+import mpidist
 from mpidist import context
 from mpidist.errors import CollectiveMismatchError, TornVariableError
 from mpidist.options import VariableAggregation, VariableSynchronization
@@ -363,3 +366,73 @@ def test_values_that_are_copies():
     copy = variable.read_value()
     variable.assign([2.0])
     assert copy.tolist() == [1.0]
+
+
+# -- deep copies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("kind", [
+    mpidist.MirroredStrategy,
+    mpidist.experimental.CentralStorageStrategy,
+    mpidist.get_strategy,
+])  # fmt: skip
+def test_a_deep_copy_is_a_variable_of_its_own(size, kind):
+    def fn():
+        strategy = kind()
+        with strategy.scope():
+            v = Variable(numpy.arange(3.0), name="v", trainable=False, aggregation="SUM")
+        v.assign_add(numpy.ones(3))
+        new, same = copy.deepcopy([v, v])
+        assert new is same and new.name.startswith("v_") and new.strategy is strategy and type(new) is type(v)
+        assert (new.trainable, new.aggregation, new.synchronization) == (v.trainable, v.aggregation, v.synchronization)
+        found = new.value.tolist()
+        new.assign(numpy.zeros(3))
+        v.assign_add(numpy.ones(3))
+        return found, new.value.tolist(), v.value.tolist()
+
+    assert run_ranks(size, fn) == [([1.0, 2.0, 3.0], [0.0] * 3, [2.0, 3.0, 4.0])] * size
+
+
+def test_a_deep_copy_keeps_copies_that_differ():
+    def fn(strategy):
+        v = Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+        strategy.run(lambda: v.assign(float(strategy.extended.replica_id + 1)))
+        new = copy.deepcopy(v)
+        v.assign(0.0)
+        return strategy.run(lambda: float(new.value)), float(new.value), new.trainable
+
+    assert on_replicas(2, fn) == [(1.0, 3.0, False), (2.0, 3.0, False)]
+
+
+def test_a_torn_variable_is_not_copied():
+    variable = Variable(0.0)
+    variable.tear("a test")
+    with pytest.raises(TornVariableError):
+        copy.deepcopy(variable)
+
+
+def test_ranks_that_copy_other_variables_are_told():
+    def fn(strategy):
+        variables = [Variable(0.0, name="a"), Variable(numpy.zeros(2), name="b")]
+        copy.deepcopy(variables[strategy.extended.replica_id])
+
+    with pytest.raises(CollectiveMismatchError, match="a_1.*b_1|b_1.*a_1"):
+        on_replicas(2, fn)
+
+
+@pytest.mark.parametrize("meet", [
+    lambda optimizer, v: optimizer.apply_gradients([(numpy.float32(1), v)]),
+    lambda optimizer, v: optimizer.exclude_from_weight_decay([v]),
+])  # fmt: skip
+def test_an_optimizer_is_copied_as_long_as_it_has_met_no_variables(meet):
+    def fn(strategy):
+        v, optimizer = Variable(0.0), mpidist.optimizers.Adam(0.5)
+        other = copy.deepcopy(optimizer)
+        other.learning_rate = 0.25
+        strategy.run(meet, args=(optimizer, v))
+        with pytest.raises(TypeError, match="this Adam has met variables.*restore"):
+            copy.deepcopy(optimizer)
+        return optimizer.learning_rate, other.learning_rate, other.iterations
+
+    assert on_replicas(2, fn) == [(0.5, 0.25, 0)] * 2

@@ -111,13 +111,13 @@ class EarlyStopping(Callback):
 
 def _copy(variable: DistributedVariable) -> Any:
     """Return what this rank has of a variable, or what servers had when it last looked, as a new array."""
-    held = variable.storage if variable.has_live_value else variable.value
+    held = variable.live if variable.is_here else variable.value
     return arrays.namespace(held).array(held)
 
 
 def _put_back(variable: DistributedVariable, copy: Any) -> None:
     """Set a variable to what `_copy` returned; one that servers hold, in the first worker only."""
-    if variable.has_live_value:
+    if variable.is_here:
         variable.storage[...] = copy
     elif writes_here():
         variable.restore(copy)

@@ -152,6 +152,47 @@ def test_batches_that_differ_between_ranks_are_refused_on_all_of_them(make):
     assert set(raised.value.rank_errors) == {0, 1, 2}
 
 
+class Tensor:
+    """An array of another library."""
+
+    def __init__(self, array):
+        self.array = array
+
+    shape = property(lambda self: self.array.shape)
+    dtype = property(lambda self: self.array.dtype)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+def _pixels(value):
+    """Return images that differ in one row of their middles only."""
+    images = numpy.zeros((8, 28, 28), "uint8")
+    images[:, 10:18, 5:23] = value
+    return images
+
+
+@pytest.mark.parametrize("kind", [numpy.asarray, Tensor, lambda array: array if array.dtype.names else array.tolist()])
+@pytest.mark.parametrize("wrap", [lambda batch: batch, lambda batch: [batch, batch], lambda batch: {"x": (batch,)}])
+@pytest.mark.parametrize("make", [
+    lambda value: numpy.arange(8) == value,
+    lambda value: numpy.where(numpy.arange(40) < 30, 0, value),
+    lambda value: numpy.array(["a", "b", f"{value}"], dtype=object),
+    lambda value: numpy.array([(1, value)], dtype=[("a", "i1"), ("b", "i8")]),
+    _pixels,
+    lambda value: _pixels(value).T,
+])  # fmt: skip
+def test_all_that_a_batch_may_hold_is_compared(make, wrap, kind):
+    def rank(differ):
+        strategy = MultiWorkerMirroredStrategy()
+        batch = wrap(kind(make(int(differ and strategy.extended.replica_id == 1))))
+        return len(list(strategy.experimental_distribute_dataset([batch])))
+
+    assert run_ranks(2, rank, False) == [1, 1]
+    with pytest.raises(CollectiveMismatchError, match="checksum of what was read for step 0"):
+        run_ranks(2, rank, True)
+
+
 def test_streams_of_different_lengths_are_refused_where_the_first_one_ends():
     def rank():
         strategy = MultiWorkerMirroredStrategy()

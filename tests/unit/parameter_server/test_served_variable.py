@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 
@@ -216,6 +217,20 @@ def test_a_variable_is_pickled_as_a_reference(shards):
     v = alone(numbers(4), shards)
     assert pickle.loads(pickle.dumps(v)) is v
     assert len(pickle.dumps(v)) < 1000
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_deep_copy_is_another_variable_on_the_servers(shards):
+    def on_worker(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(numbers(5), name="v")
+        v.assign_add(numpy.ones((5, 2), "float32"))
+        new = copy.deepcopy(v)
+        v.assign_add(numpy.ones((5, 2), "float32"))
+        return new.value - numbers(5), v.value - numbers(5), new.name, type(new) is type(v)
+
+    found = one_worker(on_worker, servers=2, variable_partitioner=FixedShardsPartitioner(shards))
+    assert (found[0] == 1).all() and (found[1] == 2).all() and found[2:] == ("v_1", True)
 
 
 def test_a_variable_made_by_the_chief_alone_reaches_the_others():

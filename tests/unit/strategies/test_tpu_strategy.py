@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy
 import pytest
 from hypothesis import given
@@ -274,6 +276,18 @@ def test_writes_are_aggregated_over_replicas_and_stay_on_their_logical_device():
         return split.whole().tolist(), int(count.value)
 
     assert run_ranks(4, fn) == [([2.0, 4.0], 2 if rank % 2 == 0 else 4) for rank in range(4)]
+
+
+def test_a_deep_copy_is_cut_alike():
+    def fn():
+        with mesh(2).scope():
+            split = Variable(numpy.arange(4.0), partition_dimensions=[2], name="w")
+        split.assign_add(numpy.ones(2))
+        new = copy.deepcopy(split)
+        split.assign_add(numpy.ones(2))
+        return new.whole().tolist(), new.partition_dimensions, new.name, new.value.shape, split.whole().tolist()
+
+    assert run_ranks(4, fn) == [([1.0, 2.0, 3.0, 4.0], (2,), "w_1", (2,), [2.0, 3.0, 4.0, 5.0])] * 4
 
 
 def test_other_strategies_split_nothing():

@@ -1,0 +1,134 @@
+"""Snapshots of variables, for libraries that read an array after the call in which they got it.
+
+Such a library is given memory that is never written again; elsewhere `value` is a live view, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.options import settings
+
+#: Libraries that read an array later, by their name in `sys.modules`, and whether they want memory that they may write.
+#: JAX aliases aligned memory, and computes after the call.  PyTorch's autograd reads what the forward pass saw again in
+#: the backward pass, and PyTorch warns of memory that cannot be written.
+LATE_READERS = {"jax": False, "torch": True}
+
+#: What JAX and PyTorch need for taking an array over as it is.
+_ALIGNMENT = 64
+
+#: Pieces of memory kept for the copies of one array: who reads late mostly lets go of one when the next is taken.
+_KEPT = 2
+
+
+def are_needed() -> bool:
+    """Return whether `value` has to be a snapshot: a library that reads late is imported, or the user says so.  Local.
+
+    ``MPIDIST_SNAPSHOTS`` is 0, 1, or ``auto``, which is what is imported by now.
+    """
+    asked = _asked()
+    if asked != "auto":
+        return asked == "1"
+    modules = sys.modules
+    for name in LATE_READERS:  # noqa: SIM110 - `any` takes three times as long, at each reading of a variable
+        if name in modules:
+            return True
+    return False
+
+
+def are_written() -> bool:
+    """Return whether a library is imported that wants memory which it may write.  Local."""
+    return any(writes and name in sys.modules for name, writes in LATE_READERS.items())
+
+
+@functools.cache
+def _asked() -> str:
+    return settings().snapshots
+
+
+class Copies:
+    """Copies of arrays of one shape and dtype; nobody's memory is written while anybody holds it, or a part of it."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Memory] = []
+
+    def of(self, array: Any) -> Any:
+        """Return a copy of an array, which the caller may write.  Local."""
+        copy = arrays.empty_like(array) if arrays.is_device(array) else self._free(array).take(array)
+        copy[...] = array
+        return copy
+
+    def _free(self, like: Any) -> _Memory:
+        """Return memory that nobody holds."""
+        for memory in self._kept:
+            if memory.is_free():
+                return memory
+        self._kept = [*self._kept, _Memory(like.nbytes)][-_KEPT:]
+        return self._kept[-1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without the memory, which belongs to those who hold it."""
+        return type(self), ()
+
+
+class _Memory:
+    """Aligned memory for an array, which knows whether the array is still there.
+
+    The array is the base of all views of it, since what lies behind it is no array; so it lives as long as any of them.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes = bytearray(nbytes + _ALIGNMENT)
+        self._start = -numpy.frombuffer(self._bytes, numpy.uint8).ctypes.data % _ALIGNMENT
+        self._taken: Any = None
+
+    def is_free(self) -> bool:
+        return self._taken() is None
+
+    def take(self, like: Any) -> Any:
+        """Return an array in this memory, with anything in it."""
+        array: Any = numpy.ndarray(like.shape, like.dtype, self._bytes, self._start)
+        self._taken = weakref.ref(array)
+        return array
+
+
+class Snapshot:
+    """What an array held at a moment: one read-only object for all who ask before the array changes.  Local."""
+
+    def __init__(self) -> None:
+        self._copies = Copies()
+        self._shown: Any = None
+        self._moment: int | None = None
+
+    def of(self, array: Any, moment: int) -> Any:
+        """Return what the array held when it was first asked for at this moment.
+
+        Parameters
+        ----------
+        array : array
+        moment : int
+            Another one after each change of the array.
+        """
+        if self._moment != moment:
+            self._shown = None  # so its memory is free, unless somebody else holds it
+            self._shown = read_only(self._copies.of(array))
+            self._moment = moment
+        return self._shown
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without what was shown."""
+        return type(self), ()
+
+
+def read_only(array: Any) -> Any:
+    """Return a view of `array` that cannot be written to; CuPy has no such views and gives a plain one.  Local."""
+    view = array.view()
+    if isinstance(view, numpy.ndarray):
+        view.flags.writeable = False
+    return view
