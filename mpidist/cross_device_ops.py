@@ -24,6 +24,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import PINNED
 from mpidist.errors import MissingDependencyError
 from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.fusion.plan_cache import PlanCache
 from mpidist.fusion.update import FusedUpdate
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
@@ -289,6 +290,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if num_packs < 0:
             raise ValueError(f"{self.title} requires num_packs >= 0, but {num_packs} is specified")
         self.num_packs = num_packs
+        self._plans = PlanCache()
         self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
         self._updates: dict[tuple[str | None, float | None], FusedUpdate] = {}
         self._last_asked: tuple[Any, FusedAllReduce | None, str] = (None, None, "")
@@ -296,7 +298,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
         super().bind(communicator, devices)
-        self._fused, self._updates = {}, {}
+        self._plans, self._fused, self._updates = PlanCache(), {}, {}
         self._last_asked = (None, None, "")
 
     def reduce_implementation(
@@ -379,7 +381,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if key not in self._fused:
             if key[1] == "nccl":
                 require_nccl(self.communicator, "CommunicationImplementation.NCCL")
-            self._fused[key] = FusedAllReduce(self.communicator, bytes_per_pack=key[0], algorithm=key[1])
+            self._fused[key] = FusedAllReduce(self.communicator, *key, self._plans)
         return self._fused[key]
 
 
