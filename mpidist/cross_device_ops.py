@@ -180,6 +180,7 @@ class CrossDeviceOps:
         Collective: every rank calls it in the same order; replicas may differ in the number of rows.
         """
         dtype = rows.dtype
+        arrays.check_reducible(dtype, "sum")
         is_mean = reduce_op is ReduceOp.MEAN
         rows = self.gather_rows(rows, options)
         wide = arrays.wire_dtype(dtype) if dtype.kind not in "iu" or not is_mean else numpy.dtype("float64")
@@ -194,6 +195,7 @@ class CrossDeviceOps:
 
         Collective: every rank calls it in the same order; replicas may differ in the number of rows.
         """
+        arrays.check_movable(rows.dtype)
         gather = self.communicator.all_gather
         indices = gather(rows.indices.astype(numpy.int64, copy=False), timeout_seconds=options.timeout_seconds)
         values = gather(rows.values, timeout_seconds=options.timeout_seconds)

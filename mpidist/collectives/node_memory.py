@@ -78,7 +78,6 @@ class NodeMemory(NamedTuple):
             entries = first + RemoteSum.entries(sources, targets)
             if entries * 8 <= segments.segment_bytes:
                 stretch_bytes = self.size * segment_bytes
-                return RemoteSum(
-                    self.remote, segments, self.rank, sources, targets, work, op, scale, stretch_bytes, self.scratch, first
-                )
+                bound = sources, targets, work, op, scale, stretch_bytes, self.scratch, first
+                return RemoteSum(self.remote, segments, self.rank, *bound)
         return DirectSum(segments, self.rank, sources, targets, dtypes, op, scale, segment_bytes, self.scratch)

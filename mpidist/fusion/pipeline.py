@@ -33,8 +33,8 @@ from mpidist.fusion.rows import Rows
 from mpidist.fusion.sources import Sources
 from mpidist.runtime.trace import PACK
 
-#: How many sets of buffers a plan keeps for another turn, the latest ones.  Who holds on to more results gets new memory
-#: for each, which is his.
+#: How many sets of buffers a plan keeps for another turn, the latest ones; who holds on to more results gets new memory
+#: for each.
 _KEPT_SETS = 3
 
 #: A list of at least so many tensors, that are shorter on average than so many bytes, is told by shapes and dtypes
@@ -395,7 +395,12 @@ def _call(plan: Plan, orders: Mapping[int, Sequence[int]], label: str) -> Call:
 
 
 def _check_kinds(tensors: Sequence[Any], communicator: Communicator) -> None:
-    """Raise, before any communication, unless all tensors are of one kind that the transport can move."""
+    """Raise, before any communication, unless all tensors are of one kind that the transport can move.
+
+    Subclasses of NumPy's arrays, which `arrays.plain` takes care of, may be cut in another way.
+    """
+    if odd := [type(tensor).__name__ for tensor in tensors if arrays.plain(tensor) is not tensor]:
+        raise TypeError(f"a list to be reduced has plain arrays only, got a {odd[0]}; pass numpy.asarray(array)")
     kinds = {arrays.kind_of(tensor).name for tensor in tensors}
     if len(kinds) > 1:
         raise UnsupportedDtypeError(
