@@ -16,8 +16,8 @@ class ResultSet:
     """The buffers in which buckets are reduced, and the results made of them.
 
     A buffer is the result itself where both have one dtype.  Callers get new array objects, whose shape, dtype and
-    flags are theirs to change; each refers to the *owner* of the memory behind it.  What is used here are other views of
-    the owners, which nobody else has.
+    flags are theirs to change; each refers to the *owner* of the memory behind it.  What is used here are other views
+    of the owners, which nobody else has.
 
     Parameters
     ----------
