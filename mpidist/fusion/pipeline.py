@@ -37,6 +37,9 @@ from mpidist.runtime.trace import PACK
 #: for each.
 _KEPT_SETS = 3
 
+#: About what a plan holds for each tensor besides its values: how it is cut, and its name.
+_BYTES_PER_TENSOR = 1 << 10
+
 #: A list of at least so many tensors, that are shorter on average than so many bytes, is told by shapes and dtypes
 #: only: to look at their strides, too, would take longer than to copy those that are not contiguous.
 _MANY, _SHORT_BYTES = 64, 1 << 14
@@ -254,7 +257,7 @@ class _PlannedReduction:
         takes_any_strides: bool,
     ) -> None:
         self.key = key
-        self.nbytes = plan.nbytes
+        self.nbytes = plan.nbytes + _BYTES_PER_TENSOR * len(plan.signatures)
         self.last_call = 0
         self._plan = plan
         self._communicator = communicator
@@ -313,7 +316,7 @@ class _PlannedReduction:
                 self._pack(sources, results.buffers[index])
                 results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
                 results.finish(index, self._scale)
-        self.contest.record(time.perf_counter() - start, max(1, self.nbytes))
+        self.contest.record(time.perf_counter() - start, max(1, self._plan.nbytes))
         return results.hand_out()
 
     def _members(self, tensors: Sequence[Any]) -> list[Sequence[Any]]:

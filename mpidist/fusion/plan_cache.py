@@ -14,7 +14,7 @@ from typing import Any, Protocol
 #: as in a GAN, with short ones between them.
 _TIMES_LARGEST = 3
 
-#: So many bytes are kept in any case, and a plan counts for so many besides those of its list: short lists are many.
+#: So many bytes are kept in any case, and a plan counts for so many more than it says: short lists are many.
 _LEAST_BYTES, _PLAN_BYTES = 1 << 26, 1 << 18
 
 #: A plan that has not been used in so many calls is dropped, however much room there is; it is looked for now and then.
@@ -29,7 +29,7 @@ class Kept(Protocol):
     key : hashable
         What ranks ask for when they want it: the same on all of them.
     nbytes : int
-        How long the list is that it is for; the same on all ranks.
+        About how much it holds when there are results of one call; the same on all ranks.
     last_call : int
         For the cache; 0 at first.
     """
