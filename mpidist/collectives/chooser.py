@@ -59,8 +59,9 @@ class Chooser(PlainCollectives):
         shares = self.topology.node_count == 1 and self.size > 1
         self.segments = world.segments if shares else None
         remote = world.remote if shares else None
-        self._memory = NodeMemory(self.control.line, self.size, self.segments, remote, self._lanes, Scratch())
-        self._messages = Messages(self.transport, self.topology)
+        scratch = Scratch()
+        self._memory = NodeMemory(self.control.line, self.size, self.segments, remote, self._lanes, scratch)
+        self._messages = Messages(self.transport, self.topology, scratch)
         self._contests = Contests()
         self._forced = self.control.settings.algorithm
         if self._forced == selection.AUTO and self.control.settings.deterministic:

@@ -258,6 +258,7 @@ class _PlannedReduction:
     ) -> None:
         self.key = key
         self.nbytes = plan.nbytes + _BYTES_PER_TENSOR * len(plan.signatures)
+        self._wire_bytes = max(1, plan.nbytes)
         self.last_call = 0
         self._plan = plan
         self._communicator = communicator
@@ -316,7 +317,7 @@ class _PlannedReduction:
                 self._pack(sources, results.buffers[index])
                 results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
                 results.finish(index, self._scale)
-        self.contest.record(time.perf_counter() - start, max(1, self._plan.nbytes))
+        self.contest.record(time.perf_counter() - start, self._wire_bytes)
         return results.hand_out()
 
     def _members(self, tensors: Sequence[Any]) -> list[Sequence[Any]]:

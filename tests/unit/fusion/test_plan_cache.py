@@ -2,6 +2,7 @@
 
 import gc
 import random
+import tracemalloc
 from types import SimpleNamespace
 from weakref import ref
 
@@ -135,3 +136,26 @@ def test_a_plan_that_is_dropped_is_gone_at_once(count, length, algorithm, monkey
     for made, alive in run_ranks(2, steps):
         assert made == 8
         assert all(alive) and 1 <= len(alive) <= 3
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "rabenseifner"])
+def test_all_buckets_of_a_list_are_received_in_one_scratch(algorithm):
+    tensors, length = 8, 1 << 20
+
+    def step():
+        communicator = Communicator.world()
+        fused = FusedAllReduce(communicator, algorithm=algorithm, bytes_per_pack=1)
+        communicator.barrier()
+        before = tracemalloc.get_traced_memory()[0]
+        communicator.barrier()
+        results = fused([numpy.ones(length, "f4")] * tensors)
+        assert all((each == 2).all() for each in results)
+        communicator.barrier()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        grown = max(run_ranks(2, step))
+    finally:
+        tracemalloc.stop()
+    assert grown < 2 * (4 * length * tensors + (3 << 20))
