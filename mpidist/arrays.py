@@ -22,11 +22,14 @@ REDUCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "prod": "multipl
 #: Floats too short to be added as such: by name, because ml_dtypes (bfloat16) may not be there.
 _SHORT_FLOATS = frozenset({"float16", "bfloat16"})
 
-#: Reductions that make sense, by kind of dtype: numbers, complex numbers (which have no order), truth values.
+#: What can be done with values, by kind of dtype: with numbers, complex numbers (which have no order), truth values,
+#: and what is only *moved*, that is gathered and broadcast: times, text, bytes and records.  Kinds that are not here
+#: refer to objects of one process.  Of other libraries' dtypes, only `_SHORT_FLOATS` are reduced.
 _REDUCTIONS_OF_KIND = {
     **dict.fromkeys("iuf", ("sum", "min", "max", "prod")),
     "c": ("sum", "prod"),
     "b": ("min", "max"),
+    **dict.fromkeys("mMSUV", ()),
 }
 
 #: DLPack's numbers of the devices whose memory the host cannot read: CUDA, CUDA managed, ROCm.
@@ -136,18 +139,20 @@ def check_memory(array: Any, memory: frozenset[str], transport: str) -> None:
 def to_array(value: Any) -> Any:
     """Return `value` as an array of a known kind; Local.
 
-    Known arrays are returned as they are.  Memory of a CUDA device (``__cuda_array_interface__``, DLPack) becomes a
-    CuPy array without a copy; anything else, Python numbers and lists included, a NumPy array, without a copy where
-    NumPy can do without.  What a library computes later (JAX) is waited for.  Of a tensor that needs a gradient
+    Known arrays are returned as they are, or as `plain` has them.  Memory of a CUDA device
+    (``__cuda_array_interface__``, DLPack) becomes a CuPy array without a copy; anything else, Python numbers and lists
+    included, a NumPy array, without a copy where NumPy can do without.  What a library computes later (JAX) is waited for.  Of a tensor that needs a gradient
     (PyTorch) it is the numbers, as of ``tensor.detach()``.
 
     Raises
     ------
     MissingDependencyError
         The value lies in device memory and CuPy is not installed.
+    TypeError
+        It is an array that means more than its numbers, see `plain`.
     """
     if is_known(value):
-        return value
+        return plain(value)
     if getattr(value, "requires_grad", False):
         value = value.detach()
     if hasattr(value, "__cuda_array_interface__"):
@@ -163,6 +168,28 @@ def to_array(value: Any) -> Any:
 def is_foreign(value: Any) -> bool:
     """Return whether `value` is another library's array, which `to_array` makes one of a known kind.  Local."""
     return (hasattr(value, "__array__") or hasattr(value, "__dlpack__")) and not is_known(value)
+
+
+def plain(array: Any) -> Any:
+    """Return an array of a subclass of NumPy's as one of NumPy's own, without a copy; any other as it is.  Local.
+
+    Raises
+    ------
+    TypeError
+        It has a mask, or an arithmetic of its own (`__array_ufunc__`), such as units: that would be lost.
+    """
+    if type(array) is np.ndarray or not isinstance(array, np.ndarray):
+        return array
+    if np.ma.getmask(array) is not np.ma.nomask:
+        raise TypeError(
+            "got a masked array, whose mask would be lost: pass `.filled(value)`, or `.data` if what is masked counts"
+        )
+    if type(array).__array_ufunc__ is not np.ndarray.__array_ufunc__:
+        raise TypeError(
+            f"got a {type(array).__name__}, an array with an arithmetic of its own, which would be lost; pass "
+            "numpy.asarray(array) if its numbers alone are meant"
+        )
+    return np.asarray(array)
 
 
 def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
@@ -209,8 +236,7 @@ def byte_view(array: Any) -> Any:
     UnsupportedDtypeError
         It holds Python objects, whose bytes mean nothing elsewhere.
     """
-    if array.dtype.hasobject:
-        raise UnsupportedDtypeError(f"arrays of Python objects (dtype {array.dtype}) cannot be sent as bytes")
+    check_movable(array.dtype)
     if not array.flags.c_contiguous:
         raise ValueError(f"expected a C-contiguous array, got shape {array.shape} with strides {array.strides}")
     return array.reshape(-1).view(np.uint8)
@@ -235,6 +261,16 @@ def wire_dtype(dtype: Any) -> np.dtype:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+def check_movable(dtype: Any) -> None:
+    """Raise UnsupportedDtypeError if values of `dtype` mean nothing on another rank, whatever is done with them."""
+    dtype = np.dtype(dtype)
+    if dtype.hasobject or dtype.kind not in _REDUCTIONS_OF_KIND or not dtype.itemsize:
+        raise UnsupportedDtypeError(
+            f"{dtype} arrays cannot be sent to other ranks: expected numbers, truth values, times, text or bytes of "
+            "fixed length, or records of them; convert first, as by array.astype('float32') or array.astype('U20')"
+        )
+
+
 def check_reducible(dtype: Any, op: str) -> None:
     """Raise unless values of `dtype` can be reduced by `op`, 16-bit floats by way of their `wire_dtype`.
 
@@ -248,7 +284,12 @@ def check_reducible(dtype: Any, op: str) -> None:
     if op not in REDUCTIONS:
         raise ValueError(f"{op!r} is not a reduction; known ones: {', '.join(REDUCTIONS)}")
     dtype = np.dtype(dtype)
-    allowed = _REDUCTIONS_OF_KIND.get(wire_dtype(dtype).kind, ())
+    wire = wire_dtype(dtype)
+    if wire.isbuiltin == 2:  # of another library: its arithmetic rounds to 8 bits or fewer in every step
+        raise UnsupportedDtypeError(
+            f"there is no reduction {op!r} of {dtype} arrays; cast them first, as by array.astype('float32')"
+        )
+    allowed = _REDUCTIONS_OF_KIND.get(wire.kind, ())
     if op not in allowed:
         has = f"it has {', '.join(allowed)}" if allowed else "it has none; expected numbers"
         raise UnsupportedDtypeError(f"there is no reduction {op!r} of {dtype} arrays: {has}")

@@ -24,6 +24,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import PINNED
 from mpidist.errors import MissingDependencyError
 from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.fusion.plan_cache import PlanCache
 from mpidist.fusion.update import FusedUpdate
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
@@ -179,6 +180,7 @@ class CrossDeviceOps:
         Collective: every rank calls it in the same order; replicas may differ in the number of rows.
         """
         dtype = rows.dtype
+        arrays.check_reducible(dtype, "sum")
         is_mean = reduce_op is ReduceOp.MEAN
         rows = self.gather_rows(rows, options)
         wide = arrays.wire_dtype(dtype) if dtype.kind not in "iu" or not is_mean else numpy.dtype("float64")
@@ -193,6 +195,7 @@ class CrossDeviceOps:
 
         Collective: every rank calls it in the same order; replicas may differ in the number of rows.
         """
+        arrays.check_movable(rows.dtype)
         gather = self.communicator.all_gather
         indices = gather(rows.indices.astype(numpy.int64, copy=False), timeout_seconds=options.timeout_seconds)
         values = gather(rows.values, timeout_seconds=options.timeout_seconds)
@@ -289,6 +292,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if num_packs < 0:
             raise ValueError(f"{self.title} requires num_packs >= 0, but {num_packs} is specified")
         self.num_packs = num_packs
+        self._plans = PlanCache()
         self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
         self._updates: dict[tuple[str | None, float | None], FusedUpdate] = {}
         self._last_asked: tuple[Any, FusedAllReduce | None, str] = (None, None, "")
@@ -296,7 +300,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
         super().bind(communicator, devices)
-        self._fused, self._updates = {}, {}
+        self._plans, self._fused, self._updates = PlanCache(), {}, {}
         self._last_asked = (None, None, "")
 
     def reduce_implementation(
@@ -379,7 +383,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if key not in self._fused:
             if key[1] == "nccl":
                 require_nccl(self.communicator, "CommunicationImplementation.NCCL")
-            self._fused[key] = FusedAllReduce(self.communicator, bytes_per_pack=key[0], algorithm=key[1])
+            self._fused[key] = FusedAllReduce(self.communicator, *key, self._plans)
         return self._fused[key]
 
 

@@ -124,7 +124,19 @@ class Caller:
             watch = self.begin(self.call(what), timeout_seconds)
             return [payload] if self.size == 1 else self.transport.exchange(payload, watch)
 
-    def _check_memory(self, array: Any) -> None:
-        """Raise UnsupportedDtypeError, before any communication, if the transport cannot move this array."""
+    def _plain(self, array: Any, op: str | None = None) -> Any:
+        """Return an array as `arrays.plain` does; raise, before any communication, if it cannot be moved or reduced.
+
+        Raises
+        ------
+        TypeError, UnsupportedDtypeError
+        ValueError
+            There is no reduction `op`.
+        """
+        array = arrays.plain(array)
+        if op is not None:
+            arrays.check_reducible(array.dtype, op)
+        arrays.check_movable(array.dtype)
         if self.size > 1:
             arrays.check_memory(array, self.transport.memory, self.transport.name)
+        return array

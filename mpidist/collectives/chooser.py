@@ -19,6 +19,7 @@ from mpidist.collectives.nearness import FAR, Nearness
 from mpidist.collectives.node_memory import NodeMemory
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plain import PlainCollectives
+from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce
 from mpidist.collectives.ways import SEGMENTED, Way, worth_trying
 from mpidist.runtime.control import Watch
@@ -58,8 +59,9 @@ class Chooser(PlainCollectives):
         shares = self.topology.node_count == 1 and self.size > 1
         self.segments = world.segments if shares else None
         remote = world.remote if shares else None
-        self._memory = NodeMemory(self.control.line, self.size, self.segments, remote, self._lanes)
-        self._messages = Messages(self.transport, self.topology)
+        scratch = Scratch()
+        self._memory = NodeMemory(self.control.line, self.size, self.segments, remote, self._lanes, scratch)
+        self._messages = Messages(self.transport, self.topology, scratch)
         self._contests = Contests()
         self._forced = self.control.settings.algorithm
         if self._forced == selection.AUTO and self.control.settings.deterministic:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy
 
 from mpidist import transports
-from mpidist.arrays import check_reducible, is_device, wire_dtype
+from mpidist.arrays import is_device, plain, wire_dtype
 from mpidist.collectives import selection, tracing, tuning
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
@@ -116,6 +116,7 @@ class Communicator(Chooser):
         ValueError
             The array is not C-contiguous, or there is no such reduction or algorithm.
         """
+        buffer = plain(buffer)
         key = (type(buffer), buffer.shape, buffer.dtype, op, algorithm)
         planned = self._calls.get(key)
         if not buffer.flags.c_contiguous:
@@ -135,10 +136,9 @@ class Communicator(Chooser):
                 planned.run(self, flat, timeout_seconds)
 
     def _plan(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> _BufferReduction:
-        check_reducible(buffer.dtype, op)
+        self._plain(buffer, op)
         wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
         name, tensors, nbytes = f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], buffer.size * wire.itemsize
-        self._check_memory(buffer)
         self.prepare(nbytes, Call(name, tensors), algorithm, on_host, timeout_seconds)
         ways = self.ways(nbytes, algorithm, on_host)
         contest = self.contest(ways, nbytes)

@@ -27,6 +27,7 @@ import numpy
 from mpidist.arrays import reduction
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.pieces import Pieces, Transform, owned
+from mpidist.collectives.scratch import Scratch
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import SharedSegments
 
@@ -92,6 +93,7 @@ class DirectSum(BucketReduction):
         What reduced values are multiplied by.
     segment_bytes : int
         Size of a segment, if there is room for it.
+    scratch : Scratch
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class DirectSum(BucketReduction):
         op: str,
         scale: float | None,
         segment_bytes: int,
+        scratch: Scratch,
     ) -> None:
         source, work, result = dtypes
         size = len(segments.filled_words)
@@ -120,7 +123,7 @@ class DirectSum(BucketReduction):
         self._short = _SHORT_BYTES // work.itemsize if source == work else sources.elements + 1
         self._is_flat = len(targets.offsets) == 2 and work == result
         longest = max(stop - start for start, stop in self.owned)
-        self._sums, self._own = numpy.empty(longest, work), numpy.empty(longest, work)
+        self._sums, self._own = scratch.array((2, longest), work)
         self._filled = tuple(segments.filled_words[each] for each in others)
         self._reduced = tuple(segments.reduced_words[each] for each in others)
         self._is_deep = segments.depth > 1

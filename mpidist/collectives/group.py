@@ -7,6 +7,7 @@ over the whole world, so that the control channel knows of every rank where it i
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,8 +70,7 @@ class GroupCommunicator(Communicator):
         CollectiveMismatchError
             The ranks of a group gave arrays of different shapes; raised in that group.
         """
-        arrays.check_reducible(array.dtype, op)
-        self._check_memory(array)
+        array = self._plain(array, op)
         work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
         work[...] = array
         name = f"all_reduce({op}) inside replicas"
@@ -93,10 +93,10 @@ class GroupCommunicator(Communicator):
         CollectiveMismatchError
             The arrays of a group do not fit together; raised in that group.
         """
+        array = self._plain(array)
         if not -array.ndim <= axis < array.ndim:
             raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
         axis %= array.ndim
-        self._check_memory(array)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
         name = f"all_gather(axis={axis}) inside replicas"
         with self.control.turnstile:
@@ -111,20 +111,16 @@ class GroupCommunicator(Communicator):
 
         Collective: every rank of every group calls it in the same order, with the same `root`.
         """
-        if self.rank == root:
-            self._check_memory(array)
+        if array is not None:
+            array = self._plain(array)
         with self.control.turnstile:
             watch = self.begin(Call(f"broadcast(root={root}) inside replicas"), timeout_seconds)
             if self.size == 1:
                 return array
-            described = "" if array is None else json.dumps([array.dtype.str, array.dtype.name, list(array.shape)])
-            _, name, shape = json.loads(self.transport.exchange(described.encode(), watch)[root])
-            result = array
-            if self.rank != root:
-                like = numpy.empty(0) if array is None else array
-                result = arrays.empty(shape, numpy.dtype(name), like)
-            else:
-                result = arrays.empty(array.shape, array.dtype, array)
+            described = b"" if array is None else pickle.dumps((array.dtype, array.shape))
+            dtype, shape = pickle.loads(self.transport.exchange(described, watch)[root])
+            result = arrays.empty(shape, dtype, numpy.empty(0) if array is None else array)
+            if self.rank == root:
                 result[...] = array
             self._send_from(root, result, watch)
             return result

@@ -12,6 +12,7 @@ from mpidist.collectives import selection
 from mpidist.collectives.algorithms import algorithm, hierarchical
 from mpidist.collectives.executor import SEGMENT_BYTES, Executor
 from mpidist.collectives.rounds import Schedule
+from mpidist.collectives.scratch import Scratch
 from mpidist.runtime.control import Watch
 from mpidist.transports.base import Transport
 
@@ -30,13 +31,15 @@ class Messages:
     ----------
     transport : Transport
     topology : Topology
+    scratch : Scratch
+        What is bound runs inside the turnstile only.
     """
 
-    def __init__(self, transport: Transport, topology: Topology) -> None:
+    def __init__(self, transport: Transport, topology: Topology, scratch: Scratch) -> None:
         self._transport = transport
         self._topology = topology
         self._schedules: dict[str, Schedule] = {}
-        self._scratch: Any = None
+        self._scratch = scratch
 
     def bind(self, buffer: Any, op: str, chosen: str, is_example: bool = False) -> Replay:
         """Return what reduces `buffer` in place; Local.
@@ -48,22 +51,17 @@ class Messages:
         chosen : str
             ``"native"``, ``"none"``, or the name of a schedule.
         is_example : bool
-            As for `Chooser.bind`.  What is bound so runs inside the turnstile only: all use one scratch.
+            As for `Chooser.bind`.
         """
         if chosen == "none":
             return _nothing
         if chosen == "native":
             return _Native(self._transport, None if is_example else buffer, op)
-        scratch = self._shared_scratch() if is_example and not is_device(buffer) else None
+        scratch = None if is_device(buffer) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
         executor = Executor(self._schedule(chosen), self._transport, buffer, op, scratch=scratch)
         if is_example:
             executor.release()
         return executor.run
-
-    def _shared_scratch(self) -> Any:
-        if self._scratch is None:
-            self._scratch = numpy.empty(2 * SEGMENT_BYTES, dtype=numpy.uint8)
-        return self._scratch
 
     def _schedule(self, name: str) -> Schedule:
         if name not in self._schedules:

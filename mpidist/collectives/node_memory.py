@@ -10,6 +10,7 @@ from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.remote_sum import RemoteSum
+from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.collectives.ways import Way
 from mpidist.transports.remote_memory import RemoteMemory
@@ -27,6 +28,8 @@ class NodeMemory(NamedTuple):
     remote : RemoteMemory or None
     lanes : Lanes or None
         What several nodes have instead.
+    scratch : Scratch
+        For all reductions of this rank.
     """
 
     rank: int
@@ -34,6 +37,7 @@ class NodeMemory(NamedTuple):
     segments: SharedSegments | None
     remote: RemoteMemory | None
     lanes: Lanes | None
+    scratch: Scratch
 
     def reduction(
         self,
@@ -74,7 +78,6 @@ class NodeMemory(NamedTuple):
             entries = first + RemoteSum.entries(sources, targets)
             if entries * 8 <= segments.segment_bytes:
                 stretch_bytes = self.size * segment_bytes
-                return RemoteSum(
-                    self.remote, segments, self.rank, sources, targets, work, op, scale, stretch_bytes, first
-                )
-        return DirectSum(segments, self.rank, sources, targets, dtypes, op, scale, segment_bytes)
+                bound = sources, targets, work, op, scale, stretch_bytes, self.scratch, first
+                return RemoteSum(self.remote, segments, self.rank, *bound)
+        return DirectSum(segments, self.rank, sources, targets, dtypes, op, scale, segment_bytes, self.scratch)

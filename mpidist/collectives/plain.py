@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.arrays import check_reducible, wire_dtype
+from mpidist.arrays import wire_dtype
 from mpidist.collectives.algorithms import algorithm as schedule_of
 from mpidist.collectives.caller import Caller
 from mpidist.collectives.executor import Executor
@@ -28,8 +28,7 @@ class PlainCollectives(Caller):
         buffer : array, C-contiguous, any shape, unchanged
         op : str
         """
-        check_reducible(buffer.dtype, op)
-        self._check_memory(buffer)
+        buffer = self._plain(buffer, op)
         call = self.call(f"reduce_scatter({op})", [("", buffer.dtype, buffer.shape)])
         work = buffer.reshape(-1).astype(wire_dtype(buffer.dtype))
         with self.control.turnstile:
@@ -50,13 +49,13 @@ class PlainCollectives(Caller):
             Ranks may differ in the length of `axis`, and in nothing else.
         axis : int
         """
+        array = self._plain(array)
         if array.ndim == 0:
             raise ValueError("all_gather needs an array of at least one dimension, got a scalar")
         if not -array.ndim <= axis < array.ndim:
             raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
         axis %= array.ndim
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
-        self._check_memory(array)
         call = self.call(f"all_gather(axis={axis})", [("", array.dtype, others)])
         with self.control.turnstile:
             watch = self.begin(call, timeout_seconds)
@@ -92,9 +91,9 @@ class PlainCollectives(Caller):
         """
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is no rank of a world of {self.size}")
+        array = self._plain(array)
         if not array.flags.c_contiguous:
             raise not_contiguous("broadcast", array)
-        self._check_memory(array)
         call = self.call(f"broadcast(root={root})", [("", array.dtype, array.shape)])
         with self.control.turnstile:
             watch = self.begin(call, timeout_seconds)

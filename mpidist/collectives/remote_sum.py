@@ -22,6 +22,7 @@ import numpy
 from mpidist.arrays import reduction
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.pieces import Pieces, Transform, owned
+from mpidist.collectives.scratch import Scratch
 from mpidist.errors import TransportError
 from mpidist.runtime.control import Watch
 from mpidist.transports.remote_memory import MOST_PIECES, RemoteMemory, address_of
@@ -52,6 +53,7 @@ class RemoteSum(BucketReduction):
         What reduced values are multiplied by.
     segment_bytes : int
         Size of a segment.
+    scratch : Scratch
     first : int
         Where in a rank's table of addresses those of this bucket begin.
     """
@@ -67,6 +69,7 @@ class RemoteSum(BucketReduction):
         op: str,
         scale: float | None,
         segment_bytes: int,
+        scratch: Scratch,
         first: int = 0,
     ) -> None:
         step, size = max(1, segment_bytes // dtype.itemsize), len(segments.filled_words)
@@ -81,7 +84,8 @@ class RemoteSum(BucketReduction):
         self._scale = scale
         self._mine = _Rows(sources, [stretch for stretch in self.owned if stretch[0] < stretch[1]], dtype.itemsize)
         self._fetches = _fetches(self._mine, _FETCH_BYTES // size // dtype.itemsize)
-        self._read = numpy.empty((size, max((fetch.elements for fetch in self._fetches), default=0)), dtype)
+        longest = max((fetch.elements for fetch in self._fetches), default=0)
+        self._read = scratch.array((size, longest), dtype)
         self._rows = {other: self._mine.empty() for other in self._others}
         self._into = numpy.empty((1, 2), dtype=numpy.uint64)
         shares = {other: owned(sources.elements, step, other, size) for other in self._others}

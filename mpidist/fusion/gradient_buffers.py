@@ -82,7 +82,7 @@ class GradientBuffers:
 
         When they die, and nothing else refers to the memory, it is given back.
         """
-        found = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).views
+        found = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).hand_out()
         self._arrays = [ref(each) for each in found]
         known, key = self._communicator.in_shared_memory, id(found[0])
         known[key] = self
@@ -131,7 +131,7 @@ class GradientBuffers:
                 way.run(watch, (), ())
         if refused is not None:
             raise refused  # not inside the call, which all ranks have left in step
-        return list(self._results[number].views)
+        return self._results[number].hand_out()
 
     def _check(self, op: str) -> None:
         """Raise unless all buffers can be reduced by `op` into arrays of their own dtypes."""

@@ -1,16 +1,18 @@
 """Pack, reduce, hand out: a list of tensors reduced over all ranks by a cached plan.
 
 The result lives where it was reduced: the tensors that the caller gets are views of a bucket's buffer.  The caller owns
-them.  A set of buffers is used again only when nobody refers to any of its views any more, so that a training loop,
-which drops its gradients every step, allocates nothing after the first.
+them.  A set of buffers is used again only when nobody refers to any view of it any more, so that a training loop, which
+drops its gradients every step, allocates nothing after the first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import attrgetter, eq
 from typing import Any
+from weakref import ref
 
 import numpy
 
@@ -25,22 +27,24 @@ from mpidist.collectives.tracing import traced
 from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
+from mpidist.fusion.plan_cache import PlanCache
 from mpidist.fusion.results import ResultSet
 from mpidist.fusion.rows import Rows
 from mpidist.fusion.sources import Sources
 from mpidist.runtime.trace import PACK
 
-#: How many sets of buffers a plan keeps for another turn; who holds on to more results gets new memory for each.
+#: How many sets of buffers a plan keeps for another turn, the latest ones; who holds on to more results gets new memory
+#: for each.
 _KEPT_SETS = 3
 
-#: How many lists of shapes are planned for at a time: shapes that are new every step must not fill the memory.
-_KEPT_PLANS = 64
+#: About what a plan holds for each tensor besides its values: how it is cut, and its name.
+_BYTES_PER_TENSOR = 1 << 10
 
 #: A list of at least so many tensors, that are shorter on average than so many bytes, is told by shapes and dtypes
 #: only: to look at their strides, too, would take longer than to copy those that are not contiguous.
 _MANY, _SHORT_BYTES = 64, 1 << 14
 
-_signature = attrgetter("dtype", "shape", "strides")
+_signature = attrgetter("dtype", "shape")
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -54,15 +58,22 @@ class FusedAllReduce:
         Size in bytes of a fused unit, 0 for the default.
     algorithm : str, optional
         As in `Communicator.all_reduce`.
+    plans : PlanCache, optional
+        For those who keep plans in common; by default its own.
     """
 
-    def __init__(self, communicator: Communicator, bytes_per_pack: int = 0, algorithm: str | None = None) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        bytes_per_pack: int = 0,
+        algorithm: str | None = None,
+        plans: PlanCache | None = None,
+    ) -> None:
         self._communicator = communicator
         self._bytes_per_pack = bytes_per_pack
         self._algorithm = algorithm
-        self._planned: dict[Any, _PlannedReduction] = {}
+        self.plans = PlanCache() if plans is None else plans
         self._recent: _Recent | None = None
-        self._choices = communicator.choices
 
     def __call__(
         self,
@@ -100,26 +111,28 @@ class FusedAllReduce:
         results = self.again(tensors, op, names, timeout_seconds)
         if results is not None:
             return results
-        key, planned, recent = None, None, self._recent
+        planned, recent = None, self._recent
         if recent is not None and recent.is_asked_alike(tensors, op, names) and recent.is_for(tensors):
-            planned = recent.planned
-        else:
-            kinds = frozenset(map(type, tensors))
-            key = (op, tuple(names) if names is not None else None, kinds, *map(_signature, tensors))
-            planned = self._planned.get(key)
+            planned = recent.planned()
         if planned is None:
-            planned = self._keep(key, self._plan(tensors, op, names, timeout_seconds))
-            if planned.takes_any_strides:
-                self._recent = _Recent(planned, tensors, op, names)
+            planned = self.plans.find(self._key(tensors, op, names))
+        # Who takes its tensors in the order of their axes once does so for good: ranks then agree whatever they get.
+        fits = planned is None or planned.fits(tensors)
+        if planned is None or not fits:
+            planned = self._plan(tensors, op, names, timeout_seconds, in_memory_order=fits)
         if planned.contest.is_due:
             self._communicator.settle(planned.contest, timeout_seconds)
         try:
-            with self._communicator.control.turnstile:
-                return planned(tensors, timeout_seconds)
-        except OrdersDiffer:  # on all ranks: from now on each takes its tensors in the order of their axes
-            planned = self._keep(key, self._plan(tensors, op, names, timeout_seconds, in_memory_order=False))
-            with self._communicator.control.turnstile:
-                return planned(tensors, timeout_seconds)
+            return self._run(planned, tensors, timeout_seconds)
+        except OrdersDiffer:  # on all ranks
+            planned = self._plan(tensors, op, names, timeout_seconds, in_memory_order=False)
+            return self._run(planned, tensors, timeout_seconds)
+
+    def _run(self, planned: _PlannedReduction, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+        with self._communicator.control.turnstile:
+            results = planned(tensors, timeout_seconds)
+            self.plans.use(planned)
+            return results
 
     def again(
         self,
@@ -132,24 +145,25 @@ class FusedAllReduce:
 
         Collective, parameters and errors as for a call; None, and nothing done, if it is not.
         """
-        if self._choices is not self._communicator.choices:
-            self._forget()
+        if self.plans.basis is not self._communicator.choices:
+            self.plans.clear(self._communicator.choices)
         recent, shared = self._recent, self._communicator.in_shared_memory
         if recent is None or not recent.is_asked_alike(tensors, op, names) or (shared and id(tensors[0]) in shared):
             return None
+        planned = recent.planned()
+        if planned is None:
+            return None
         with self._communicator.control.turnstile:
-            return recent.planned.quickly(tensors, timeout_seconds)
+            results = planned.quickly(tensors, timeout_seconds)
+            if results is not None:
+                self.plans.use(planned)
+            return results
 
-    def _forget(self) -> None:
-        """Make plans anew: ranks whose tensors lay otherwise in memory make theirs by what is known now."""
-        self._choices, self._recent = self._communicator.choices, None
-        self._planned.clear()
-
-    def _keep(self, key: Any, planned: _PlannedReduction) -> _PlannedReduction:
-        if len(self._planned) >= _KEPT_PLANS:
-            del self._planned[next(iter(self._planned))]
-        self._planned[key] = planned
-        return planned
+    def _key(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> Any:
+        """Return what a plan is kept by: ranks have it in common, other than how their tensors lie in memory."""
+        kinds = frozenset(map(type, tensors))
+        asked = self._bytes_per_pack, self._algorithm, op, tuple(names) if names is not None else None
+        return (*asked, kinds, *map(_signature, tensors))
 
     def _plan(
         self,
@@ -171,16 +185,26 @@ class FusedAllReduce:
         plan = build(signatures, op, self._bytes_per_pack or communicator.bytes_per_pack(self._algorithm))
         any_strides = on_host and len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors)
         sources = Sources([] if any_strides else tensors, in_memory_order)
-        return _PlannedReduction(plan, communicator, self._algorithm, sources, tensors, any_strides)
+        key = self._key(tensors, op, names)
+        planned = _PlannedReduction(key, plan, communicator, self._algorithm, sources, tensors, any_strides)
+        if any_strides:
+            self._recent = _Recent(planned, tensors, op, names)
+        return planned
 
 
 class _Recent:
-    """The last list of many short tensors, which the next one is compared with: that is quicker than to look it up."""
+    """The last list of many short tensors, which the next one is compared with: that is quicker than to look it up.
+
+    Attributes
+    ----------
+    planned : weakref
+        Of its plan, which may have been dropped.
+    """
 
     def __init__(
         self, planned: _PlannedReduction, tensors: Sequence[Any], op: str, names: Sequence[str] | None
     ) -> None:
-        self.planned = planned
+        self.planned = ref(planned)
         self._op = op
         self._names = None if names is None else list(names)
         self._kinds = set(map(type, tensors))
@@ -212,10 +236,19 @@ class _Recent:
 
 
 class _PlannedReduction:
-    """A plan with what it needs to run: the ways to reduce its buckets, and sets of buffers."""
+    """A plan with what it needs to run: the ways to reduce its buckets, and sets of buffers.
+
+    No cycle of references leads back to it: its memory is free when it is dropped.
+
+    Attributes
+    ----------
+    key, nbytes, last_call
+        For the `PlanCache`.
+    """
 
     def __init__(
         self,
+        key: Any,
         plan: Plan,
         communicator: Communicator,
         algorithm: str | None,
@@ -223,7 +256,10 @@ class _PlannedReduction:
         tensors: Sequence[Any],
         takes_any_strides: bool,
     ) -> None:
-        self.takes_any_strides = takes_any_strides
+        self.key = key
+        self.nbytes = plan.nbytes + _BYTES_PER_TENSOR * len(plan.signatures)
+        self._wire_bytes = max(1, plan.nbytes)
+        self.last_call = 0
         self._plan = plan
         self._communicator = communicator
         self._pack = traced(communicator, PACK, _pack)
@@ -236,7 +272,6 @@ class _PlannedReduction:
         largest = max((bucket.nbytes for bucket in plan.buckets), default=0)
         ways = communicator.ways(largest, algorithm, on_host)
         self.contest = communicator.contest(ways, largest)
-        self._nbytes = max(1, sum(bucket.nbytes for bucket in plan.buckets))
         self._segment = self._small(ways[0]) if on_host else None
         rows = None
         if takes_any_strides and self._segment is not None:
@@ -245,15 +280,18 @@ class _PlannedReduction:
         in_place = on_host and self._segment is None
         contiguous = not takes_any_strides
         self._ways = [_Way(plan, communicator, way, self._scale, in_place, contiguous) for way in ways]
-        self.calls = Calls(self.contest, self._call)
+        self.calls = Calls(self.contest, partial(_call, plan, sources.orders))
         # In one step there is one way: no turns are taken, and no times.
         self._small_call = self.calls[0,]
 
-    def _call(self, label: str) -> Call:
-        """Return the call by ways of that label, which all ranks must make alike."""
-        plan = self._plan
-        packs = [(label, bucket.nbytes) for bucket in plan.buckets]
-        return Call(f"all_reduce({plan.op})", plan.signatures, packs, self._sources.orders)
+    def fits(self, tensors: Sequence[Any]) -> bool:
+        """Whether the plan is for tensors that lie in memory like these, whose shapes and dtypes are its own."""
+        if not self._sources.are_like(tensors):
+            sources = Sources(tensors, self._sources.in_memory_order)
+            if sources.orders != self._sources.orders:
+                return False
+            self._sources = sources
+        return True
 
     def _small(self, way: Way) -> SegmentAllReduce | None:
         """Return the all-reduce of the only bucket in one step, if that is the way."""
@@ -279,8 +317,8 @@ class _PlannedReduction:
                 self._pack(sources, results.buffers[index])
                 results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
                 results.finish(index, self._scale)
-        self.contest.record(time.perf_counter() - start, self._nbytes)
-        return list(results.views)
+        self.contest.record(time.perf_counter() - start, self._wire_bytes)
+        return results.hand_out()
 
     def _members(self, tensors: Sequence[Any]) -> list[Sequence[Any]]:
         """Return the tensors by bucket."""
@@ -315,7 +353,7 @@ class _PlannedReduction:
         watch = self._communicator.begin(self._small_call, timeout_seconds)
         segment.combine(watch, results.buffers[0])
         results.finish(0, self._scale)
-        return list(results.views)
+        return results.hand_out()
 
     def _free_set(self) -> ResultSet:
         for results in self._sets:
@@ -323,8 +361,7 @@ class _PlannedReduction:
                 return results
         results = ResultSet(self._plan, self._kind, self._sources.orders)
         results.settle()
-        if len(self._sets) < _KEPT_SETS:
-            self._sets.append(results)
+        self._sets = [*self._sets, results][-_KEPT_SETS:]
         return results
 
 
@@ -355,8 +392,19 @@ class _Way:
             entries += len(bucket.offsets)
 
 
+def _call(plan: Plan, orders: Mapping[int, Sequence[int]], label: str) -> Call:
+    """Return the call by ways of that label, which all ranks must make alike."""
+    packs = [(label, bucket.nbytes) for bucket in plan.buckets]
+    return Call(f"all_reduce({plan.op})", plan.signatures, packs, orders)
+
+
 def _check_kinds(tensors: Sequence[Any], communicator: Communicator) -> None:
-    """Raise, before any communication, unless all tensors are of one kind that the transport can move."""
+    """Raise, before any communication, unless all tensors are of one kind that the transport can move.
+
+    Subclasses of NumPy's arrays, which `arrays.plain` takes care of, may be cut in another way.
+    """
+    if odd := [type(tensor).__name__ for tensor in tensors if arrays.plain(tensor) is not tensor]:
+        raise TypeError(f"a list to be reduced has plain arrays only, got a {odd[0]}; pass numpy.asarray(array)")
     kinds = {arrays.kind_of(tensor).name for tensor in tensors}
     if len(kinds) > 1:
         raise UnsupportedDtypeError(

@@ -72,6 +72,11 @@ class Plan:
         """What is done on the wire: a mean is a sum, multiplied once at the end."""
         return "sum" if self.op == "mean" else self.op
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all buckets on the wire, in bytes."""
+        return sum(bucket.nbytes for bucket in self.buckets)
+
 
 def build(signatures: Sequence[Signature], op: str, bytes_per_pack: int) -> Plan:
     """Return the plan for tensors of these signatures.

@@ -13,9 +13,11 @@ from mpidist.fusion.plan import Bucket, Plan
 
 
 class ResultSet:
-    """The buffers in which buckets are reduced, the results made of them, and the views that callers get.
+    """The buffers in which buckets are reduced, and the results made of them.
 
-    A buffer is the result itself where both have one dtype.
+    A buffer is the result itself where both have one dtype.  Callers get new array objects, whose shape, dtype and
+    flags are theirs to change; each refers to the *owner* of the memory behind it.  What is used here are other views
+    of the owners, which nobody else has.
 
     Parameters
     ----------
@@ -25,7 +27,7 @@ class ResultSet:
     orders : mapping of int to tuple of int
         See `Sources`.
     buffers : list of array, optional
-        A flat array for each bucket; by default new ones.
+        A flat array for each bucket, which does not lie in another one; by default new ones.
     """
 
     def __init__(
@@ -33,27 +35,30 @@ class ResultSet:
     ) -> None:
         if buffers is None:
             buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
-        self.buffers = buffers
-        self.results = [
+        self._owners = [
             buffer if bucket.result == bucket.dtype else arrays.empty(bucket.elements, bucket.result, kind)
-            for bucket, buffer in zip(plan.buckets, self.buffers, strict=True)
+            for bucket, buffer in zip(plan.buckets, buffers, strict=True)
+        ]
+        self.results = [owner.view() for owner in self._owners]
+        self.buffers = [
+            result if owner is buffer else buffer
+            for result, owner, buffer in zip(self.results, self._owners, buffers, strict=True)
         ]
         self._replays: dict[tuple[int, str], Replay] = {}
-        self.views: list[Any] = [None] * len(plan.signatures)
+        self._views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
-        self._all = [*self.views, *self.results, *self.buffers]
-        self._first = self._all[:1]
+        self._new_view = type(kind).view
         self._idle: list[int] = []
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan, orders: Mapping[int, Sequence[int]]) -> None:
         for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
             shape, order = plan.signatures[position][2], orders.get(position)
             if order is None:
-                self.views[position] = result[start:end].reshape(shape)
+                self._views[position] = result[start:end].reshape(shape)
             else:  # the caller's axes, back in their places
                 back = sorted(range(len(order)), key=order.__getitem__)
-                self.views[position] = result[start:end].reshape([shape[axis] for axis in order]).transpose(back)
+                self._views[position] = result[start:end].reshape([shape[axis] for axis in order]).transpose(back)
 
     def replay(self, index: int, communicator: Communicator, op: str, algorithm: str) -> Replay:
         """Return what reduces buffer `index` over messages; it is bound to the buffer once."""
@@ -71,17 +76,19 @@ class ResultSet:
         if result is not buffer:
             result[...] = buffer
 
+    def hand_out(self) -> list[Any]:
+        """Return the results as new array objects, in the caller's shapes."""
+        return list(map(self._new_view, self._views))
+
     def protect(self) -> None:
-        """Let callers only read their views: others see the same memory."""
-        for view in self.views:
+        """Let callers only read what they get: others see the same memory."""
+        for view in self._views:
             view.flags.writeable = False
 
     def settle(self) -> None:
         """Count the references there are while nobody else has any: after construction, whose locals hold some."""
-        self._idle = list(map(getrefcount, self._all))
+        self._idle = list(map(getrefcount, self._owners))
 
     def is_free(self) -> bool:
-        """Whether nobody else refers to a view, or to a view of one (which refers to the buffer behind it)."""
-        # who holds results mostly holds the first: then nobody needs to look at a thousand others
-        is_first_free = list(map(getrefcount, self._first)) == self._idle[:1]
-        return is_first_free and list(map(getrefcount, self._all)) == self._idle
+        """Whether nobody else refers to the memory: every view of it, and every view of one, refers to its owner."""
+        return list(map(getrefcount, self._owners)) == self._idle

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter, eq
 from typing import Any
 
 from mpidist import arrays
+
+_strides = attrgetter("strides")
 
 
 class Sources:
@@ -25,9 +28,12 @@ class Sources:
     ----------
     orders : dict of int to tuple of int
         The order of axes in memory, for tensors where it is not the usual one.
+    in_memory_order : bool
     """
 
     def __init__(self, tensors: Sequence[Any], in_memory_order: bool = True) -> None:
+        self.in_memory_order = in_memory_order
+        self._strides = list(map(_strides, tensors))
         self.orders: dict[int, tuple[int, ...]] = {}
         self._copies: list[tuple[int, Any]] = []
         for position, tensor in enumerate(tensors):
@@ -38,6 +44,10 @@ class Sources:
                 self.orders[position] = order
             else:
                 self._copies.append((position, arrays.empty(tensor.shape, tensor.dtype, tensor)))
+
+    def are_like(self, tensors: Sequence[Any]) -> bool:
+        """Whether tensors of the same shapes lie in memory in the same way."""
+        return all(map(eq, map(_strides, tensors), self._strides))
 
     def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Return the tensors as C-contiguous ones, those that need no copy as views."""

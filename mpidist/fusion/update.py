@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
@@ -134,7 +135,7 @@ class PlannedUpdate:
         self._plan = plan
         self._communicator = communicator
         self._timeout_seconds = timeout_seconds
-        self._nbytes = sum(bucket.nbytes for bucket in plan.buckets)
+        self._nbytes = plan.nbytes
         # Of its own: how long it takes depends on the optimizer.
         self._contest = Contest(ways, self._nbytes, communicator.modes)
         self._copies: dict[int, Any] = {}
@@ -143,7 +144,7 @@ class PlannedUpdate:
         # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
         self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
         self._reductions = [self._bind(way) for way in ways]
-        self._calls = Calls(self._contest, self._call)
+        self._calls = Calls(self._contest, partial(_call, plan))
         self.slices = [
             Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
             for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions[0], strict=True)
@@ -158,10 +159,6 @@ class PlannedUpdate:
             found.append(bound)
             entries += 2 * len(bucket.tensors)
         return found
-
-    def _call(self, label: str) -> Call:
-        packs = [(label, bucket.nbytes) for bucket in self._plan.buckets]
-        return Call("apply_gradients", self._plan.signatures, packs)
 
     def run(
         self,
@@ -257,3 +254,8 @@ class PlannedUpdate:
         """Return views of what this rank keeps for bucket `index`, one for each stretch that it owns.  Local."""
         stops = numpy.cumsum([0] + [stop - start for start, stop in self.slices[index].owned]).tolist()
         return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]
+
+
+def _call(plan: Plan, label: str) -> Call:
+    """Return the call by ways of that label, which all ranks must make alike."""
+    return Call("apply_gradients", plan.signatures, [(label, bucket.nbytes) for bucket in plan.buckets])

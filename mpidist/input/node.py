@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy
 
-from mpidist import arrays
 from mpidist.input import structure
 from mpidist.input.sharding import WHOLE, Part
 
@@ -249,7 +248,7 @@ def moved(positions: Positions, distance: int) -> Positions:
 
 def spec_of(array: Any) -> ArraySpec:
     """Return shape and dtype of an array; of strings, only that they are strings."""
-    array = arrays.to_array(array)
+    array = structure.leaf_array(array)
     is_text = array.dtype.kind in "US"
     return ArraySpec(tuple(array.shape), numpy.dtype(array.dtype.kind) if is_text else array.dtype)
 

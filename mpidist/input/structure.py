@@ -71,10 +71,13 @@ def _different(structure: Any, others: Sequence[Any]) -> ValueError:
 
 def to_arrays(structure: Any) -> Any:
     """Return `structure` with every leaf as an array; a list is one array.  Local."""
-    return map_leaves(_to_array, structure)
+    return map_leaves(leaf_array, structure)
 
 
-def _to_array(leaf: Any) -> Any:
+def leaf_array(leaf: Any) -> Any:
+    """Return a leaf as an array; one of NumPy's, of a subclass too, is given out as it is.  Local."""
+    if isinstance(leaf, numpy.ndarray):
+        return leaf
     try:
         return arrays.to_array(leaf)
     except ValueError as error:
@@ -90,7 +93,7 @@ def from_batch(batch: Any) -> Any:
         return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
     if isinstance(batch, list) and any(hasattr(item, "shape") or isinstance(item, (dict, tuple)) for item in batch):
         return tuple(from_batch(item) for item in batch)
-    return _to_array(batch)
+    return leaf_array(batch)
 
 
 def stack(elements: Sequence[Any]) -> Any:

@@ -18,13 +18,16 @@ class DeviceArray:
     ----------
     hidden : numpy.ndarray
         The content.  Tests make device arrays with `on_device` and look into them with `mpidist.arrays.as_host`.
+    base : DeviceArray, optional
+        Of which it is a view, as CuPy's arrays have it: the one that has the memory.
     """
 
     #: Makes numpy's functions and operators refuse these arrays, instead of treating them as objects.
     __array_ufunc__ = None
 
-    def __init__(self, hidden: np.ndarray) -> None:
+    def __init__(self, hidden: np.ndarray, base: DeviceArray | None = None) -> None:
         self._hidden = hidden
+        self.base = base
         self.dtype, self.shape, self.size = hidden.dtype, hidden.shape, hidden.size
         self.itemsize, self.nbytes, self.ndim = hidden.itemsize, hidden.nbytes, hidden.ndim
         self.flags, self.strides = hidden.flags, hidden.strides
@@ -36,7 +39,10 @@ class DeviceArray:
         raise TypeError("this array is in device memory; something wanted to read it element by element")
 
     def __getitem__(self, key: Any) -> DeviceArray:
-        return DeviceArray(self._hidden[key])
+        return self._view(self._hidden[key])
+
+    def _view(self, hidden: np.ndarray) -> DeviceArray:
+        return DeviceArray(hidden, self if self.base is None else self.base)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._hidden[key] = _inside(value)
@@ -46,11 +52,11 @@ class DeviceArray:
 
     def reshape(self, *shape: Any) -> DeviceArray:
         """Return the array with another shape."""
-        return DeviceArray(self._hidden.reshape(*shape))
+        return self._view(self._hidden.reshape(*shape))
 
-    def view(self, dtype: Any) -> DeviceArray:
-        """Return the same bytes as values of another dtype."""
-        return DeviceArray(self._hidden.view(dtype))
+    def view(self, *dtype: Any) -> DeviceArray:
+        """Return the same memory, by default as values of the same dtype."""
+        return self._view(self._hidden.view(*dtype))
 
     def copy(self) -> DeviceArray:
         """Return a copy, on the device."""
@@ -63,7 +69,7 @@ class DeviceArray:
     @property
     def T(self) -> DeviceArray:  # noqa: N802 - numpy's name
         """The array with its axes reversed."""
-        return DeviceArray(self._hidden.T)
+        return self._view(self._hidden.T)
 
 
 def _inside(value: Any) -> np.ndarray | float:

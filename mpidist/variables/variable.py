@@ -75,6 +75,7 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     aggregation = VariableAggregation.parse(aggregation)
     storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype)
     if not is_plain:
+        arrays.check_movable(storage.dtype)
         _check_aggregation(aggregation, storage.dtype, name)
     if partition_dimensions is not None:
         check_partition(storage.shape, partition_dimensions, strategy.extended.num_logical_devices)

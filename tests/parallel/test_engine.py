@@ -7,7 +7,11 @@ what is expected is worked out from that, in float64.
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import mmap
+import os
+import random
 import re
 import tracemalloc
 from functools import reduce
@@ -22,7 +26,7 @@ import mpidist
 from mpidist.collectives import nearness, selection, ways
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.ways import Way
-from mpidist.fusion import gradient_buffers, update
+from mpidist.fusion import gradient_buffers, plan_cache, update
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam, AdamW
@@ -473,3 +477,37 @@ def test_shared_memory_is_a_few_megabytes_a_rank_however_long_the_buffer(communi
     board = 8 + StatusBoard.nbytes(communicator.size) // 1024
     found = any(world <= int(kibibytes) <= world + board for kibibytes in ours)  # others are of gradient buffers
     _agree(communicator, "" if found and world <= 5 * 1024 * communicator.size else f"{world} KiB, mapped {ours}")
+
+
+def _resident():
+    """How many bytes this process has in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc to read the memory from")
+def test_memory_is_bounded_however_many_lists_there_are_and_whoever_holds_results(communicator, monkeypatch):
+    monkeypatch.setattr(plan_cache, "_LEAST_BYTES", 1 << 24)
+    fused, size = FusedAllReduce(communicator), communicator.size
+    every, own = random.Random(1), random.Random(communicator.rank)
+    held, wrong, resident = [], 0, 0
+    gc.disable()
+    try:
+        for step in range(500):
+            count = every.choice([1, 3, 100])
+            shapes = [(every.randint(1, 1_000_000 // count),) for _ in range(count)]
+            results = fused([numpy.full(shape, communicator.rank + step % 5, "f4") for shape in shapes])
+            total = size * (step % 5) + size * (size - 1) // 2
+            wrong += not all((each == total).all() for each in results)
+            if own.random() < communicator.rank / size:
+                held.append((own.choice(results), total))
+            del held[: -own.randint(1, 5)], results
+            resident = resident or (step == 20 and _resident())
+        wrong += not all((each == total).all() for each, total in held)
+        grown = (_resident() - resident) >> 20
+    finally:
+        gc.enable()
+    kept = hashlib.blake2b(repr([plan.key for plan in fused.plans]).encode()).digest()
+    assert len(set(communicator.exchange(kept))) == 1
+    # 500 lists of 2 MB on average; of those that are kept, and held, there are at most some ten.
+    _agree(communicator, "" if not wrong and grown < 150 else f"{wrong} wrong, {grown} MiB more")

@@ -143,7 +143,8 @@ class TPUStrategy(Strategy):
         mesh = self._mesh
         if mesh.num_logical_devices == 1:
             return tensor
-        own = component(tensor) if mesh.logical_device == logical_device else None
+        is_given = mesh.logical_device == logical_device or isinstance(tensor, numpy.ndarray)
+        own = component(tensor) if is_given else None  # others give one to be checked as well, or none
         return mesh.group.broadcast_here(own, logical_device)
 
 

@@ -119,7 +119,7 @@ def _sums(monkeypatch, size, steps):
                 [numpy.full(3000, step + fused._communicator.rank, "f4"), numpy.full((2, 50), 1.0, "f4")]
             )
             wrong += not ((first == size * step + size * (size - 1) // 2).all() and (second == size).all())
-        (planned,) = fused._planned.values()
+        (planned,) = fused.plans
         del first, second
         assert all(results.is_free() for results in planned._sets)
         tried = [way.algorithm for way in planned.contest.ways]
@@ -153,7 +153,7 @@ def test_what_was_settled_is_not_tried_again_for_lists_of_about_the_same_size(mo
         for _ in range(30):
             fused([numpy.ones(3000, "f4")])
         fused([numpy.ones((3, 1001), "f4")])
-        first, second = (planned.contest for planned in fused._planned.values())
+        first, second = (planned.contest for planned in fused.plans)
         return first.is_open, second.is_open, first.at == second.at
 
     assert run_ranks(2, run) == [(False, False, True)] * 2
@@ -206,7 +206,7 @@ def test_ranks_whose_tensors_lie_otherwise_in_memory_try_the_same_way(kind, size
         for step in range(100):
             (result,) = fused([_as_it_lies(kind, communicator.rank, step)])
             assert (result == size * step + size * (size - 1) // 2).all()
-        return next(iter(fused._planned.values())).contest.at
+        return next(iter(fused.plans)).contest.at
 
     assert len(set(run_ranks(size, run))) == 1
 

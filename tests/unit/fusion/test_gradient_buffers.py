@@ -71,6 +71,27 @@ def test_buffers_of_variables_without_elements(op):
     assert run_ranks(2, run) == [[(0, 3), (0,)]] * 2
 
 
+def test_what_one_rank_changes_on_a_result_is_in_no_later_one():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        buffers, rank = strategy.extended.gradient_buffers(_variables(strategy)), Communicator.world().rank
+        wrong = 0
+        for step in range(4):
+            _write(buffers, rank, step)
+            reduced = strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", buffers))
+            for array, shape, expected in zip(reduced, SHAPES, _expected(2, step), strict=True):
+                wrong += (array.shape, array.dtype, array.flags.writeable) != (shape, numpy.dtype("f4"), False)
+                wrong += not (array == expected).all()
+            if rank == 0:
+                reduced[0].flags.writeable = True
+                reduced[0].shape = (-1,)
+                reduced[3].dtype = numpy.int32
+            del reduced, array
+        return wrong
+
+    assert run_ranks(2, run) == [0, 0]
+
+
 def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again():
     def run():
         communicator = Communicator.world()

@@ -148,3 +148,12 @@ def test_a_loop_that_was_left_early_is_followed_by_the_next_epoch():
     assert len(list(distributed)) == 3
     assert distributed.state() == {"epoch": 2, "step": 0}
     assert distributed.epoch == 2
+
+
+@pytest.mark.parametrize("kind", [numpy.ma.MaskedArray, numpy.matrix])
+def test_arrays_of_a_subclass_come_out_as_they_went_in(kind):
+    rows = numpy.ma.array(numpy.arange(12.0).reshape(6, 2), mask=numpy.eye(6, 2)).view(kind)
+    batches = list(DistributedDataset(Dataset.from_arrays(rows).batch(2), 0, 1))
+    assert [type(batch) for batch in batches] == [kind] * 3
+    if kind is numpy.ma.MaskedArray:
+        assert [batch.mask.sum() for batch in batches] == [2, 0, 0]

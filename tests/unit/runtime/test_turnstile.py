@@ -80,7 +80,7 @@ def test_no_rank_computes_with_the_values_of_a_call_that_was_broken_off(count):
         communicator = Communicator.world()
         fused = FusedAllReduce(communicator)
         fused([numpy.ones(count)])
-        (planned,) = fused._planned.values()
+        (planned,) = fused.plans
         if communicator.rank == 0:
             with pytest.raises(Broken), communicator.control.turnstile:
                 communicator.begin(planned.calls[planned.contest.turns])

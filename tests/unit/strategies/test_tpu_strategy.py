@@ -239,6 +239,31 @@ def test_the_value_of_one_logical_device_is_given_to_the_others(device):
         assert replicated.tolist() == [rank // 2 * 2]
 
 
+@pytest.mark.parametrize("value", [["a", "bcd"], [b"a", b"bc"], [True, False], numpy.zeros(2, "f4,U3"), [1e300j, 2]])
+def test_what_is_not_summed_is_given_to_the_other_logical_devices(value):
+    value = numpy.array(value)
+    for found in run_ranks(2, lambda: mesh(2).experimental_replicate_to_logical_devices(value)):
+        numpy.testing.assert_array_equal(found, value, strict=True)
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+@pytest.mark.parametrize("name", ["logical_all_gather", "logical_all_reduce", "replicate", "assign"])
+def test_objects_are_refused_on_all_logical_devices_and_the_next_call_works(name, in_run):
+    def fn():
+        strategy, value = mesh(2), numpy.array([None, 1], object)
+        calls = {
+            "logical_all_gather": lambda: replica().logical_all_gather(value, 0),
+            "logical_all_reduce": lambda: replica().logical_all_reduce("sum", value),
+            "replicate": lambda: strategy.experimental_replicate_to_logical_devices(value),
+            "assign": lambda: strategy.experimental_assign_to_logical_device(value, 1),
+        }
+        with pytest.raises(TypeError, match="object arrays"):
+            strategy.run(calls[name]) if in_run or "all" in name else calls[name]()
+        return strategy.run(lambda: replica().logical_all_reduce("sum", numpy.ones(2))).tolist()
+
+    assert run_ranks(4, fn) == [[2, 2]] * 4
+
+
 @pytest.mark.parametrize("logical_device_id", [-1, 2])
 def test_there_is_no_such_logical_device(logical_device_id):
     with pytest.raises(ValueError, match=f"not consistent with total number.*got {logical_device_id}, expected 0 to 1"):

@@ -1,0 +1,93 @@
+"""Which plans are kept for another call: a matter of the calls alone, so that all ranks keep the same ones.
+
+Neither the time, nor the memory of one rank, nor who still refers to a result has a say: a plan may be part of what all
+ranks have together.  Results are another matter, see `ResultSet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any, Protocol
+
+#: The plans that are kept have at most so many times the bytes of the largest of them: two large lists may alternate,
+#: as in a GAN, with short ones between them.
+_TIMES_LARGEST = 3
+
+#: So many bytes are kept in any case, and a plan counts for so many more than it says: short lists are many.
+_LEAST_BYTES, _PLAN_BYTES = 1 << 26, 1 << 18
+
+#: A plan that has not been used in so many calls is dropped, however much room there is; it is looked for now and then.
+_UNUSED_CALLS, _CALLS_BETWEEN = 1024, 256
+
+
+class Kept(Protocol):
+    """What is kept.
+
+    Attributes
+    ----------
+    key : hashable
+        What ranks ask for when they want it: the same on all of them.
+    nbytes : int
+        About how much it holds when there are results of one call; the same on all ranks.
+    last_call : int
+        For the cache; 0 at first.
+    """
+
+    key: Any
+    nbytes: int
+    last_call: int
+
+
+class PlanCache:
+    """The plans of the lists that were reduced last.
+
+    Attributes
+    ----------
+    basis : object
+        What was known of the ranks when the plans were made.
+    """
+
+    def __init__(self) -> None:
+        self.basis: Any = None
+        self._plans: dict[Any, Any] = {}
+        self._calls = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._plans.values())
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def find(self, key: Any) -> Any | None:
+        """Return the plan for this key, or None.  Local."""
+        return self._plans.get(key)
+
+    def clear(self, basis: Any) -> None:
+        """Forget all plans, because more is known now.  Local; at the same call on all ranks."""
+        self.basis = basis
+        self._plans.clear()
+
+    def use(self, plan: Kept) -> None:
+        """Take note of a call that all ranks have made by `plan`: it is kept, and others may be dropped for it.
+
+        Local; once for each such call.
+        """
+        self._calls += 1
+        is_new = not plan.last_call and plan.key not in self._plans
+        if not plan.last_call:  # perhaps in the place of one for tensors that lay otherwise in this rank's memory
+            self._plans[plan.key] = plan
+        plan.last_call = self._calls
+        if is_new or self._calls % _CALLS_BETWEEN == 0:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Drop what was used least recently, while it is unused for long or more than may be kept."""
+        latest = sorted(self._plans.values(), key=attrgetter("last_call"), reverse=True)
+        while self._calls - latest[-1].last_call >= _UNUSED_CALLS or _are_too_long(latest):
+            del self._plans[latest.pop().key]
+
+
+def _are_too_long(plans: Sequence[Kept]) -> bool:
+    sizes = [plan.nbytes + _PLAN_BYTES for plan in plans]
+    return sum(sizes) > max(_LEAST_BYTES, _TIMES_LARGEST * max(sizes))

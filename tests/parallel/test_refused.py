@@ -1,0 +1,48 @@
+"""On real ranks: a refused array is refused on every rank before a call begins, and the next call works."""
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.collectives.communicator import Communicator
+from tests import refused
+
+pytestmark = pytest.mark.mpi
+
+SUMS = [(call, array) for call in refused.SUMS for array in {**refused.OBJECTS, **refused.NOT_SUMMED}]
+MOVES = [(call, array) for call in refused.MOVES for array in refused.OBJECTS]
+
+
+def _agree(problem):
+    problems = Communicator.world().exchange(problem.encode())
+    assert not any(problems), problems
+
+
+@pytest.mark.parametrize(("call", "array"), SUMS + MOVES)
+def test_what_cannot_be_moved_or_summed_is_refused(call, array):
+    make = {**refused.OBJECTS, **refused.NOT_SUMMED}[array]
+    _agree(refused.problem({**refused.MOVES, **refused.SUMS}[call], make))
+
+
+@pytest.mark.parametrize("call", [*refused.MOVES, *refused.SUMS])
+def test_a_mask_is_not_lost(call):
+    _agree(refused.problem({**refused.MOVES, **refused.SUMS}[call], refused.masked))
+
+
+@pytest.mark.parametrize("kind", [numpy.matrix, numpy.recarray, numpy.ma.MaskedArray])
+@pytest.mark.parametrize("length", [3, 400, 1500])
+def test_arrays_of_a_subclass_are_summed_as_plain_ones(kind, length):
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    size, rank = strategy.num_replicas_in_sync, strategy.extended.replica_id
+    value = numpy.full((length, length), rank + 1.0).view(kind)
+    total = strategy.reduce("sum", value, axis=None)
+    in_place = value.copy()
+    Communicator.world().all_reduce(in_place)
+    gathered = strategy.gather(value, 0)
+    expected = size * (size + 1) / 2
+    right = [
+        type(total) is numpy.ndarray and total.shape == (length, length) and (total == expected).all(),
+        type(in_place) is kind and (in_place == expected).all(),
+        type(gathered) is numpy.ndarray and (gathered[::length, 0] == numpy.arange(1, size + 1)).all(),
+    ]
+    _agree("" if all(right) else str(right))
