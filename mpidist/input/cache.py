@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -27,6 +28,7 @@ class Cache(Derived):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._set("by_row", self.child.by_row and self.child.indexed)
         self._set("_kept", {})  # place, or (place, part) of a batch -> element; None -> all items of a stream
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
@@ -65,6 +67,13 @@ class Cache(Derived):
                 yield items[-1]
         kept[None] = items
 
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield the batches; those that do not begin with the epoch may be cut otherwise, and are made anew."""
+        if not self.by_row:
+            return super().batches_from(epoch, offset)
+        made = self.child.batches_from(0, offset)
+        return made if offset else ((end, partial(self.at, epoch, n)) for n, (end, _) in enumerate(made))
+
     def word(self) -> str:
         """Return the method that made it."""
         return "cache()"
@@ -102,6 +111,7 @@ class Prefetch(Derived):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._set("by_row", self.child.by_row)
         self._set("ahead", max(self.count, self.child.ahead))
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
@@ -115,3 +125,7 @@ class Prefetch(Derived):
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield the child's."""
         return itertools.chain(self.child.items(epoch, start))
+
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield the child's."""
+        return self.child.batches_from(epoch, offset)
