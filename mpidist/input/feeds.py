@@ -50,6 +50,8 @@ class Position(NamedTuple):
         What was read of somebody else's batches before it.
     handed : array of int64, or None
         What every pipeline has handed out in this epoch, where each has rows of its own.
+    orders : list of list of str, or None
+        In which order the rows of every pipeline came, where that is still to be compared.
     """
 
     epoch: int = 0
@@ -57,6 +59,7 @@ class Position(NamedTuple):
     offset: int = 0
     read: Read | None = None
     handed: numpy.ndarray | None = None
+    orders: list[list[str]] | None = None
 
 
 class Feed:
@@ -89,7 +92,7 @@ class Feed:
 
     def state(self, position: Position) -> dict[str, Any]:
         """Return a position as numbers and small arrays, with the order of rows that it is a position in.  Local."""
-        raise NotImplementedError(type(self).__name__)
+        return {"feed": self.title, "epoch": position.epoch, **self._state(position)}
 
     def position(self, state: Mapping[str, Any]) -> Position:
         """Return the position that a state of any number of ranks is for this feed.  Local.
@@ -99,25 +102,39 @@ class Feed:
         InputError
             It is the state of another data set, in the middle of an epoch; names what differs.
         """
-        raise NotImplementedError(type(self).__name__)
+        if not any(numpy.any(state.get(name, 0)) for name in ("step", "rows")):
+            return Position(int(state["epoch"]))
+        if "feed" not in state and "step" in state:
+            return self._at_old_step(state)
+        _require_same([state.get("feed", self.title)], [self.title])
+        return self._position(state)
 
     def at_step(self, epoch: int, step: int) -> Position:
         """Return the position of a batch by its number.  Local."""
         return Position(epoch, step, self._node.offset_of(step))
 
+    def _state(self, position: Position) -> dict[str, Any]:
+        """Return what else a state has."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _position(self, state: Mapping[str, Any]) -> Position:
+        """Return the position that a state of such a feed is, in the middle of an epoch."""
+        raise NotImplementedError(type(self).__name__)
+
     @cached_property
     def _order(self) -> list[str]:
-        return [self.title, *self._node.order(not self._node.by_row)]
+        return self._node.order(not self._node.by_row)
 
     def _at_old_step(self, state: Mapping[str, Any]) -> Position:
         """Return the position of a state that does not tell what it is a position in; says what is assumed."""
-        epoch, step = int(state["epoch"]), int(state.get("step", 0))
-        if step:
-            _warn(
-                f"step {step} of epoch {epoch} was saved by an earlier mpidist, without the data set that it is a step "
-                f"of.  It is taken to be this one: {', '.join(self._node.order())}.  If the batch size or anything "
-                "else was another, rows come again or are left out: begin with an epoch then"
-            )
+        epoch, step = int(state["epoch"]), int(state["step"])
+        warnings.warn(
+            f"step {step} of epoch {epoch} was saved by an earlier mpidist, without the data set that it is a step of. "
+            f"That is taken to be this one: {', '.join(self._node.order())}. If the batch size or anything else was "
+            "another, rows come again or are left out: begin with an epoch then",
+            RuntimeWarning,
+            stacklevel=4,
+        )
         return self.at_step(epoch, step)
 
 
@@ -158,23 +175,19 @@ class ExactFeed(Feed):
             return END, Position(position.epoch + 1)
         return batch, Position(position.epoch, position.step + 1, note[0], note[1])
 
-    def state(self, position: Position) -> dict[str, Any]:
-        """Return epoch, rows or steps, and the order of rows; of somebody else's batches what was read."""
-        found = {"epoch": position.epoch, "rows" if self._node.by_row else "step": position.offset, "of": self._order}
+    def _state(self, position: Position) -> dict[str, Any]:
+        """Return rows or steps, and the order of rows; of somebody else's batches what was read."""
+        found = {"rows" if self._node.by_row else "step": position.offset, "of": self._order}
         if position.read is not None:
             found |= {"rows": position.read.rows, "checksum": position.read.checksum}
         return found
 
-    def position(self, state: Mapping[str, Any]) -> Position:
+    def _position(self, state: Mapping[str, Any]) -> Position:
         """Return the position: by rows, at any batch size, where batches are cut out of rows."""
-        if "of" not in state and "rows" not in state:
-            return self._at_old_step(state)
-        epoch, offset = int(state["epoch"]), int(state["step"] if "step" in state else state["rows"])
-        if not offset:
-            return Position(epoch)
-        _require_order(state.get("of"), self._order)
+        _require_same(state.get("of", self._order), self._order)
+        offset = int(state["step"] if "step" in state else state["rows"])
         read = Read(int(state["rows"]), int(state["checksum"])) if "checksum" in state else None
-        return Position(epoch, self._node.step_of(offset), offset, read)
+        return Position(int(state["epoch"]), self._node.step_of(offset), offset, read)
 
 
 class _VotingFeed(Feed):
@@ -193,10 +206,9 @@ class _VotingFeed(Feed):
         self._pipeline, self._pipelines = pipeline, pipelines
         self._empty: Any = END
         self._orders: list[list[str]] | None = None
-        self._saved_orders: list[list[str]] | None = None
 
-    def _require_orders(self) -> None:
-        """Compare the orders of all ranks, which may differ, with those of a position.  Collective.
+    def _require_orders(self, saved: list[list[str]] | None) -> None:
+        """Let all ranks know the orders of all, which may differ, and compare them with those saved.  Collective.
 
         Raises
         ------
@@ -206,11 +218,10 @@ class _VotingFeed(Feed):
         if self._orders is None:
             answers = self.agreement.exchange(json.dumps(self._order).encode(), "order of rows")
             self._orders = [json.loads(answer) for answer in answers]
-        saved, self._saved_orders = self._saved_orders, None
         if saved is None or len(saved) != len(self._orders):
             return
         for rank, (before, now) in enumerate(zip(saved, self._orders, strict=True)):
-            _require_order(before, now, f"on rank {rank} ")
+            _require_same(before, now, f"on rank {rank} ")
 
     def _vote(self, batch: Any, handed: numpy.ndarray, step: int) -> tuple[Any, numpy.ndarray]:
         """Return this rank's batch, an empty one where it has none, or END where nobody has; and what all handed out.
@@ -239,8 +250,8 @@ class _VotingFeed(Feed):
         known = next((answer for answer in answers if answer), None)
         if known is None:
             raise _on_all_ranks(
-                f"ranks {without} of {self._pipelines} have no element for step {step}, and those of the others have no "
-                "rows, so that there is none that is empty; give every rank as many elements, or call `batch`"
+                f"ranks {without} of {self._pipelines} have no element for step {step}, and those that the others have "
+                "have no rows, so that none can be empty; give every rank as many elements, or call `batch`"
             )
         if self._empty is END:
             self._empty = _made(json.loads(known))
@@ -271,7 +282,7 @@ class WorkerFeed(_VotingFeed):
 
     @cached_property
     def _order(self) -> list[str]:
-        return [self.title, *self._node.order(not _is_even(self._node))]
+        return self._node.order(not _is_even(self._node))
 
     def open(self, position: Position) -> Iterator[tuple[Any, Any]]:
         """Yield batches; the note is how many rows of each pipeline have been handed out with it."""
@@ -301,7 +312,7 @@ class WorkerFeed(_VotingFeed):
     def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, Position]:
         """Return the batch, an empty one, or END."""
         if not self._by_file:
-            self._require_orders()
+            self._require_orders(position.orders)
         rows = self._rows(position)
         mine = self._mine(rows)
         own = numpy.zeros(len(rows), numpy.int64)
@@ -311,27 +322,26 @@ class WorkerFeed(_VotingFeed):
             return END, Position(position.epoch + 1)
         return batch, Position(position.epoch, position.step + 1, handed=handed)
 
-    def state(self, position: Position) -> dict[str, Any]:
-        """Return a position with the rows that every pipeline has handed out."""
-        orders = [self._order] if self._by_file else self._orders
-        found = {"epoch": position.epoch, "step": position.step, "rows": self._rows(position).copy()}
+    def _state(self, position: Position) -> dict[str, Any]:
+        """Return the rows that every pipeline has handed out, and the order of all rows or those of each rank."""
+        found = {"step": position.step, "rows": self._rows(position).copy()}
+        orders = self._order if self._by_file else position.orders or self._orders
         return found if orders is None else {**found, "of": orders}
 
-    def position(self, state: Mapping[str, Any]) -> Position:
+    def _position(self, state: Mapping[str, Any]) -> Position:
         """Return the position; without files, ranks that are new begin where the slowest was."""
-        epoch, step = int(state["epoch"]), int(state.get("step", 0))
-        rows = numpy.atleast_1d(numpy.asarray(state.get("rows", ()), numpy.int64))
-        if not rows.any():
-            return Position(epoch) if not step else self._at_old_step(state)
-        if "of" not in state:
-            self._at_old_step(state)
-        elif self._by_file:
-            _require_order(state["of"][0], self._order)
-        else:
-            self._saved_orders = state["of"]
-        if not self._by_file and len(rows) != self._pipelines:
+        rows = numpy.asarray(state["rows"], numpy.int64)
+        if self._by_file:
+            _require_same(state["of"], self._order)
+        elif len(rows) != self._pipelines:
             rows = numpy.full(self._pipelines, rows.min())
-        return Position(epoch, step, handed=rows)
+        orders = None if self._by_file else state["of"]
+        return Position(int(state["epoch"]), int(state["step"]), handed=rows, orders=orders)
+
+    def _at_old_step(self, state: Mapping[str, Any]) -> Position:
+        """Return the position; an earlier state has rows of pipelines too."""
+        found = super()._at_old_step(state)
+        return self._position({"of": self._order if self._by_file else None, **state}) if "rows" in state else found
 
     def at_step(self, epoch: int, step: int) -> Position:
         """Return the position of a step if every rank has rows enough for those before it."""
@@ -371,7 +381,7 @@ class FunctionFeed(_VotingFeed):
 
     def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, Position]:
         """Return the batch, an empty one, or END."""
-        self._require_orders()
+        self._require_orders(position.orders)
         own = numpy.zeros((self._pipelines, 3), numpy.int64)
         own[self._pipeline] = self._own(position) if note is None else note
         batch, handed = self._vote(batch, own, position.step)
@@ -379,25 +389,31 @@ class FunctionFeed(_VotingFeed):
             return END, Position(position.epoch + 1)
         return batch, Position(position.epoch, position.step + 1, handed=handed)
 
-    def state(self, position: Position) -> dict[str, Any]:
-        """Return a position with what every data set has handed out: offset, rows and checksum."""
-        found = {"epoch": position.epoch, "step": position.step, "pipelines": self._pipelines}
-        return found if position.handed is None else {**found, "handed": position.handed.copy(), "of": self._orders}
+    def _state(self, position: Position) -> dict[str, Any]:
+        """Return what every data set has handed out (offset, rows and checksum), and the order of each."""
+        found = {"step": position.step, "pipelines": self._pipelines}
+        if position.handed is None:
+            return found
+        return {**found, "handed": position.handed.copy(), "of": position.orders or self._orders}
 
-    def position(self, state: Mapping[str, Any]) -> Position:
-        """Return the position; in the middle of an epoch, of as many data sets only."""
-        epoch, step = int(state["epoch"]), int(state.get("step", 0))
-        pipelines = int(state.get("pipelines", self._pipelines))
-        if step and pipelines != self._pipelines:
-            _warn(
-                f"epoch {epoch} of a data set from a function begins again: it was left at step {step} of "
-                f"{pipelines} data sets, and the function has made {self._pipelines} others now"
-            )
-            return Position(epoch)
-        if not step or "handed" not in state:
-            return self._at_old_step(state)
-        self._saved_orders = state["of"]
-        return Position(epoch, step, handed=numpy.asarray(state["handed"], numpy.int64))
+    def _position(self, state: Mapping[str, Any]) -> Position:
+        """Return the position, of as many data sets only."""
+        epoch, step, pipelines = int(state["epoch"]), int(state["step"]), int(state.get("pipelines", self._pipelines))
+        if pipelines == self._pipelines:
+            handed = numpy.asarray(state["handed"], numpy.int64) if "handed" in state else None
+            return Position(epoch, step, handed=handed, orders=state.get("of"))
+        warnings.warn(
+            f"epoch {epoch} of a data set from a function begins again: it was left at step {step} of {pipelines} data "
+            f"sets, and the function has made {self._pipelines} others now",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return Position(epoch)
+
+    def _at_old_step(self, state: Mapping[str, Any]) -> Position:
+        """Return the position, of as many data sets only."""
+        super()._at_old_step(state)
+        return self._position(state)
 
 
 def _on_all_ranks(message: str) -> InputError:
@@ -406,13 +422,9 @@ def _on_all_ranks(message: str) -> InputError:
     return error
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-def _require_order(saved: Sequence[str] | None, now: Sequence[str], where: str = "") -> None:
+def _require_same(saved: Sequence[str], now: Sequence[str], where: str = "") -> None:
     """Raise InputError, on all ranks, if a position is one in other rows, or in rows in another order."""
-    if saved is None or list(saved) == list(now):
+    if list(saved) == list(now):
         return
     pairs = zip(saved, now, strict=True) if len(saved) == len(now) else [(", ".join(saved), ", ".join(now))]
     differ = "; ".join(f"{before} when saved, {after} now" for before, after in pairs if before != after)

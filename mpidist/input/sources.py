@@ -77,8 +77,8 @@ class Range(Node):
 
     def order(self, batch_size: bool = True) -> list[str]:
         """Return the range."""
-        stop = "" if self.length == math.inf else f"{self.start + self.step * int(self.length)}, "
-        return [f"{self.length} rows of range({self.start}, {stop}step={self.step})"]
+        rows = "numbers without an end" if self.length == math.inf else f"{self.length} rows"
+        return [f"{rows} of a range from {self.start} by {self.step}"]
 
     def spec(self) -> Any:
         """Return that of a number."""
