@@ -200,25 +200,33 @@ class Foreign(Node):
         for number, batch in enumerate(given):
             if number == start and expected is not None:
                 _check_passed(given, start, expected, self.read, is_told)
-            self.read = self.read.after(batch)
+            converted = self._converted(batch, number)
+            self.read = self.read.after(converted)
             if number >= start:
-                yield partial(self._converted, batch, number)
+                yield partial(self._cut, converted, number)
         if number + 1 < start:
             raise InputError(
                 f"{start} batches were seen when the position was saved, and this {type(given).__name__} has only "
                 f"{number + 1} now; go on with the batches that it had"
             )
 
-    def _converted(self, batch: Any, number: int, part: Part = WHOLE) -> Any:
+    def _converted(self, batch: Any, number: int) -> Any:
         try:
-            converted = structure.from_batch(batch)
-            if part is WHOLE:  # it need not have rows where nothing is to be cut
-                return converted
-            structure.rows_of(converted)
+            return structure.from_batch(batch)
         except (TypeError, ValueError) as error:
-            kind = type(self.batches).__name__
-            raise InputError(f"batch {number} of a {kind} is no batch of rows: {error}") from error
+            raise self._no_batch(number, error) from error
+
+    def _cut(self, converted: Any, number: int, part: Part = WHOLE) -> Any:
+        if part is WHOLE:  # an element of a rank's own need not have rows
+            return converted
+        try:
+            structure.rows_of(converted)
+        except ValueError as error:
+            raise self._no_batch(number, error) from error
         return cut(converted, part)
+
+    def _no_batch(self, number: int, error: Exception) -> InputError:
+        return InputError(f"batch {number} of a {type(self.batches).__name__} is no batch of rows: {error}")
 
     def order(self, batch_size: bool = True) -> list[str]:
         """Return how many batches there are, of how many rows, and of what kind the iterable is."""
@@ -248,14 +256,8 @@ class Read:
 
     def after(self, batch: Any) -> Read:
         """Return it with one batch more."""
-        return Read(self.rows + _rows_of(batch), checksum_of(batch, self.checksum))
-
-
-def _rows_of(batch: Any) -> int:
-    """Return the rows of the first array of a batch, or 0 if it has none."""
-    while isinstance(batch, (dict, list, tuple)) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return next(iter(getattr(batch, "shape", ())), 0)
+        rows = next((length for leaf in structure.leaves(batch) for length in numpy.shape(leaf)[:1]), 0)
+        return Read(self.rows + rows, checksum_of(batch, self.checksum))
 
 
 def _tell_epoch(batches: Any, epoch: int) -> bool:

@@ -323,6 +323,26 @@ def test_files_of_each_rank_are_gone_on_with_at_another_batch_size(tmp_path_fact
         run_ranks(1, walked, other, 1, {**before[0][1], "epoch": 0, "rows": numpy.array([1])})
 
 
+@pytest.mark.parametrize("policy", [AutoShardPolicy.FILE, AutoShardPolicy.OFF])
+def test_a_step_of_each_ranks_own_rows_is_where_walking_comes_to(tmp_path, policy):
+    for number in range(3):
+        numpy.save(tmp_path / f"{number}.npy", numpy.arange(20) + 100 * number)
+
+    def rank(walk):
+        dataset = dealt(Dataset.from_npy(tmp_path / "*.npy").batch(5), policy)
+        distributed = MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset)
+        if walk:
+            iterator = iter(distributed)
+            for _ in range(4):
+                next(iterator)
+            return [part.tolist() for part in iterator]
+        distributed.begin(0, 4)
+        return [part.tolist() for part in distributed]
+
+    for ranks in (1, 3):
+        assert run_ranks(ranks, rank, True) == run_ranks(ranks, rank, False)
+
+
 def own_rows(size, seed=0, rows=(3, 8, 5)):
     return lambda ctx: Dataset.range(rows[ctx.input_pipeline_id]).shuffle(seed=seed).batch(size)
 
@@ -472,6 +492,8 @@ def test_a_loader_that_shuffles_anew_warns_once_in_mid_epoch_and_a_sequential_on
     assert "a Loader gives other batches now than the 2 that were seen of this epoch: rows may come again" in message
     assert "`set_epoch`" in message
     assert messages(lambda seed: Loader(seed=7)) == []
+    (message,) = messages(lambda seed: [[numpy.array([{}, {}]), {"y": numpy.array([{}, {}])}]] * 3)
+    assert "a list may give other batches now (they cannot be compared)" in message
     assert messages(lambda seed: [list(batch) for batch in Loader(seed=7)]) == []
 
 
