@@ -141,8 +141,8 @@ def to_array(value: Any) -> Any:
 
     Known arrays are returned as they are, or as `plain` has them.  Memory of a CUDA device
     (``__cuda_array_interface__``, DLPack) becomes a CuPy array without a copy; anything else, Python numbers and lists
-    included, a NumPy array, without a copy where NumPy can do without.  What a library computes later (JAX) is waited for.  Of a tensor that needs a gradient
-    (PyTorch) it is the numbers, as of ``tensor.detach()``.
+    included, a NumPy array, without a copy where NumPy can do without.  What a library computes later (JAX) is waited
+    for.  Of a tensor that needs a gradient (PyTorch) it is the numbers, as of ``tensor.detach()``.
 
     Raises
     ------

@@ -36,12 +36,15 @@ class Batch(Derived):
         if length is not None and length != math.inf:
             self._set("length", int(length) // self.size if self.drop else -(-int(length) // self.size))
         self._set("batched", True)
+        self._set("by_row", True)
         self._set("batch_size", self.size)
         self._set("drop_remainder", self.drop)
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
         """Return a batch; only the rows of the part are read."""
-        first = position * self.size
+        return self._from(epoch, position * self.size, part)
+
+    def _from(self, epoch: int, first: int, part: Part = WHOLE) -> Any:
         rows = int(min(self.size, (self.child.length or 0) - first))
         mine = part.of(rows)
         if mine:
@@ -50,10 +53,34 @@ class Batch(Derived):
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield the batches; of those before `start` nothing is made."""
-        items = self.child.items(epoch, start * self.size)
+        return (item for _, item in self.batches_from(epoch, start * self.size))
+
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield the batches from a row on; of the rows before it nothing is made."""
+        return self._indexed(epoch, offset) if self.child.indexed else self._streamed(epoch, offset)
+
+    def _indexed(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        length = self.child.length or 0
+        whole = length - self.size + 1 if self.drop else length  # a batch begins before it
+        firsts = itertools.count(offset, self.size) if length == math.inf else range(offset, int(whole), self.size)
+        for first in firsts:
+            yield int(min(first + self.size, length)), partial(self._from, epoch, first)
+
+    def _streamed(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        items = self.child.items(epoch, offset)
         while chunk := list(itertools.islice(items, self.size)):
+            offset += len(chunk)
             if len(chunk) == self.size or not self.drop:
-                yield partial(self._joined, chunk)
+                yield offset, partial(self._joined, chunk)
+
+    def offset_of(self, step: int) -> int:
+        """Return the first row of a batch; behind the last one the number of rows, those left out too."""
+        length = self.child.length
+        return step * self.size if length in (None, math.inf) or step < self.length else int(length)  # type: ignore
+
+    def step_of(self, offset: int) -> int:
+        """Return the batch that has this row."""
+        return offset // self.size
 
     def _joined(self, chunk: Sequence[Item], part: Part = WHOLE) -> Any:
         mine = part.of(len(chunk))
@@ -73,6 +100,10 @@ class Batch(Derived):
     def word(self) -> str:
         """Return it with its size."""
         return f"batch({self.size}{', drop_remainder' if self.drop else ''})"
+
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return the child's, with the batch size if asked for."""
+        return [*self.child.order(), *([self.word()] if batch_size else [])]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -27,6 +28,7 @@ class Cache(Derived):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._set("by_row", self.child.by_row and self.child.indexed)
         # place -> element; (place, part) of a batch -> it and the rows of the whole; None -> all items of a stream
         self._set("_kept", {})
 
@@ -66,6 +68,13 @@ class Cache(Derived):
             if len(items) > start:
                 yield items[-1]
         kept[None] = items
+
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield the batches; those that do not begin with the epoch may be cut otherwise, and are made anew."""
+        if not self.by_row:
+            return super().batches_from(epoch, offset)
+        made = self.child.batches_from(0, offset)
+        return made if offset else ((end, partial(self.at, epoch, n)) for n, (end, _) in enumerate(made))
 
     def word(self) -> str:
         """Return the method that made it."""
@@ -113,6 +122,7 @@ class Prefetch(Derived):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._set("by_row", self.child.by_row)
         self._set("ahead", max(self.count, self.child.ahead))
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
@@ -126,3 +136,7 @@ class Prefetch(Derived):
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         """Yield the child's."""
         return itertools.chain(self.child.items(epoch, start))
+
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield the child's."""
+        return self.child.batches_from(epoch, offset)

@@ -11,7 +11,7 @@ from mpidist.errors import InputError, MpidistError, OutOfRangeError
 from mpidist.input import structure
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
-from mpidist.input.feeds import END, ExactFeed, Feed, Position, feed_of, part_spec
+from mpidist.input.feeds import END, ExactFeed, Feed, Position, WorkerFeed, feed_of, part_spec
 from mpidist.input.options import InputOptions
 from mpidist.input.prefetching import prefetched
 from mpidist.input.sharding import Part, Share
@@ -84,8 +84,32 @@ class DistributedDataset:
         return self._feed.state(self._position)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` begin at a position that `state` gave, on any number of replicas.  Local."""
+        """Let the next ``iter()`` begin at a position that `state` gave, on any number of replicas.
+
+        Local.  Where batches are cut out of rows, they may have another size than before: each row that is left comes
+        once.
+
+        Parameters
+        ----------
+        state : mapping
+            ``{"epoch": n}`` is the beginning of an epoch.
+
+        Raises
+        ------
+        InputError
+            In the middle of an epoch, it is a position in another data set; says in what they differ.  Where ranks have
+            rows of their own it is raised, on all ranks, when the first batch is asked for.
+        """
         self._position = self._next_start = self._feed.position(state)
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Rows of a global batch, as far as that is known."""
+        return self.dataset.batch_size if isinstance(self._feed, (ExactFeed, WorkerFeed)) else None
+
+    def begin(self, epoch: int, step: int = 0) -> None:
+        """Let the next ``iter()`` begin with a batch by its number.  Local."""
+        self._position = self._next_start = self._feed.at_step(epoch, step)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Return ``reduce_func(state, part)`` over all parts of the next epoch, begun with `initial_state`.
@@ -173,12 +197,11 @@ class DistributedIterator(Iterator[Any]):
             )
         if self._ended:
             raise StopIteration
-        batch, note = self._made()
-        batch, rows, self.share = self._owner._feed.agreed(batch, note, self._position)
-        epoch, step = self._position.epoch, self._position.step
-        self._ended = batch is END
         # A part that is handed out counts as used: a checkpoint after its step goes on with the next one.
-        self._position = Position(epoch + 1) if self._ended else Position(epoch, step + 1, rows)
+        made = self._made()
+        self._ended = True  # unless there is a batch: an error ends it too
+        batch, self._position, self.share = self._owner._feed.agreed(*made, self._position)
+        self._ended = batch is END
         self._owner._moved(self, self._position)
         if self._ended:
             raise StopIteration

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import numpy
 
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import Node, Positions, as_array, gather_by, moved, spec_of
+from mpidist.input.node import Node, Positions, as_array, gather_by, moved, shown, spec_of
 from mpidist.input.sources import explained
 
 #: Rows this close to each other, in bytes, are read in one go, and what lies between them is thrown away.
 _GAP_BYTES = 1 << 16
+
+#: So many files are named where the order of rows is told.
+_MOST_SHOWN = 8
 
 
 class Table:
@@ -73,8 +77,8 @@ class FileRows(Node):
         for table in tables[1:]:
             if (found := table.spec()) != first:
                 raise ValueError(
-                    f"files of one data set must have rows alike: {tables[0].path} has {_shown(first)}, "
-                    f"{table.path} has {_shown(found)}"
+                    f"files of one data set must have rows alike: {tables[0].path} has {shown(first)}, "
+                    f"{table.path} has {shown(found)}"
                 )
         return cls(tables)
 
@@ -105,14 +109,22 @@ class FileRows(Node):
         """Return that of the first file with rows."""
         return next((table for table in self.tables if table.rows), self.tables[0]).spec()
 
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return how many rows there are, of what, and in which files: their names without the directory, and rows."""
+        files = [f"{_base_names(table.path)} ({table.rows})" for table in self.tables]
+        some = ", ".join(files[:_MOST_SHOWN])
+        rest = f", ... ({len(files)} files, checksum {zlib.crc32(', '.join(files).encode()):#010x})"
+        return [f"{self.length} rows of {shown(self.spec())} in {some}{rest if len(files) > _MOST_SHOWN else ''}"]
+
     def place(self, epoch: int, position: int) -> str:
         """Return row and file."""
         number = int(numpy.searchsorted(self._ends, position, "right"))
         return f"row {position - self._begin(number)} of {self.tables[number].path}"
 
 
-def _shown(spec: Any) -> Any:
-    return structure.map_leaves(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec)
+def _base_names(path: str) -> str:
+    """Return the name of a table, which may be several files side by side, without directories."""
+    return ", ".join(map(os.path.basename, path.split(", ")))
 
 
 def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> numpy.ndarray:

@@ -38,6 +38,7 @@ class Map(Derived):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._set("by_row", self.child.by_row)
         # its threads end when nobody refers to it any more
         threaded = self.threads > 1 and not self.batched
         self._set("_pool", ThreadPoolExecutor(self.threads, "mpidist-map") if threaded else None)
@@ -64,6 +65,21 @@ class Map(Derived):
         """Yield items that are mapped when they are asked for."""
         for number, item in enumerate(self.child.items(epoch, start), start):
             yield partial(self._mapped, item, partial("element {}".format, number))
+
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield the child's batches, mapped when they are asked for."""
+        if not self.by_row:
+            yield from super().batches_from(epoch, offset)
+            return
+        for end, item in self.child.batches_from(epoch, offset):
+            yield end, partial(self._mapped, item, partial(self._batch_before, end))
+
+    def _batch_before(self, end: int) -> str:
+        return f"batch {self.step_of(end - 1)}"
+
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return the child's: the function decides nothing about the order."""
+        return self.child.order(batch_size)
 
     def _mapped(self, item: Item, place: Callable[[], str], part: Part = WHOLE) -> Any:
         if self.by_rows and self.batched:

@@ -65,6 +65,9 @@ class Node:
         Rows of a batch, as far as it is known.
     drop_remainder : bool
         Whether every batch has `batch_size` rows.
+    by_row : bool
+        Whether the offset of a batch is the number of its first row, and so the same whatever the batch size; elsewhere
+        it is the number of the batch.
     ahead : int
         How many elements are to be made in advance.
     children : tuple of Node
@@ -75,6 +78,7 @@ class Node:
     batched: bool = False
     batch_size: int | None = None
     drop_remainder: bool = False
+    by_row: bool = False
     ahead: int = 0
     children: tuple[Node, ...] = ()
 
@@ -99,6 +103,18 @@ class Node:
         """Yield the items where there is no index."""
         raise NotImplementedError(type(self).__name__)
 
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield every batch of an epoch from an offset on, after the offset of the batch that follows it."""
+        return enumerate(self.items(epoch, offset), offset + 1)
+
+    def offset_of(self, step: int) -> int:
+        """Return the offset of a batch by its number; behind the last one that of the end."""
+        return step
+
+    def step_of(self, offset: int) -> int:
+        """Return the number of the batch that has the row at this offset."""
+        return offset
+
     def spec(self) -> Any:
         """Return the `ArraySpec` of every array of an element."""
         first = next(self.items(0), None)
@@ -111,6 +127,10 @@ class Node:
     def words(self) -> list[str]:
         """Return what is done to the elements of the sources, in order."""
         return []
+
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return all that decides which rows come in which order, from the sources on; the batch size if asked for."""
+        raise NotImplementedError(type(self).__name__)
 
     def place(self, epoch: int, position: int) -> str:
         """Return how messages call an element."""
@@ -162,6 +182,18 @@ class Derived(Node):
     def word(self) -> str:
         """Return what this node does."""
         return ""
+
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return the child's, and what this node does."""
+        return [*self.child.order(batch_size), *filter(None, [self.word()])]
+
+    def offset_of(self, step: int) -> int:
+        """Return the child's, where offsets are rows."""
+        return self.child.offset_of(step) if self.by_row else step
+
+    def step_of(self, offset: int) -> int:
+        """Return the child's, where offsets are rows."""
+        return self.child.step_of(offset) if self.by_row else offset
 
     def place(self, epoch: int, position: int) -> str:
         """Return the child's, where positions are the child's."""
@@ -251,6 +283,12 @@ def spec_of(array: Any) -> ArraySpec:
     array = structure.leaf_array(array)
     is_text = array.dtype.kind in "US"
     return ArraySpec(tuple(array.shape), numpy.dtype(array.dtype.kind) if is_text else array.dtype)
+
+
+def shown(spec: Any) -> str:
+    """Return how messages call the arrays of an element: ``float32[2], label: int64[]``."""
+    named = structure.paths(structure.map_leaves(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec))
+    return ", ".join(f"{name}: {text}" if name.strip("0123456789") else text for name, text in named)
 
 
 def with_rows(spec: Any, rows: int | None) -> Any:

@@ -109,6 +109,7 @@ class Repeat(Derived):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set("length", self._times(self.child.length))
+        self._set("by_row", self.child.by_row and self.child.length not in (None, 0, math.inf))
 
     def _times(self, length: Length) -> Length:
         if self.count is None:
@@ -165,6 +166,36 @@ class Repeat(Derived):
             if seen == 0:
                 return
             passed += seen
+
+    def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
+        """Yield the batches of all repetitions; no batch has rows of two."""
+        if not self.by_row:
+            yield from super().batches_from(epoch, offset)
+            return
+        rows = self._rows()
+        number, inside = divmod(offset, rows)
+        for repetition in itertools.count(number) if self.count is None else range(number, self.count):
+            for end, item in self.child.batches_from(self._first(epoch) + repetition, inside):
+                yield repetition * rows + end, item
+            inside = 0
+
+    def _rows(self) -> int:
+        """Return how many rows a repetition has, those that `batch` leaves out too."""
+        return self.child.offset_of(int(self.child.length or 0))
+
+    def offset_of(self, step: int) -> int:
+        """Return the first row of a batch of any of the repetitions."""
+        if not self.by_row:
+            return super().offset_of(step)
+        number, inside = divmod(step, int(self.child.length or 1))
+        return number * self._rows() + self.child.offset_of(inside)
+
+    def step_of(self, offset: int) -> int:
+        """Return the batch of any of the repetitions that has this row."""
+        if not self.by_row:
+            return super().step_of(offset)
+        number, inside = divmod(offset, self._rows())
+        return number * int(self.child.length or 0) + self.child.step_of(inside)
 
     def word(self) -> str:
         """Return it with its count."""

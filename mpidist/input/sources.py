@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy
 from mpidist import arrays
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut
+from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, shown
 from mpidist.input.sharding import WHOLE, Part
 
 #: Of every array, and of every list, so many values go into a checksum; and what else does.
@@ -54,6 +56,10 @@ class Arrays(Node):
         """Return what the rows are."""
         return structure.map_leaves(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self.arrays)
 
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return how many rows there are, and of what."""
+        return [f"{self.length} rows of {shown(self.spec())}"]
+
     def place(self, epoch: int, position: int) -> str:
         """Return the number of the row."""
         return f"row {position}"
@@ -69,6 +75,11 @@ class Range(Node):
     def gather(self, epoch: int, positions: Positions) -> Any:
         """Return the numbers."""
         return self.start + self.step * as_array(positions)
+
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return the range."""
+        rows = "numbers without an end" if self.length == math.inf else f"{self.length} rows"
+        return [f"{rows} of a range from {self.start} by {self.step}"]
 
     def spec(self) -> Any:
         """Return that of a number."""
@@ -127,6 +138,10 @@ class Generated(Node):
             raise InputError(f"element {number} of the generator {name} is not as its signature: {error}") from error
         return found
 
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return that it is a generator: what it gives is known when it is read."""
+        return ["the elements of a generator"]
+
     def spec(self) -> Any:
         """Return the signature, or what the first element is."""
         return super().spec() if self.signature is None else self.signature
@@ -134,6 +149,8 @@ class Generated(Node):
 
 class Foreign(Node):
     """Batches that somebody else makes: any iterable of them, begun anew for every epoch.
+
+    What has a method `set_epoch`, or a sampler with one, is told the number of the epoch.
 
     Parameters
     ----------
@@ -144,6 +161,10 @@ class Foreign(Node):
     ----------
     seen : int
         As of `Generated`.
+    read : Read
+        What was read in this epoch, from its beginning.
+    expected : Read or None
+        What the batches that the next `stream` passes over were, if that is known.
     """
 
     indexed = False
@@ -152,36 +173,121 @@ class Foreign(Node):
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
         self.length = length_of(batches)
-        self.seen = 0
+        self.read = Read()
+        self.expected: Read | None = None
         self._begun = False
 
+    @property
+    def seen(self) -> int:
+        """The checksum of what was read."""
+        return self.read.checksum
+
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        """Yield the batches; those before `start` are passed over."""
-        self.seen = 0
-        if isinstance(self.batches, Iterator):
+        """Yield the batches; those before `start` are passed over.
+
+        Raises
+        ------
+        InputError
+            There are not so many, or they had other rows.
+        """
+        given, self.read = self.batches, Read()
+        expected, self.expected = self.expected, None
+        if isinstance(given, Iterator):
             if self._begun:
-                raise InputError(f"a {type(self.batches).__name__} can be walked through once, and it was: {_AGAIN}")
+                raise InputError(f"a {type(given).__name__} can be walked through once, and it was: {_AGAIN}")
             self._begun = True
-        for number, batch in enumerate(self.batches):
+        is_told = _tell_epoch(given, epoch)
+        number = -1
+        for number, batch in enumerate(given):
+            if number == start and expected is not None:
+                _check_passed(given, start, expected, self.read, is_told)
             converted = self._converted(batch, number)
-            self.seen = checksum_of(converted, self.seen)
+            self.read = self.read.after(converted)
             if number >= start:
-                yield partial(cut, converted)
+                yield partial(self._cut, converted, number)
+        if number + 1 < start:
+            raise InputError(
+                f"{start} batches were seen when the position was saved, and this {type(given).__name__} has only "
+                f"{number + 1} now; go on with the batches that it had"
+            )
 
     def _converted(self, batch: Any, number: int) -> Any:
         try:
-            converted = structure.from_batch(batch)
-            structure.rows_of(converted)
+            return structure.from_batch(batch)
         except (TypeError, ValueError) as error:
-            kind = type(self.batches).__name__
-            raise InputError(f"batch {number} of a {kind} is no batch of rows: {error}") from error
-        return converted
+            raise self._no_batch(number, error) from error
+
+    def _cut(self, converted: Any, number: int, part: Part = WHOLE) -> Any:
+        if part is WHOLE:  # an element of a rank's own need not have rows
+            return converted
+        try:
+            structure.rows_of(converted)
+        except ValueError as error:
+            raise self._no_batch(number, error) from error
+        return cut(converted, part)
+
+    def _no_batch(self, number: int, error: Exception) -> InputError:
+        return InputError(f"batch {number} of a {type(self.batches).__name__} is no batch of rows: {error}")
+
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return how many batches there are, of how many rows, and of what kind the iterable is."""
+        count = "" if self.length is None else f"{self.length} "
+        size = getattr(self.batches, "batch_size", None)
+        rows = f" of {size} rows" if isinstance(size, int) else ""
+        return [f"{count}batches{rows} of a {type(self.batches).__name__}"]
 
     def spec(self) -> Any:
         """Return what the first batch is."""
         if isinstance(self.batches, Iterator):
             raise TypeError(f"a {type(self.batches).__name__} does not tell what it will give: it has no element_spec")
         return super().spec()
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was read of somebody else's batches.
+
+    Parameters
+    ----------
+    rows, checksum : int
+    """
+
+    rows: int = 0
+    checksum: int = 0
+
+    def after(self, batch: Any) -> Read:
+        """Return it with one batch more."""
+        rows = next((length for leaf in structure.leaves(batch) for length in numpy.shape(leaf)[:1]), 0)
+        return Read(self.rows + rows, checksum_of(batch, self.checksum))
+
+
+def _tell_epoch(batches: Any, epoch: int) -> bool:
+    """Call ``set_epoch(epoch)`` of a loader and its samplers; return whether there is one."""
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    owners = [batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    setters = {id(owner): owner.set_epoch for owner in owners if callable(getattr(owner, "set_epoch", None))}
+    for set_epoch in setters.values():
+        set_epoch(epoch)
+    return bool(setters)
+
+
+def _check_passed(batches: Any, count: int, expected: Read, found: Read, is_told: bool) -> None:
+    """Refuse batches of other sizes than those seen before a position; warn if they are, or may be, other rows."""
+    kind = type(batches).__name__
+    if found.rows != expected.rows:
+        raise InputError(
+            f"the first {count} batches had {expected.rows} rows when the position was saved, and those of this {kind} "
+            f"have {found.rows} now; go on with the batch size that it had, or at the beginning of an epoch"
+        )
+    if found.checksum == expected.checksum and (found.checksum or is_told):
+        return
+    how = "gives other batches now" if found.checksum else "may give other batches now (they cannot be compared)"
+    warnings.warn(
+        f"a {kind} {how} than the {count} that were seen of this epoch: rows may come again, or be left out. Give it "
+        "a sampler with `set_epoch`, which is told the epoch, or shuffle with a generator that is seeded by the epoch",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def checksum_of(element: Any, start: int = 0) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -41,7 +42,8 @@ class TextTable(Table):
     @cached_property
     def _starts(self) -> numpy.ndarray:
         """Where each line begins, and behind them where the last one ends."""
-        size, found = len(self._bytes), [numpy.zeros(1, numpy.int64)]
+        size, mark = len(self._bytes), self._bytes[: len(codecs.BOM_UTF8)]
+        found = [numpy.array([len(mark) if mark.tobytes() == codecs.BOM_UTF8 else 0])]
         for at in range(0, size, _BLOCK_BYTES):
             found.append(numpy.flatnonzero(self._bytes[at : at + _BLOCK_BYTES] == _NEWLINE) + (at + 1))
         starts = numpy.concatenate(found)
@@ -125,12 +127,14 @@ class CsvTable(TextTable):
         unknown = [name for name in wanted if name not in names]
         if unknown:
             raise KeyError(f"{path} has no column {unknown[0]!r}; it has {', '.join(map(repr, names))}")
+        if twice := [name for name in wanted if names.count(name) > 1 or wanted.count(name) > 1]:
+            raise ValueError(f"{path} has, or is asked for, the column {twice[0]!r} more than once; name each once")
         of = dtype if isinstance(dtype, Mapping) else dict.fromkeys(wanted, dtype)
         self._columns = [(name, names.index(name), numpy.dtype(of.get(name, "float32"))) for name in wanted]
 
     def _first_line(self) -> str:
         with open(self.path, encoding=self.encoding, newline="\n") as file:
-            return file.readline().rstrip("\r\n")
+            return file.readline().rstrip("\r\n").removeprefix("\ufeff")
 
     def _fields(self, lines: list[str]) -> list[list[str]]:
         return list(csv.reader(lines, delimiter=self._delimiter, strict=True))

@@ -63,6 +63,11 @@ class Zip(Node):
         inside = (f"{path}: {', '.join(node.words()) or 'as it is'}" for path, node in structure.paths(self.nodes))
         return [f"zip({'; '.join(inside)})"]
 
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return all that decides the order of each."""
+        inside = (f"{path}: {', '.join(node.order())}" for path, node in structure.paths(self.nodes))
+        return [f"zip({'; '.join(inside)})"]
+
     def rebuilt(self, change: Callable[[Node], Node]) -> Node:
         """Return the tree with other sources."""
         return Zip(self._each(lambda node: node.rebuilt(change)))
@@ -124,6 +129,10 @@ class Concatenate(Node):
         """Return what is done to the elements of each."""
         inside = "; ".join(", ".join(child.words()) or "as it is" for child in self.children)
         return [f"concatenate({inside})"]
+
+    def order(self, batch_size: bool = True) -> list[str]:
+        """Return all that decides the order of each."""
+        return [f"concatenate({'; '.join(', '.join(child.order()) for child in self.children)})"]
 
     def place(self, epoch: int, position: int) -> str:
         """Return how one of the two calls it."""

@@ -347,7 +347,7 @@ class StrategyExtended:
     ) -> DistributedDataset:
         number, replicas = self.replica_id, self.num_replicas
         dataset = dataset_fn(InputContext(replicas, number, replicas))
-        feed = FunctionFeed(dataset, number, replicas, agreement)
+        feed = FunctionFeed(as_dataset(dataset)._node, number, replicas, agreement)
         return fed(dataset, number, replicas, feed, options, fetch_to(self.device_name))
 
     # -- variables ----------------------------------------------------------------------------------------------------

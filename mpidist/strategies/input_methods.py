@@ -68,6 +68,8 @@ class InputMethods:
         ----------
         dataset_fn : callable
             Gets an `InputContext` and returns this rank's data set, batched for one replica: nothing is split here.
+            Lists of arrays in its elements become tuples.  Elements without rows, which cannot be empty, must be as
+            many on every rank: otherwise iterating raises InputError on all ranks.
         options : InputOptions, optional
             As for `experimental_distribute_dataset`.
         """

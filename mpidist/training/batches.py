@@ -8,7 +8,7 @@ from typing import Any
 
 from mpidist.input import structure
 from mpidist.input.dataset import Dataset
-from mpidist.input.distributed import DistributedDataset
+from mpidist.input.distributed import DistributedDataset, DistributedIterator, as_dataset, batched
 from mpidist.input.sharding import Share
 
 #: Rows of a batch of arrays, if nothing else is said; Keras' number.
@@ -54,9 +54,13 @@ def distributed(
         raise ValueError(
             f"{', '.join(wrong)} cannot be given with a {type(x).__name__}, which gives batches of its own"
         )
-    if isinstance(x, DistributedDataset):
+    if isinstance(x, (DistributedDataset, DistributedIterator)):
         return x
-    return strategy.experimental_distribute_dataset(x)
+    if isinstance(x, Dataset):
+        batched(x, strategy.num_replicas_in_sync)
+    found = strategy.experimental_distribute_dataset(x)
+    # strategies that distribute nothing leave to the user what is not theirs; here it gets a position
+    return strategy.experimental_distribute_dataset(as_dataset(x)) if found is x else found
 
 
 def are_arrays(value: Any) -> bool:
@@ -123,15 +127,6 @@ class Batches:
         """Yield the batches of an epoch that does not go on where the one before has ended."""
         self._running = None
         return self.epoch()
-
-    def skip(self, epoch: int, step: int) -> None:
-        """Leave out what was seen before a position, of data that cannot be set to it.  Local."""
-        if hasattr(self.data, "restore"):
-            return
-        seen = step if self.steps_per_epoch is None else epoch * self.steps_per_epoch + step
-        self._running = iter(self.data)
-        for _ in range(seen):
-            next(self._running, None)
 
     def _next(self, may_begin: bool) -> Any:
         """Return the next batch; begins a new iteration where the last one has just ended."""

@@ -14,9 +14,12 @@ class Position:
     epoch : int
         From 0.
     step : int
-        In the epoch, from 0.
+        In the epoch, from 0.  After it was restored in an epoch with another batch size, the number that the step would
+        have if all had been of this size.
     rows : int
         Trained on in this epoch.
+    batch_size : int
+        Rows of a global batch, 0 if that is not known.
     steps_made : int
         In all epochs together.
     loss : float
@@ -24,12 +27,17 @@ class Position:
     """
 
     def __init__(self) -> None:
-        self.steps_made = 0
+        self.steps_made = self.batch_size = 0
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
         self.epoch, self.step, self.rows, self.loss = epoch, 0, 0, 0.0
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether a step of this epoch has been made."""
+        return bool(self.step or self.rows)
 
     def advance(self, rows: int, loss: float) -> None:
         """Count a step."""
@@ -47,10 +55,12 @@ class Position:
         """Return everything as numbers."""
         loss = float.hex(self.loss)  # as text: JSON has no NaN
         counts = {"epoch": self.epoch, "step": self.step, "rows": self.rows, "steps_made": self.steps_made}
-        return {**counts, "loss": loss}
+        return {**counts, "batch_size": self.batch_size, "loss": loss}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave."""
+        """Take over what `state` gave, but for the batch size."""
         self.epoch, self.step, self.rows = int(state["epoch"]), int(state["step"]), int(state["rows"])
         self.steps_made = int(state["steps_made"])
         self.loss = float.fromhex(state["loss"])
+        if self.batch_size and int(state.get("batch_size", 0)) not in (0, self.batch_size):
+            self.step = self.rows // self.batch_size

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from mpidist import context
+from mpidist.input.distributed import DistributedDataset
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
@@ -184,6 +185,7 @@ class Trainer:
         self._callbacks = [*callbacks, self.history, ProgressBar(verbose)]
         called = CallbackList(self._callbacks, self, {"epochs": epochs, "steps": data.steps})
         self._position.begin_epoch(initial_epoch)
+        self._position.batch_size = getattr(self._data, "global_batch_size", None) or 0
         self.stop_training = self._stop_now = False
         self.strategy.run(self._model.read_variables)
         with self._training():
@@ -347,10 +349,7 @@ class Trainer:
         self, data: Batches, epochs: int, called: CallbackList, validation: Batches | None, validation_freq: int
     ) -> None:
         position, logs = self._position, {}
-        first = (position.epoch, 0)
         called.call("on_train_begin", {})
-        if (position.epoch, position.step) != first:  # a callback has restored a checkpoint
-            data.skip(position.epoch, position.step)
         while position.epoch < epochs:
             epoch = position.epoch
             called.call("on_epoch_begin", epoch, {})
@@ -368,7 +367,7 @@ class Trainer:
     def _train_epoch(self, data: Batches, called: CallbackList) -> bool:
         """Make the steps of an epoch; return whether it came to its end, rather than to that of the training."""
         position = self._position
-        if position.step == 0:
+        if not position.is_in_epoch:
             self._reset([self._loss, *self.metrics])
         begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
         run, train_on = self.strategy.run, self._train_on
@@ -385,7 +384,7 @@ class Trainer:
             if totals.votes or self._stop_now:
                 self.stop_training = True
                 return False
-        if not position.step:
+        if not position.is_in_epoch:
             raise ValueError(
                 f"the data gave no batch in epoch {position.epoch}; an iterator can be gone through once only: give a "
                 "data set, or the number of steps of an epoch"
@@ -491,13 +490,13 @@ def _require_names(metrics: Sequence[Metric]) -> None:
 
 def _begin_with_epoch(data: Any, epoch: int, steps_per_epoch: int | None) -> None:
     """Let a data set begin where the epochs before would have left it."""
-    if not epoch or not hasattr(data, "restore"):
+    if not epoch or not isinstance(data, DistributedDataset):
         return
     if steps_per_epoch is None:
-        data.restore({"epoch": epoch, "step": 0})
+        data.begin(epoch)
         return
     try:
         passes, step = divmod(epoch * steps_per_epoch, len(data))
     except TypeError:  # it repeats forever
         passes, step = 0, epoch * steps_per_epoch
-    data.restore({"epoch": passes, "step": step})
+    data.begin(passes, step)

@@ -98,3 +98,32 @@ def test_batches_of_somebody_else_must_be_alike():
         mine = strategy.experimental_distribute_dataset([numpy.arange(5) + strategy.extended.replica_id])
         with pytest.raises(mpidist.errors.CollectiveMismatchError, match="checksum of what was read for step 0"):
             next(iter(mine))
+
+
+def test_an_epoch_goes_on_at_another_batch_size_and_other_data_are_refused():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+
+    def made(batch, seed=1):
+        return strategy.experimental_distribute_dataset(Dataset.range(40).shuffle(seed=seed).batch(batch))
+
+    first = made(4)
+    seen = [row for _, part in zip(range(6), first, strict=False) for row in strategy.gather(part, axis=0).tolist()]
+    resumed = made(7)
+    resumed.restore(first.state())
+    assert seen + sum(joined(strategy, resumed), []) == global_batches(Dataset.range(40).shuffle(seed=1).batch(40))[0]
+    with pytest.raises(mpidist.errors.InputError, match=r"shuffle\(seed=1\) when saved, shuffle\(seed=2\) now"):
+        made(4, seed=2).restore(first.state())
+
+
+def test_numbers_from_a_function_are_given_until_a_rank_has_none():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    size = strategy.num_replicas_in_sync
+    alike = strategy.distribute_datasets_from_function(lambda ctx: Dataset.range(ctx.input_pipeline_id, 9).take(1))
+    assert [int(number) for number in alike] == [strategy.extended.replica_id]
+    uneven = strategy.distribute_datasets_from_function(
+        lambda ctx: Dataset.range(1 + (ctx.input_pipeline_id == size - 1))
+    )
+    if size > 1:
+        with pytest.raises(mpidist.errors.InputError, match="have no element for step 1"):
+            list(uneven)
+    assert strategy.reduce("SUM", numpy.ones(1), axis=None).tolist() == [size]

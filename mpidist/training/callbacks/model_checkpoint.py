@@ -37,7 +37,7 @@ class ModelCheckpoint(Callback):
         See `CheckpointManager`.
     resume : bool
         Whether `fit` goes on from the newest whole checkpoint of the directory, if there is one: from the step after
-        it, with the rows that were not seen yet.
+        it, with the rows that were not seen yet, on any number of ranks and at any batch size.
 
     Raises
     ------

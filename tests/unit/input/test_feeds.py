@@ -78,7 +78,8 @@ def test_a_run_by_file_resumes_on_other_ranks_with_what_was_not_seen(files, batc
 def test_states_can_be_saved(files):
     dataset = dealt(Dataset.from_npy(files).batch(4), AutoShardPolicy.FILE)
     (_, state), _ = run_ranks(2, walk, dataset, 2)
-    assert {key: type(value) for key, value in state.items()} == {"epoch": int, "step": int, "rows": numpy.ndarray}
+    types = {"feed": str, "epoch": int, "step": int, "rows": numpy.ndarray, "of": list}
+    assert {key: type(value) for key, value in state.items()} == types
     assert (state["epoch"], state["step"], state["rows"].tolist()) == (0, 2, [4, 4])
 
 
@@ -243,7 +244,7 @@ def test_data_sets_from_a_function_resume_on_as_many_ranks():
     assert [parts for parts, _ in results] == [[[0, 1], [2]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]]
     rest = run_ranks(3, rank, 9, results[1][1])
     assert [parts for parts, _ in rest] == [[[], []], [[4, 5], [6, 7]], [[4], []]]
-    assert rest[0][1] == {"epoch": 1, "step": 0, "pipelines": 3}
+    assert rest[0][1] == {"feed": "batches from a function", "epoch": 1, "step": 0, "pipelines": 3}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         again = run_ranks(2, rank, 1, results[0][1])

@@ -203,6 +203,21 @@ def test_csv_files_with_a_header(tmp_path):
     assert (batch["age"].dtype, batch["weight"].dtype) == ("int16", "float32")
 
 
+def test_a_csv_file_of_a_spreadsheet_begins_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfa,b\r\n1,2\r\n")
+    assert [{k: float(v) for k, v in row.items()} for row in Dataset.from_csv(tmp_path / "a.csv")] == [{"a": 1, "b": 2}]
+    assert Dataset.from_csv(tmp_path / "a.csv", ["a"]).cardinality() == 1
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfone\ntwo\n")
+    assert [str(line) for line in Dataset.from_text(tmp_path / "b.txt")] == ["one", "two"]
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("a,a,b\n1,2,3\n")
+    with pytest.raises(ValueError, match="the column 'a' more than once"):
+        Dataset.from_csv(tmp_path / "a.csv")
+    assert [float(row["b"]) for row in Dataset.from_csv(tmp_path / "a.csv", ["b"])] == [3]
+
+
 def test_csv_files_without_a_header(tmp_path):
     (tmp_path / "a.csv").write_text("1;2\n3;4")
     (batch,) = Dataset.from_csv(tmp_path / "a.csv", header=False, delimiter=";", dtype="int64").batch(2)

@@ -203,7 +203,7 @@ def test_skipped_elements_of_a_stream_are_not_mapped():
     calls = []
     dataset = Dataset.from_generator(lambda: range(12)).map(lambda x: calls.append(int(x)) or x).batch(3)
     distributed = DistributedDataset(dataset, 0, 1)
-    distributed.restore({"epoch": 0, "step": 2})
+    distributed.restore({"epoch": 0, "rows": 6})
     assert as_lists(distributed) == [[6, 7, 8], [9, 10, 11]]
     assert calls == [6, 7, 8, 9, 10, 11]
 
@@ -217,7 +217,7 @@ def test_a_run_resumes_without_reading_what_it_has_seen():
             return super().__getitem__(key)
 
     distributed = DistributedDataset(Dataset.from_arrays(numpy.arange(10**6).view(Rows)).repeat().batch(8), 0, 2)
-    distributed.restore({"epoch": 0, "step": 10**9})
+    distributed.restore({"epoch": 0, "rows": 8 * 10**9})
     Rows.taken.clear()
     assert len(next(iter(distributed))) == 4
     assert len(Rows.taken) == 1

@@ -72,10 +72,12 @@ def test_the_position_counts_what_was_handed_out():
     distributed = DistributedDataset(Dataset.range(20).batch(2).prefetch(5), 0, 1)
     iterator = iter(distributed)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-    assert iterator.state() == distributed.state() == {"epoch": 0, "step": 2}
-    iterator.restore({"epoch": 0, "step": 1})
+    state = iterator.state()
+    assert state == distributed.state()
+    assert (state["epoch"], state["rows"]) == (0, 4)
+    iterator.restore({"epoch": 0, "rows": 2})
     assert next(iterator).tolist() == [2, 3]
-    assert distributed.state() == {"epoch": 0, "step": 2}
+    assert distributed.state() == state
 
 
 def test_parts_are_copied_to_the_device_ahead_of_time():

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 import mpidist
+from mpidist.errors import InputError
 from mpidist.fusion import update
+from mpidist.input import Dataset
 from mpidist.testing import run_ranks
 from mpidist.training.callbacks import Callback, LambdaCallback, ModelCheckpoint
 
@@ -291,8 +293,12 @@ def test_a_generator_may_last_for_several_epochs():
 
 
 def test_data_without_a_batch_are_an_error():
-    with pytest.raises(ValueError, match="no batch in epoch 1; an iterator can be gone through once only"):
-        net.trainer(mpidist.get_strategy()).fit(global_batches(*net.rows(4), 4), epochs=2)
+    for size in (1, 2):
+        with pytest.raises(InputError, match="batch for step 0 of epoch 1: a generator can be walked through once"):
+            run_ranks(size, lambda: net.trainer().fit(global_batches(*net.rows(4), 4), epochs=2))
+    for empty in ([], Dataset.from_arrays(net.rows(4)).take(0).batch(2)):
+        with pytest.raises(ValueError, match="no batch in epoch 0; an iterator can be gone through once only"):
+            net.trainer(mpidist.get_strategy()).fit(empty)
 
 
 @pytest.mark.parametrize("options", [{"y": numpy.zeros(4)}, {"batch_size": 2}])

@@ -213,4 +213,4 @@ def test_positions_of_older_versions_are_taken():
     old = {"epoch": 2, "step": 1, "rows": 4, "steps_made": 9, "last_rows": 4, "loss": float.hex(1.5)}
     position = Position()
     position.restore(old)
-    assert position.state() == {key: value for key, value in old.items() if key != "last_rows"}
+    assert position.state() == {key: value for key, value in old.items() if key != "last_rows"} | {"batch_size": 0}
