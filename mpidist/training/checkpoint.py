@@ -15,6 +15,7 @@ from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistErro
 from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file, hdf5_parallel
+from mpidist.training.given_path import given_path
 from mpidist.variables import DistributedVariable
 
 #: The rank that writes and reads files.
@@ -123,8 +124,10 @@ class Checkpoint:
         ------
         CheckpointError
             On all ranks: it could not be written; the message has the reason.
+        ValueError
+            The path is empty.
         """
-        path = Path(path)
+        path = given_path(path, "path", is_file=True)
         if not writes_here():
             return path
         found, numbers = self._collect()
@@ -149,11 +152,12 @@ class Checkpoint:
         CheckpointError
             On all ranks: it is truncated or damaged, or does not fit these objects. The variables are unchanged then.
         """
+        file = given_path(path, "path", is_file=True)
         job = registry.of_job()
         if job is None:
-            self.restore_here(path)
+            self.restore_here(file)
         else:
-            job.extended.by_first_worker(lambda: self.restore_here(path))
+            job.extended.by_first_worker(lambda: self.restore_here(file))
 
     def restore_here(self, path: str | Path) -> None:
         """Do what `restore` does, in this worker only where there are parameter servers.

@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from mpidist.collectives.communicator import Communicator
@@ -14,6 +16,7 @@ from mpidist.errors import CheckpointError
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file
 from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
+from mpidist.training.given_path import given_path
 
 _NAME = re.compile(r"checkpoint-(\d+)\.h5")
 _log = logging.getLogger("mpidist")
@@ -39,7 +42,7 @@ class CheckpointManager:
     Raises
     ------
     ValueError
-        If `max_to_keep` is less than 1, or the hours are not positive.
+        The directory is empty, `max_to_keep` is less than 1, or the hours are not positive.
     CheckpointError
         On all ranks: the chief cannot write to the directory; the message has the reason.
     """
@@ -56,7 +59,7 @@ class CheckpointManager:
         if keep_checkpoint_every_n_hours is not None and not keep_checkpoint_every_n_hours > 0:
             raise ValueError(f"keep_checkpoint_every_n_hours must be positive, got {keep_checkpoint_every_n_hours}")
         self.checkpoint = checkpoint
-        self.directory = Path(directory)
+        self.directory = given_path(directory, "directory")
         self.max_to_keep = max_to_keep
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
         if writes_here():
@@ -64,6 +67,7 @@ class CheckpointManager:
                 lambda: _try(self.directory),
                 f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
             )
+        self._own: set[Path] = set()  # what this manager, or the run that it goes on with, has saved; for the chief
         is_chief = Communicator.world().rank == CHIEF
         self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
 
@@ -103,6 +107,7 @@ class CheckpointManager:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
         path = self.checkpoint.save(self.directory / f"checkpoint-{number}.h5")
         if Communicator.world().rank == CHIEF and writes_here():
+            self._own.add(path)
             self._remove_old(path)
         return path
 
@@ -127,10 +132,21 @@ class CheckpointManager:
         restored = job.extended.by_first_worker(lambda: _text_of(self._restore_newest()))
         return None if restored is None else Path(restored)
 
+    def clear(self) -> None:
+        """Remove the checkpoints saved here, and those found by `restore_or_initialize`; nothing else.
+
+        Local, for the chief.  Then the directory goes, if nothing else is in it.
+        """
+        self._remove(self._own)
+        self._own.clear()
+        with suppress(OSError):  # it has other files, or is gone
+            self.directory.rmdir()
+
     def _restore_newest(self) -> Path | None:
         communicator = Communicator.world()
         seen = json.dumps([str(path) for path in reversed(self.checkpoints)]) if communicator.rank == CHIEF else ""
         newest_first = json.loads(communicator.exchange(seen.encode(), what="checkpoint")[CHIEF])
+        self._own.update(map(Path, newest_first))
         reasons = []
         for path in newest_first:
             try:
@@ -164,11 +180,14 @@ class CheckpointManager:
         if self.max_to_keep is not None:
             others = [path for path in self.checkpoints if path != newest and path not in self._kept]
             too_old += [path for path in others[: max(0, len(others) - self.max_to_keep + 1)] if not self._keeps(path)]
-        for path in too_old:
+        self._remove(too_old)
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                _log.warning("checkpoint %s is too old, and cannot be removed: %s", path, error)
+                _log.warning("checkpoint %s is no longer needed, and cannot be removed: %s", path, error)
 
     def _keeps(self, path: Path) -> bool:
         """Return whether an old checkpoint is kept for good, and remember it."""

@@ -26,6 +26,7 @@ import numpy
 from mpidist.collectives.communicator import Communicator
 from mpidist.training.checkpoint import CHIEF, Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
+from mpidist.training.given_path import given_path
 
 _log = logging.getLogger("mpidist")
 
@@ -111,7 +112,7 @@ class PreemptionCheckpointHandler:
     TypeError
         It was given neither a Checkpoint nor a CheckpointManager.
     ValueError
-        A Checkpoint without a directory.
+        A Checkpoint without a directory, or with an empty one.
     CheckpointError
         On all ranks: as for `CheckpointManager.restore_or_initialize`.
 
@@ -332,4 +333,4 @@ def _manager(checkpoint_or_manager: Any, directory: str | Path | None) -> Checkp
         )
     if directory is None:
         raise ValueError("a PreemptionCheckpointHandler with a Checkpoint needs checkpoint_dir, where to save it")
-    return CheckpointManager(checkpoint_or_manager, directory, max_to_keep=1)
+    return CheckpointManager(checkpoint_or_manager, given_path(directory, "checkpoint_dir"), max_to_keep=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import importlib.util
@@ -425,6 +426,25 @@ def test_a_backup_is_removed_at_the_end(tmp_path):
 
     run_ranks(2, on_rank)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["backup", "."])
+def test_a_backup_removes_its_own_files_only(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    mine = ["notes.txt", "checkpoint.h5", "checkpoint-1.h5.bak", "folder/checkpoint-1.h5"]
+    for name in mine:
+        (tmp_path / where / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / where / name).write_text("mine")
+
+    def on_rank(save_freq, interrupt):
+        with contextlib.suppress(Interrupted):
+            Scripted([1.0]).fit(callbacks.BackupAndRestore(where, save_freq), Interrupt(interrupt))
+
+    run_ranks(2, on_rank, 1, 2)
+    assert {"checkpoint-1.h5"} < {path.name for path in (tmp_path / where).iterdir()}
+    run_ranks(2, on_rank, 100, 0)  # saves nothing itself: what it restored is of the same training
+    found = sorted(str(path.relative_to(tmp_path / where)) for path in (tmp_path / where).rglob("*"))
+    assert found == sorted([*mine, "folder"])
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------
