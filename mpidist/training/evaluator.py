@@ -74,8 +74,8 @@ class SidecarEvaluator:
     TypeError
         The model is a function, and there is no `checkpoint`.
     ValueError
-        `checkpoint_dir` is empty; `max_evaluations` is less than 1; or there is neither that nor a training of this job, and no `ended`: it would
-        never end.
+        `checkpoint_dir` is empty; `max_evaluations` is less than 1; or there is neither that nor a training of this
+        job, and no `ended`: it would never end.
     """
 
     def __init__(
