@@ -21,6 +21,9 @@ from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.partition import check_partition
 from mpidist.variables.sparse_writing import SparseWriting
 
+#: What variables are called that no user has named, with a number from the second one on.
+DEFAULT_NAME = "Variable"
+
 
 def Variable(  # noqa: N802 - a factory with the name of what it makes, as in TensorFlow
     initial_value: Any,
@@ -76,7 +79,7 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
         check_partition(storage.shape, partition_dimensions, strategy.extended.num_logical_devices)
     variable = strategy.extended.new_variable(
         storage,
-        name=strategy.extended.unique_name(name or "Variable"),
+        name=strategy.extended.unique_name(name or DEFAULT_NAME),
         trainable=synchronization is not VariableSynchronization.ON_READ if trainable is None else trainable,
         synchronization=synchronization,
         aggregation=aggregation,
