@@ -20,6 +20,8 @@ from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.training.given_path import given_path
+from mpidist.training.owner import Owner
+from mpidist.training.temporary_files import temporary
 from mpidist.variables import DistributedVariable
 
 #: The rank that writes and reads files.
@@ -146,15 +148,27 @@ class Checkpoint:
         ValueError
             The path is empty.
         """
-        path = given_path(path, "path", is_file=True)
+        return self._save(given_path(path, "path", is_file=True), parallel)
+
+    def save_owned(self, path: Path, owner: Owner) -> Path:
+        """Do what `save` does, in a directory that this job alone saves in.
+
+        Collective: every rank calls it in the same order.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks: it could not be written, or the directory is another job's.
+        """
+        return self._save(path, None, owner)
+
+    def _save(self, path: Path, parallel: bool | None, owner: Owner | None = None) -> Path:
         if not writes_here():
             return path
         found, numbers = self._collect()
         what = f"checkpoint {path} was not saved"
-        if _writes_together(parallel, what):
-            _write_together(path, found, numbers, what)
-        else:
-            together(lambda: hdf5_file.write(path, found, numbers), what)
+        write_fn = _write_together if _writes_together(parallel, what) else _write_alone
+        write_fn(path, found, numbers, what, owner)
         return path
 
     def restore(self, path: str | Path) -> None:
@@ -321,7 +335,23 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-# -- writing by all ranks ----------------------------------------------------------------------------------------------
+# -- writing by the chief, or by all ranks -----------------------------------------------------------------------------
+
+
+def _write_alone(
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+) -> None:
+    def write() -> None:
+        if owner is not None:
+            owner.claim()
+        hdf5_file.write(path, found, numbers, _permit(owner))
+
+    together(write, what)
+
+
+def _permit(owner: Owner | None) -> Callable[[], None]:
+    """Return what raises where a file must not get its name."""
+    return (lambda: None) if owner is None else owner.require
 
 
 def _writes_together(parallel: bool | None, what: str) -> bool:
@@ -338,27 +368,39 @@ def _writes_together(parallel: bool | None, what: str) -> bool:
     return True
 
 
-def _write_together(path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str) -> None:
+def _write_together(
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+) -> None:
     communicator = Communicator.world()
     rank, size = communicator.rank, communicator.size
     parts = hdf5_parallel.part_checksums(found, rank, size)
     described = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
-    raw = communicator.exchange(
-        json.dumps([described, parts, numbers if rank == CHIEF else None]).encode(), "checkpoint"
-    )
+    of_chief = [numbers, str(temporary(path))] if rank == CHIEF else None
+    raw = communicator.exchange(json.dumps([described, parts, of_chief]).encode(), "checkpoint")
     answers = [json.loads(each) for each in raw]
     _agree("" if answers[rank][0] == answers[CHIEF][0] else f"its arrays are not those of rank {CHIEF}", what)
     checksums = hdf5_parallel.whole_checksums(list(found), [answer[1] for answer in answers])
-    temporary = path.with_name(hdf5_file.temporary_name(path))
-    together(lambda: hdf5_file.begin(path), what)
+    numbers, written = answers[CHIEF][2]
+
+    def begin() -> None:
+        if owner is not None:
+            owner.claim()
+        hdf5_file.begin(path)
+
+    together(begin, what)
     ranges: hdf5_file.Ranges = []
     problem = ""
     try:
-        ranges = hdf5_parallel.write_parts(temporary, found, answers[CHIEF][2], checksums, rank, size)
+        ranges = hdf5_parallel.write_parts(Path(written), found, numbers, checksums, rank, size)
     except OSError as error:
         problem = str(error)
-    _agree(problem, what)
-    together(lambda: hdf5_parallel.seal(temporary, path, ranges), what)
+    try:
+        _agree(problem, what)
+        together(lambda: hdf5_parallel.seal(Path(written), path, ranges, _permit(owner)), what)
+    except CheckpointError:
+        if rank == CHIEF:
+            Path(written).unlink(missing_ok=True)
+        raise
 
 
 # -- all ranks together ------------------------------------------------------------------------------------------------

@@ -412,7 +412,7 @@ def test_the_best_is_saved_and_known_after_a_restart(tmp_path):
         script = Scripted(losses)
         best = callbacks.ModelCheckpoint(tmp_path, "loss", save_best_only=True, max_to_keep=None, resume=True)
         script.fit(best, epochs=epochs)
-        return sorted(path.name for path in tmp_path.iterdir())
+        return sorted(path.name for path in tmp_path.glob("checkpoint-*"))
 
     saved = on_two_ranks(on_rank, [3.0, 2.0], 2)
     assert saved == ["checkpoint-2.h5", "checkpoint-4.h5"]
@@ -431,7 +431,7 @@ def test_a_backup_is_removed_at_the_end(tmp_path):
 @pytest.mark.parametrize("where", ["backup", "."])
 def test_a_backup_removes_its_own_files_only(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
-    mine = ["notes.txt", "checkpoint.h5", "checkpoint-1.h5.bak", "folder/checkpoint-1.h5"]
+    mine = ["notes.txt", ".mine.partial", "checkpoint.h5", "checkpoint-1.h5.bak", "folder/checkpoint-1.h5"]
     for name in mine:
         (tmp_path / where / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / where / name).write_text("mine")

@@ -162,7 +162,7 @@ def test_signals_are_notices(tmp_path, name):
             handler.run(lambda n=number: signal.raise_signal(signal.Signals[name]) if n == 4 else None)
     assert (ended.value.code, handler.total_run_calls) == (42, 6)
     assert signal.getsignal(signal.Signals[name]) is before
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1.h5"]
+    assert [path.name for path in tmp_path.glob("*.h5")] == ["checkpoint-1.h5"]
 
 
 def test_the_code_and_the_signals_are_asked_for(tmp_path):
