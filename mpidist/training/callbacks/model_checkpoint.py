@@ -149,6 +149,7 @@ class BackupAndRestore(ModelCheckpoint):
         super().on_train_begin(logs)
         if self.save_before_preemption:
             self._handler = PreemptionCheckpointHandler(None, self.manager, None, self.termination_config)
+            self._handler.steps_fn = lambda: self.trainer.steps_made
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save where it is time; save and exit if the job is told to end.  Collective then."""

@@ -365,7 +365,7 @@ def test_an_interrupted_training_goes_on_on_another_number_of_ranks(tmp_path, si
 
 
 @pytest.mark.parametrize("told", [0, 1])
-def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path, told):
+def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path, told, caplog):
     x, y = net.rows(22)
 
     def exit_fn():
@@ -388,6 +388,7 @@ def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path,
     (_, whole), _ = run_ranks(2, on_rank, tmp_path / "whole", 0)
     (first, nothing), (second, _) = run_ranks(2, on_rank, tmp_path / "run", 8)
     assert first == second in (8, 9) and nothing is None
+    assert f"the job was told to end: saved after {first} steps; it exits" in caplog.text
     for _, values in run_ranks(2, on_rank, tmp_path / "run", 0):
         numpy.testing.assert_array_equal(values, whole)
 
