@@ -83,6 +83,10 @@ class DistributedDataset:
         """Return the position of the next part as numbers and small arrays, for a checkpoint.  Local."""
         return self._feed.state(self._position)
 
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise what `restore` would raise.  Local."""
+        self._feed.position(state)
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let the next ``iter()`` begin at a position that `state` gave, on any number of replicas.
 
@@ -247,6 +251,10 @@ class DistributedIterator(Iterator[Any]):
     def state(self) -> dict[str, Any]:
         """Return the position of the next element as numbers and small arrays, for a checkpoint.  Local."""
         return self._owner._feed.state(self._position)
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise what `restore` would raise.  Local."""
+        self._owner._feed.position(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a position that `state` gave, on any number of replicas.  Local."""

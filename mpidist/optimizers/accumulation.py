@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.optimizers.saved_slots import ACCUMULATED, SavedSlots, accumulated_in, bind_by_name, described
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.options import ReduceOp
 from mpidist.variables import IndexedSlices
@@ -38,6 +39,8 @@ class Accumulation:
         self._sums: list[Any] = []
         self._names: list[str] = []
         self._variables: list[Any] = []
+        # What was restored, until it is known of which variables it is.
+        self._restored: list[SavedSlots] = []
         # Whether the sums are those of all replicas already, and of whole variables, as after `restore`.
         self._is_total = False
 
@@ -50,62 +53,73 @@ class Accumulation:
             Its variables are not those of the micro-batches before.
         """
         names = [variable.name for variable in variables]
-        self._variables = list(variables)
         if self.micro_step == 0:
-            self._names, self._is_total = names, False
+            self._names, self._variables, self._is_total = names, list(variables), False
             kept = self._sums if len(self._sums) == len(gradients) else [None] * len(gradients)
             self._sums = [_copied(each, old) for each, old in zip(gradients, kept, strict=True)]
         else:
+            self._take_restored(variables)
             self._require_same(names)
             self._keep_own_part()
             self._sums = [_plus(total, each) for total, each in zip(self._sums, gradients, strict=True)]
         self.micro_step = (self.micro_step + 1) % self.count
         return None if self.micro_step else self._sums
 
-    def state(self) -> dict[str, Any]:
+    def state(self, paths: Mapping[int, str]) -> dict[str, Any]:
         """Return the sums over all replicas, in the middle of an update; nothing between updates.
 
         Collective in the middle of an update: every rank calls it in the same order.
         """
         if not self.micro_step:
             return {}
-        sums = [_dense(total) for total in self._sums]
+        sums, saved = [_dense(total) for total in self._sums], self._restored
+        if not saved:
+            saved = [SavedSlots(variable.name, variable=variable) for variable in self._variables]
         if not self._is_total:
             sums = self._variables[0].strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
             sums = [variable.joined(total) for variable, total in zip(self._variables, sums, strict=True)]
         arrays_by_key = {f"accumulated/{number}": total for number, total in enumerate(sums)}
-        found = {"micro_step": self.micro_step, "accumulated_version": _VERSION}
-        return {**found, "accumulated_names": "\n".join(self._names), **arrays_by_key}
+        counts = {"micro_step": self.micro_step, "gradient_accumulation_steps": self.count}
+        counts["accumulated_version"] = _VERSION
+        return {**counts, **described(saved, ACCUMULATED, paths), **arrays_by_key}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local.
-
-        Raises
-        ------
-        ValueError
-            The state is in the middle of an update, and its sums are of an older version, or of more micro-batches than
-            an update has here; nothing has changed.
-        """
-        micro_step = int(state.get("micro_step", 0))
-        self._require_use(micro_step, int(state.get("accumulated_version", 1)))
-        self.micro_step = micro_step
-        self._names = state["accumulated_names"].split("\n") if self.micro_step else []
-        self._sums = [numpy.array(state[f"accumulated/{number}"]) for number in range(len(self._names))]
-        self._is_total = True
-
-    def _require_use(self, micro_step: int, version: int) -> None:
+    def check(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
+        """Raise ValueError if `restore` cannot take over a state.  Local."""
+        micro_step, count = int(state.get("micro_step", 0)), state.get("gradient_accumulation_steps")
+        version = int(state.get("accumulated_version", 1))
         if micro_step and version != _VERSION:
             raise ValueError(
                 f"the checkpoint was saved after micro-batch {micro_step} of an update, by another version of mpidist: "
                 f"its sums of gradients are of version {version}, expected {_VERSION}. Those of version 1 depend on "
                 "the number of ranks. Restore a checkpoint that was saved between two updates"
             )
-        if micro_step >= self.count:
+        if micro_step and (micro_step >= self.count or count not in (None, self.count)):
             raise ValueError(
-                f"the checkpoint was saved after micro-batch {micro_step} of an update, and an update has {self.count} "
-                f"here: set gradient_accumulation_steps to {micro_step + 1} or more, or restore a checkpoint that was "
-                "saved between two updates"
+                f"it was saved after {micro_step} of {count or 'several'} micro-batches, this optimizer has "
+                f"gradient_accumulation_steps={self.count}; finish the update with as many as it was begun with"
             )
+        if micro_step:
+            accumulated_in(state, variables)
+
+    def restore(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
+        """Take over what `state` gave; errors as for `check`.  Local."""
+        self.check(state, variables)
+        self.micro_step = int(state.get("micro_step", 0))
+        self._restored = accumulated_in(state, variables) if self.micro_step else []
+        self._sums = [numpy.array(array) for each in self._restored for array in each.arrays.values()]
+        self._is_total = True
+
+    def _take_restored(self, variables: Sequence[Any]) -> None:
+        """Put what was restored into the order of the variables; ValueError where it is of others."""
+        if not self._restored:
+            return
+        bind_by_name(self._restored, variables)
+        total_of = {id(each.variable): total for each, total in zip(self._restored, self._sums, strict=True)}
+        if total_of.keys() == set(map(id, variables)):
+            self._sums = [total_of[id(variable)] for variable in variables]
+            self._variables, self._restored = list(variables), []
+        unclaimed = [each if each.variable is None else each.variable for each in self._restored]
+        self._names = [each.name for each in unclaimed or self._variables]
 
     def _keep_own_part(self) -> None:
         """After `restore`, leave the sums to the first replica, of each variable what this rank holds of it.

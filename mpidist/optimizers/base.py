@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
 import numpy
@@ -24,6 +25,7 @@ from mpidist.optimizers.clipping import Clipping, is_finite
 from mpidist.optimizers.loss_scale import LossScale
 from mpidist.optimizers.one_copy import OneCopyUpdates
 from mpidist.optimizers.remote import RemoteUpdates
+from mpidist.optimizers.saved_slots import SLOTS, SavedSlots, described, slots_in
 from mpidist.optimizers.sharded import ShardedUpdates
 from mpidist.optimizers.slots import Slots
 from mpidist.options import ReduceOp
@@ -48,6 +50,9 @@ class Options(OptionsButDecay, total=False):
     """The options of every `Optimizer`."""
 
     weight_decay: float | None
+
+NO_PATHS: Mapping[int, str] = MappingProxyType({})
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,6 @@ class Optimizer(abc.ABC):
     zero_gradient_changes_nothing = False
     #: Who updates in its place, where other processes hold the variables; None where this one does.
     remote: RemoteUpdates | None = None
-    #: Names of the variables in the order of their first update, where others keep the slots.
-    update_order: Sequence[str] = ()
 
     def __init__(
         self,
@@ -135,7 +138,6 @@ class Optimizer(abc.ABC):
         self.skip_nonfinite = skip_nonfinite
         self._iterations = 0
         self.skipped_steps = 0
-        self._restored_order: list[str] = []
         self._accumulation = Accumulation(gradient_accumulation_steps or 1)
         self._slots = Slots(self.slot_names, self.initial_slots())
         self._sharded = ShardedUpdates(self._slots)
@@ -335,6 +337,8 @@ class Optimizer(abc.ABC):
     def _reduce_and_update(self, gradients: list[Any], variables: list[Any], is_reduced: bool, scale: float) -> None:
         extended = variables[0].strategy.extended
         self.remote = self.remote or extended.remote_updates(self)
+        if self._slots.has_unbound:
+            self._slots.expect(variables)
         if self.remote is not None:
             self._push(gradients, variables, is_reduced and extended.num_replicas > 1, scale)
             return
@@ -565,47 +569,99 @@ class Optimizer(abc.ABC):
             return self._slots.by_name(variable)
         return {name: slot.reshape(variable.shape) for name, slot in zip(self.slot_names, elsewhere, strict=True)}
 
-    def state(self) -> dict[str, Any]:
-        """Return ``iterations`` and all slots, as ``"number/slot"`` to live views, for a checkpoint.
+    def state(self, paths: Mapping[int, str] = NO_PATHS) -> dict[str, Any]:
+        """Return class, settings, steps and all slots, as ``"number/slot"`` to live views, for a checkpoint.
 
         Collective where slots are kept in slices, each on one rank, and in the middle of an accumulation, with the sums
-        of all replicas; Local otherwise.  Variables are numbered in
-        the order in which they were first updated.
-        """
-        found: dict[str, Any] = {"skipped_steps": self.skipped_steps}
-        found |= self.loss_scale.state() | self._accumulation.state()
-        if self.remote is not None:
-            return found | self.remote.state()
-        if not callable(self._learning_rate):
-            found["learning_rate"] = float(self._learning_rate)
-        known = self._slots.variable_names
-        if order := self.update_order or [*self._restored_order, *known[len(self._restored_order) :]]:
-            found["slot_variables"] = "\n".join(order)
-        return {"iterations": self.iterations, **found, **self._slots.state(self._sharded.gathered())}
+        of all replicas; Local otherwise.  Names of the numbered variables are in ``"slot_variables"``.
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, also before this optimizer has met its variables.  Local.
-
-        A learning rate is taken over too, unless this optimizer has a schedule.
+        Parameters
+        ----------
+        paths : mapping of int to str
+            Where the checkpoint has variables, by their id.
 
         Raises
         ------
         ValueError
-            A slot's shape is not its variable's; for variables not met yet, at their first update.  The state is in the
-            middle of an update whose sums cannot be used; nothing has changed then.
+            Two of its variables have one name.
         """
-        self._accumulation.restore(state)  # which may refuse, and then nothing has changed
+        found: dict[str, Any] = {"class": type(self).__name__, "slot_names": list(self.slot_names)}
+        found |= {"skipped_steps": self.skipped_steps, **self.loss_scale.state(), **self._accumulation.state(paths)}
         if self.remote is not None:
-            self.remote.restore(state)
+            plain, saved = self.remote.state()
+            found |= plain
+        else:
+            found["iterations"] = self.iterations
+            if not callable(self._learning_rate):
+                found["learning_rate"] = float(self._learning_rate)
+            saved = self._slots.saved(self._sharded.gathered())
+        if self.slot_names:
+            found |= described(saved, SLOTS, paths)
+        for number, each in enumerate(saved):
+            found.update({f"{number}/{slot}": array for slot, array in each.arrays.items()})
+        return found
+
+    def check(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
+        """Raise what `restore` would raise, and change nothing.  Local."""
+        self._slots_to_restore(state, variables)
+        self._accumulation.check(state, variables)
+
+    def restore(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
+        """Take over what `state` gave, also before this optimizer has met its variables.  Local.
+
+        A learning rate is taken over too, unless this optimizer has a schedule.  Slots belong to the variable of their
+        path; without one, to the variable of their name.
+
+        Parameters
+        ----------
+        state : mapping
+        variables : mapping of str to Variable
+            Those of the checkpoint, by their path.
+
+        Raises
+        ------
+        ValueError
+            Nothing is changed: it is of another class of optimizer, or has other slots; a slot's shape is not its
+            variable's; it cannot be told to which variables slots belong (for variables not met yet, at their first
+            update); or gradients are accumulated over another number of micro-batches.
+        """
+        saved = self._slots_to_restore(state, variables)
+        self._accumulation.restore(state, variables)
+        if self.remote is not None:
+            self.remote.restore(state, saved)
+            saved = []
+        self.take_over(state, saved)
+
+    def take_over(self, state: Mapping[str, Any], saved: Sequence[SavedSlots]) -> None:
+        """Set steps, settings and slots, as `restore` does when all has been checked.  Local."""
         self._iterations = int(state["iterations"])
         self.skipped_steps = int(state.get("skipped_steps", 0))
         if not callable(self._learning_rate):
             self._learning_rate = float(state.get("learning_rate", self._learning_rate))
         self.loss_scale.restore(state)
         self._sharded.forget()
-        if self.remote is None:
-            self._slots.restore({key: value for key, value in state.items() if re.fullmatch(r"\d+/.*", key)})
-        self._restored_order = str(state["slot_variables"]).split("\n") if "slot_variables" in state else []
+        self._slots.restore(saved)
+
+    def _slots_to_restore(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> list[SavedSlots]:
+        """Return the slots of a state, with the variables to which they belong; errors as for `restore`."""
+        own, kind = set(self.slot_names), state.get("class", type(self).__name__)
+        if kind != type(self).__name__:
+            raise ValueError(f"the state of {kind} was saved, this optimizer is {type(self).__name__}")
+        if "iterations" not in state:
+            raise ValueError("it is no state of an optimizer: it has no 'iterations'")
+        saved = slots_in(state, variables)
+        differing = [set(each.arrays) for each in saved if set(each.arrays) != own]
+        if "slot_names" in state:
+            differing += [set(state["slot_names"])] if set(state["slot_names"]) != own else []
+        elif not saved and own and state["iterations"]:
+            differing = [set()]
+        if differing:
+            raise ValueError(
+                f"slots {sorted(differing[0])} were saved, this {type(self).__name__} has {sorted(own)}: make it as it "
+                "was made when it was saved"
+            )
+        (self._slots if self.remote is None else self.remote).match(saved)
+        return saved
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -624,7 +680,7 @@ class Optimizer(abc.ABC):
             It has: what it knows of them is not true of copies of them.
         """
         has_named = any(isinstance(each, DistributedVariable) for each in self._without_decay)
-        if self._slots.variable_names or self._accumulation.micro_step or has_named or self.remote is not None:
+        if self._slots.has_met or self._accumulation.micro_step or has_named or self.remote is not None:
             raise TypeError(
                 f"this {type(self).__name__} has met variables, to which its state belongs, so it cannot be copied. "
                 "Make another one with the same arguments; `restore(optimizer.state())` gives it the same state"
@@ -643,7 +699,6 @@ class Optimizer(abc.ABC):
         """
         new = copy.copy(self)
         new._iterations = new.skipped_steps = 0
-        new._restored_order = []
         new.clipping = Clipping(clipvalue=self.clipping.clipvalue)
         new.loss_scale, new.skip_nonfinite = LossScale(1.0), False
         new._accumulation = Accumulation(1)

@@ -6,6 +6,8 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpidist.optimizers.saved_slots import SavedSlots
+
 if TYPE_CHECKING:
     from mpidist.optimizers.base import Optimizer
 
@@ -49,12 +51,16 @@ class RemoteUpdates(abc.ABC):
         """Set the learning rate of later steps: a number, or a function of the steps made."""
 
     @abc.abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Return ``iterations``, ``learning_rate`` where it is a number, and slots, as `Optimizer.state` does."""
+    def state(self) -> tuple[dict[str, Any], list[SavedSlots]]:
+        """Return ``iterations``, and ``learning_rate`` where it is a number; and all slots, whole."""
 
     @abc.abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, of this strategy or of another."""
+    def match(self, saved: Sequence[SavedSlots]) -> None:
+        """Bind saved slots to variables; ValueError where it cannot be told to which one they belong."""
+
+    @abc.abstractmethod
+    def restore(self, state: Mapping[str, Any], saved: Sequence[SavedSlots]) -> None:
+        """Take over a state of this strategy or of another, with slots that have been matched."""
 
     @abc.abstractmethod
     def slots(self, variable: Any) -> dict[str, Any]:

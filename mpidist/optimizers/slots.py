@@ -1,4 +1,4 @@
-"""`Slots`: the arrays that an optimizer keeps for every variable, flat, in the order in which it met the variables."""
+"""`Slots`: the arrays that an optimizer keeps for every variable, flat."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist import arrays
+from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.optimizers.slices import compute_dtype
 
 
 class Slots:
-    """The slots of all variables of one optimizer.  All Local.
+    """The slots of all variables of one optimizer.  All Local, unless said otherwise.
 
     Parameters
     ----------
@@ -18,6 +19,11 @@ class Slots:
         The arrays that every variable has.
     initial : mapping of str to float
         What they are filled with at first; 0 for those that are not named.
+
+    Attributes
+    ----------
+    has_unbound : bool
+        Whether there are restored slots of which it is not known yet to which variables they belong.
     """
 
     def __init__(self, names: Sequence[str], initial: Mapping[str, float]) -> None:
@@ -27,10 +33,15 @@ class Slots:
         # from being reused.
         self._known: list[tuple[Any, list[Any] | None]] = []
         self._number_of_id: dict[int, int] = {}
-        self._restored: dict[str, Any] = {}
+        # Restored for variables that have not been met yet.
+        self._waiting: list[SavedSlots] = []
+        self.has_unbound = False
 
     def of(self, variable: Any) -> list[Any]:
-        """Return the slots of a variable as flat arrays in the order of `names`; made at the first call for it."""
+        """Return the slots of a variable as flat arrays in the order of `names`; made at the first call for it.
+
+        ValueError as for `expect`.
+        """
         number = self._number_of_id.get(id(variable))
         if number is None:
             return self._register(variable)
@@ -39,9 +50,9 @@ class Slots:
         return slots
 
     @property
-    def variable_names(self) -> list[str]:
-        """Names of the variables met, in the order of their numbers; none where no slots are kept."""
-        return [variable.name for variable, _ in self._known]
+    def has_met(self) -> bool:
+        """Whether it has met variables."""
+        return bool(self._known)
 
     def give_up(self, variable: Any) -> None:
         """Drop the slots of a variable, which somebody else keeps from now on; its number stays."""
@@ -58,55 +69,65 @@ class Slots:
         found = self.of(variable)
         return {name: slot.reshape(variable.shape) for name, slot in zip(self.names, found, strict=True)}
 
-    def state(self, elsewhere: Mapping[int, list[Any]]) -> dict[str, Any]:
-        """Return all slots as ``"number/slot"`` to live views, what was restored and not yet asked for included.
+    def saved(self, elsewhere: Mapping[int, list[Any]]) -> list[SavedSlots]:
+        """Return all slots as live views, those of variables not met yet included.
 
         Collective where a variable is split over ranks: its slots are put together.  Local otherwise.
         `elsewhere` has those that somebody else keeps, flat, by the id of their variable.
         """
-        found = dict(self._restored)
-        for number, (variable, slots) in enumerate(self._known):
+        found = []
+        for variable, slots in self._known:
             flat = elsewhere[id(variable)] if slots is None else slots
             whole = [variable.joined(slot.reshape(variable.shape)) for slot in flat]
-            found.update({f"{number}/{name}": slot for name, slot in zip(self.names, whole, strict=True)})
-        return found
+            found.append(SavedSlots(variable.name, dict(zip(self.names, whole, strict=True)), variable))
+        return found + self._waiting
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, for variables not met yet too.
+    def match(self, saved: Sequence[SavedSlots]) -> None:
+        """Bind saved slots to the variables that have been met; errors as for `bind_by_name`."""
+        bind_by_name(saved, [variable for variable, _ in self._known])
+
+    def restore(self, saved: Sequence[SavedSlots]) -> None:
+        """Take over slots that have been matched; variables without any begin anew."""
+        of_variable = {id(each.variable): each for each in saved if each.variable is not None}
+        for number, (variable, slots) in enumerate(self._known):
+            slots = self._empty(variable) if slots is None else slots
+            self._fill(variable, slots, of_variable.pop(id(variable), None))
+            self._known[number] = (variable, slots)
+        self._waiting = [each for each in saved if each.variable is None or id(each.variable) in of_variable]
+        self.has_unbound = any(each.variable is None for each in self._waiting)
+
+    def expect(self, variables: Sequence[Any]) -> None:
+        """Find what was restored for variables that are about to be updated.
 
         Raises
         ------
         ValueError
-            A slot's shape is not its variable's; for variables not met yet, when they are.
+            As for `bind_by_name`.
         """
-        self._restored = dict(state)
-        for number, (variable, slots) in enumerate(self._known):
-            slots = self._empty(variable) if slots is None else slots
-            self._fill(number, variable, slots)
-            self._known[number] = (variable, slots)
+        bind_by_name(self._waiting, [each for each in variables if id(each) not in self._number_of_id])
+        self.has_unbound = any(each.variable is None for each in self._waiting)
 
     def _empty(self, variable: Any) -> list[Any]:
         dtype = compute_dtype(variable.dtype)
         return [variable.empty_slot(dtype) for _ in self.names]
 
     def _register(self, variable: Any) -> list[Any]:
-        slots, number = self._empty(variable), len(self._known)
-        self._fill(number, variable, slots)
+        if self.has_unbound:
+            self.expect([variable])
+        slots = self._empty(variable)
+        restored = next((each for each in self._waiting if each.variable is variable), None)
+        self._fill(variable, slots, restored)
+        if restored is not None:
+            self._waiting.remove(restored)
+        self._number_of_id[id(variable)] = len(self._known)
         self._known.append((variable, slots))
-        self._number_of_id[id(variable)] = number
         return slots
 
-    def _fill(self, number: int, variable: Any, slots: list[Any]) -> None:
+    def _fill(self, variable: Any, slots: list[Any], restored: SavedSlots | None) -> None:
         """Set slots to what was restored for them, or to their initial value."""
         for name, slot in zip(self.names, slots, strict=True):
-            value = self._restored.pop(f"{number}/{name}", None)
-            if value is None:
+            if restored is None:
                 slot[...] = self._initial.get(name, 0)
-                continue
-            if value.shape != variable.saved_shape:
-                raise ValueError(
-                    f"slot {name!r} for variable {variable.name!r} was saved with shape {value.shape}, "
-                    f"expected {variable.saved_shape}: the variables were first updated in another order, or the model "
-                    "has changed"
-                )
-            slot[...] = arrays.namespace(slot).asarray(variable.own_part(value)).reshape(-1)
+            else:
+                part = variable.own_part(restored.arrays[name])
+                slot[...] = arrays.namespace(slot).asarray(part).reshape(-1)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import pickle
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy
 
 from mpidist.errors import MissingDependencyError, TornVariableError
 from mpidist.optimizers.base import Optimizer, Step
+from mpidist.optimizers.saved_slots import SavedSlots
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
 from mpidist.parameter_server.published import Copies
@@ -373,23 +373,22 @@ class ServedOptimizer:
         """Return steps and settings, and slots as ``"variable/shard/slot"``; TornVariableError if slots are torn."""
         self.require_whole()
         state = self.optimizer.state()
-        found = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/.*", name)}
-        for number, key in enumerate(self._met):
-            for slot in self.optimizer.slot_names:
-                found[f"{key[0]}/{key[1]}/{slot}"] = state[f"{number}/{slot}"]
+        found: dict[str, Any] = {name: value for name, value in state.items() if isinstance(value, (int, float))}
+        of_optimizer: Callable[[Any], dict[str, Any]] = self.optimizer.slots  # to it, a stored variable is one
+        for key, variable in self._met.items():
+            for slot, array in of_optimizer(variable).items():
+                found[f"{key[0]}/{key[1]}/{slot}"] = array
         return found
 
     def restore(self, state: dict[str, Any], variables: dict[Key, StoredVariable]) -> None:
         """Take over what `state` gave, for variables of this server."""
-        plain = {name: value for name, value in state.items() if not re.fullmatch(r"\d+/\d+/.*|slot_variables", name)}
         slots: dict[Key, dict[str, Any]] = {}
         for name, value in state.items():
-            if name not in plain and "/" in name:
-                number, shard, slot = name.split("/", 2)
+            if name.count("/") == 2:
+                number, shard, slot = name.split("/")
                 slots.setdefault((int(number), int(shard)), {})[slot] = value
-        for key in sorted(slots):
+        for key in slots:
             self.slots_of(variables[key])
-        numbers = {key: number for number, key in enumerate(self._met)}
-        numbered = {f"{numbers[key]}/{slot}": value for key, found in slots.items() for slot, value in found.items()}
-        self.optimizer.restore({**plain, **numbered})
+        saved = [SavedSlots(variables[key].name, arrays, variables[key]) for key, arrays in slots.items()]
+        self.optimizer.take_over(state, saved)
         self._torn = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy
 from mpidist import context
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
+from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.push_part import Part
 from mpidist.parameter_server.registry import Registry, reference_of_optimizer
@@ -74,7 +75,7 @@ class ServedUpdates(RemoteUpdates):
     ) -> None:
         """Send gradients, to be applied as one step; does not wait for it."""
         if not self._is_registered:
-            self._register(variables)
+            self._register()
         scale = factors[0]
         if any(factor != scale for factor in factors):
             gradients = [_times(gradient, factor) for gradient, factor in zip(gradients, factors, strict=True)]
@@ -119,16 +120,10 @@ class ServedUpdates(RemoteUpdates):
                 return known
         return None
 
-    def _register(self, variables: Iterable[ServedVariable] | None = None) -> None:
-        """Send the optimizer, with the order of its first update, which a checkpoint numbers slots by."""
-        if not self._optimizer.update_order:
-            known = self._trainable() if variables is None else variables
-            self._optimizer.update_order = [variable.name for variable in known]
+    def _register(self) -> None:
+        """Send the optimizer."""
         self._client.register_optimizer(self._optimizer, self._number)
         self._is_registered = True
-
-    def _trainable(self) -> list[ServedVariable]:
-        return [variable for variable in self._registry.by_name().values() if variable.trainable]
 
     # -- steps and settings -------------------------------------------------------------------------------------------
 
@@ -160,59 +155,40 @@ class ServedUpdates(RemoteUpdates):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Return steps, learning rate and slots, numbered and whole as any strategy has them."""
+    def state(self) -> tuple[dict[str, Any], list[SavedSlots]]:
+        """Return steps and learning rate; and all slots, whole as any strategy has them."""
         if not self._is_known():
             self._register()
         found = self._client.optimizer_state(self._number)
-        plain = {name: value for name, value in found.items() if name in _PLAIN}
-        slots = _by_variable(found)
-        order = [name for name in str(found.get("slot_variables", "")).split("\n") if name]
-        variables = self._registry.by_name()
-        known = [variables[name] for name in order if name in variables]
-        numbers = {variable.number for variable in known}
-        known += [each for each in variables.values() if each.number in slots.keys() - numbers]
-        numbered = {
-            f"{place}/{slot}": _joined(variable, parts)
-            for place, variable in enumerate(known)
-            for slot, parts in slots.get(variable.number, {}).items()
-        }
-        return {**plain, "slot_variables": "\n".join(variable.name for variable in known), **numbered}
+        variables = self._registry.variables
+        saved = []
+        for number, parts_of_slot in sorted(_by_variable(found).items()):
+            variable = variables[number]
+            whole = {slot: _joined(variable, parts) for slot, parts in parts_of_slot.items()}
+            saved.append(SavedSlots(variable.name, whole, variable))
+        return {name: value for name, value in found.items() if name in _PLAIN}, saved
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, of this strategy or of another.
+    def match(self, saved: Sequence[SavedSlots]) -> None:
+        """Bind saved slots to variables of the servers.
 
         Raises
         ------
         ValueError
-            A slot's shape is not its variable's, or there are slots for more variables than there are.
+            As for `bind_by_name`; or slots belong to no variable of the servers.
         """
-        numbers = sorted({int(name.partition("/")[0]) for name in state if _is_slot(name)})
-        variables = self._variables_in_order(str(state.get("slot_variables", "")), numbers)
-        self._optimizer.update_order = [variable.name for variable in variables]
-        self._client.register_optimizer(self._optimizer, self._number)
-        self._is_registered = True
+        bind_by_name(saved, [each for each in self._registry.by_name().values() if each.trainable])
+        if lost := [each.name for each in saved if each.variable is None]:
+            raise ValueError(f"slots were saved for variables {lost}, which the servers do not have: the model differs")
+
+    def restore(self, state: Mapping[str, Any], saved: Sequence[SavedSlots]) -> None:
+        """Take over a state of this strategy or of another, with slots that have been matched."""
+        self._register()
         found: dict[str, Any] = {name: state[name] for name in _PLAIN if name in state}
-        for name, value in state.items():
-            if _is_slot(name):
-                place, slot = name.split("/", 1)
-                found.update(_cut(variables[int(place)], slot, value))
+        for each in saved:
+            for slot, array in each.arrays.items():
+                found.update(_cut(each.variable, slot, array))
         found["iterations"] = int(state["iterations"])
         self._client.restore_optimizer(self._number, found)
-
-    def _variables_in_order(self, names: str, numbers: Sequence[int]) -> list[ServedVariable]:
-        """Return the variables that the numbers of a state mean: by their names, else in the order of creation."""
-        by_name = self._registry.by_name()
-        named = [name for name in names.split("\n") if name]
-        if named and all(name in by_name for name in named) and len(named) > max(numbers, default=-1):
-            return [by_name[name] for name in named]
-        variables = self._trainable()
-        if numbers and max(numbers) >= len(variables):
-            raise ValueError(
-                f"an optimizer's state has slots for variable {max(numbers)}, but the servers hold "
-                f"{len(variables)} trainable variables: the model has changed"
-            )
-        return variables
 
     def slots(self, variable: Any) -> dict[str, Any]:
         """Return copies of the slots of a variable by name, in its shape."""
@@ -260,11 +236,6 @@ def _joined(variable: ServedVariable, parts: Mapping[int, Any]) -> Any:
 
 def _cut(variable: ServedVariable, slot: str, value: Any) -> dict[str, Any]:
     """Return the slot of a variable by shard, as servers keep it."""
-    if value.shape != variable.shape:
-        raise ValueError(
-            f"slot {slot!r} for variable {variable.name!r} was saved with shape {value.shape}, expected "
-            f"{variable.shape}: the variables were first updated in another order, or the model has changed"
-        )
     return {
         f"{variable.number}/{spec.key[1]}/{slot}": part
         for spec, (_, part) in zip(variable.specs, variable.pushed(value), strict=True)

@@ -186,8 +186,7 @@ class StatusBoard:
         pid = self.pid(line)
         if pid in (0, os.getpid()):
             return True
-        start = self.words[(1 + line) * _LINE_WORDS + _START]
-        return start_time(pid) == start if start else _exists(pid)
+        return lives(pid, self.words[(1 + line) * _LINE_WORDS + _START])
 
 
 def start_time(pid: int) -> int | None:
@@ -203,6 +202,11 @@ def start_time(pid: int) -> int | None:
     except ProcessLookupError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def lives(pid: int, start: int) -> bool:
+    """Return whether the process `pid` that began at `start` still runs; a start of 0 is not known."""
+    return start_time(pid) == start if start else _exists(pid)
 
 
 def _exists(pid: int) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,21 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
+from mpidist.optimizers import Optimizer
+from mpidist.optimizers.saved_slots import is_default_name
 from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file, hdf5_parallel
+from mpidist.training.given_path import given_path
+from mpidist.training.owner import Owner
+from mpidist.training.temporary_files import temporary
 from mpidist.variables import DistributedVariable
 
 #: The rank that writes and reads files.
 CHIEF = 0
+
+#: What the name of a variable is saved as, beside its value.
+_NAME = "name"
 
 
 class RandomState:
@@ -36,19 +46,16 @@ class RandomState:
         """Return the numbers and arrays of the bit generator's state."""
         return dict(_flat("", self._generator.bit_generator.state))
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.
-
-        Raises
-        ------
-        CheckpointError
-            It is that of another kind of bit generator.
-        """
-        bits = self._generator.bit_generator
-        kind = type(bits).__name__
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise CheckpointError if a state is that of another kind of bit generator."""
+        kind = type(self._generator.bit_generator).__name__
         if state.get("bit_generator") != kind:
             raise CheckpointError(f"a random state of {state.get('bit_generator')} was saved, this generator is {kind}")
-        bits.state = _nested(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave; errors as for `check`."""
+        self.check(state)
+        self._generator.bit_generator.state = _nested(state)
 
 
 class Checkpoint:
@@ -61,12 +68,15 @@ class Checkpoint:
     **objects
         Variables; random generators of NumPy; objects with ``state()`` and ``restore(state)``, where a state is a dict
         of arrays and numbers (optimizers, distributed data sets and their iterators, metrics), the same on all ranks;
-        and dicts, lists and tuples of these.
+        and dicts, lists and tuples of these.  An object with ``check(state)`` raises there what it would raise in
+        ``restore``, before anything is changed.  Objects without it are restored first.
 
     Raises
     ------
     TypeError
         If an object is none of these.
+    ValueError
+        Two objects have one name, such as ``{"a": {"b": v}, "a/b": w}``.
 
     Examples
     --------
@@ -77,7 +87,8 @@ class Checkpoint:
     """
 
     def __init__(self, **objects: Any) -> None:
-        self._parts = dict(_named_parts("", objects))
+        self._parts: dict[str, Any] = {}
+        self._add("", objects)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -87,7 +98,7 @@ class Checkpoint:
     @property
     def variables(self) -> list[DistributedVariable]:
         """The variables in it.  Local."""
-        return [part for part in self._parts.values() if isinstance(part, DistributedVariable)]
+        return list(self._variables().values())
 
     def include(self, name: str, part: Any) -> None:
         """Add an object under a name.  Local; every rank adds the same.
@@ -101,10 +112,21 @@ class Checkpoint:
         TypeError
             It is nothing that a checkpoint holds.
         """
-        added = dict(_named_parts(name, part))
-        if taken := sorted(added.keys() & self._parts.keys()):
-            raise ValueError(f"the checkpoint has a part {taken[0]!r} already; give the new one another name")
-        self._parts.update(added)
+        self._add(name, part)
+
+    def _add(self, prefix: str, part: Any) -> None:
+        parts = self._parts.copy()
+        for name, each in _named_parts(prefix, part):
+            if name in parts:
+                raise ValueError(f"the checkpoint has a part {name!r} already; give the new one another name")
+            parts[name] = each
+        for name in parts:
+            for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
+                if outer in parts:
+                    raise ValueError(
+                        f"the checkpoint has parts {outer!r} and {name!r}, one inside the other; rename one"
+                    )
+        self._parts = parts
 
     def save(self, path: str | Path, parallel: bool | None = None) -> Path:
         """Write everything to an HDF5 file, which is there complete afterwards, or as it was before.
@@ -128,17 +150,31 @@ class Checkpoint:
         ------
         CheckpointError
             On all ranks: it could not be written; the message has the reason.
+        ValueError
+            The path is empty.
         """
-        path = Path(path)
+        return self._save(given_path(path, "path", is_file=True), parallel)
+
+    def save_owned(self, path: Path, owner: Owner) -> Path:
+        """Do what `save` does, in a directory that this job alone saves in.
+
+        Collective: every rank calls it in the same order.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks: it could not be written, or the directory is another job's.
+        """
+        return self._save(path, None, owner)
+
+    def _save(self, path: Path, parallel: bool | None, owner: Owner | None = None) -> Path:
         if not writes_here():
             return path
         job = registry.of_job()
         found, numbers = self._collect() if job is None else job.client.undivided(self._collect)
         what = f"checkpoint {path} was not saved"
-        if _writes_together(parallel, what):
-            _write_together(path, found, numbers, what)
-        else:
-            together(lambda: hdf5_file.write(path, found, numbers), what)
+        write_fn = _write_together if _writes_together(parallel, what) else _write_alone
+        write_fn(path, found, numbers, what, owner)
         if job is not None and job.on_save is not None:
             job.on_save(path)
         return path
@@ -155,13 +191,14 @@ class Checkpoint:
         CheckpointNotFoundError
             On all ranks: there is no such file.
         CheckpointError
-            On all ranks: it is truncated or damaged, or does not fit these objects. The variables are unchanged then.
+            On all ranks: it is truncated or damaged, or does not fit these objects.  Nothing is changed then.
         """
+        file = given_path(path, "path", is_file=True)
         job = registry.of_job()
         if job is None:
-            self.restore_here(path)
+            self.restore_here(file)
         else:
-            job.extended.by_first_worker(lambda: self.restore_here(path))
+            job.extended.by_first_worker(lambda: self.restore_here(file))
 
     def restore_here(self, path: str | Path) -> None:
         """Do what `restore` does, in this worker only where there are parameter servers.
@@ -170,29 +207,66 @@ class Checkpoint:
         """
         path = Path(path)
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
-        problems = [problem for name, part in self._parts.items() for problem in _misfits(name, part, values)]
-        _agree("; ".join(problems), f"checkpoint {path} does not fit")
+        _agree("; ".join(self._misfits(values)), f"checkpoint {path} does not fit")
         job = registry.of_job()
         if job is None:
-            self._restore_parts(values)
+            self._restore_all(path, values)
         else:
-            job.client.undivided(lambda: self._restore_parts(values))
+            job.client.undivided(lambda: self._restore_all(path, values))
 
-    def _restore_parts(self, values: Mapping[str, Any]) -> None:
-        # What may still raise comes before the variables.
-        for name, part in sorted(self._parts.items(), key=lambda item: isinstance(item[1], DistributedVariable)):
-            _restore_part(name, part, values)
+    def _restore_all(self, path: Path, values: Mapping[str, Any]) -> None:
+        """Restore every part."""
+        ours = {name for name, part in self._parts.items() if isinstance(part, (DistributedVariable, Optimizer))}
+        others = [name for name in self._parts if name not in ours]
+        unchecked = [name for name in others if not hasattr(self._parts[name], "check")]
+        # What may still raise comes first; a part of a training may have unchecked ones inside.
+        for names in (unchecked, [name for name in others if name not in unchecked]):
+            if names:
+                _agree(_problem(partial(self._restore, names, values)), f"checkpoint {path} was not restored")
+        self._restore((name for name in self._parts if name in ours), values)
+
+    def _variables(self) -> dict[str, DistributedVariable]:
+        return {name: part for name, part in self._parts.items() if isinstance(part, DistributedVariable)}
+
+    def _misfits(self, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield why parts cannot be restored; changes nothing."""
+        variables = self._variables()
+        here = {variable.name for variable in variables.values()}
+        for name, part in self._parts.items():
+            if name in variables:
+                problem = _variable_misfit(name, part, values, here)
+            elif state := _state_in(values, name):
+                given = (state, variables) if isinstance(part, Optimizer) else (state,)
+                found = _problem(partial(part.check, *given)) if hasattr(part, "check") else ""
+                problem = found and f"{name!r}: {found}"
+            else:
+                problem = "" if getattr(part, "may_be_missing", False) else f"it has nothing for {name!r}"
+            if problem:
+                yield problem
+
+    def _restore(self, names: Iterable[str], values: Mapping[str, Any]) -> None:
+        variables = self._variables()
+        for name in names:
+            part = self._parts[name]
+            if name in variables:
+                _set_variable(part, values[name])
+            elif isinstance(part, Optimizer):
+                part.restore(_state_in(values, name), variables)
+            elif state := _state_in(values, name):
+                part.restore(state)
 
     def _collect(self) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
         """Return (arrays, numbers).  Collective where there are variables that are synchronized on read."""
         if (job := registry.of_job()) is not None:
             job.extended.pull()
         values: dict[str, Any] = {}
+        paths = {id(variable): path for path, variable in self._variables().items()}
         for name, part in self._parts.items():
             if isinstance(part, DistributedVariable):
-                values[name] = part.saved_value()
+                values[name], values[f"{name}/{_NAME}"] = part.saved_value(), part.name
             else:
-                values.update({f"{name}/{key}": value for key, value in part.state().items()})
+                state = part.state(paths) if isinstance(part, Optimizer) else part.state()
+                values.update({f"{name}/{key}": value for key, value in state.items()})
         found = {name: _on_host(value) for name, value in values.items() if _is_array(value)}
         return found, {name: value for name, value in values.items() if not _is_array(value)}
 
@@ -220,28 +294,42 @@ def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _misfits(name: str, part: Any, values: Mapping[str, Any]) -> Iterator[str]:
-    if not isinstance(part, DistributedVariable):
-        if not getattr(part, "may_be_missing", False) and not any(key.startswith(f"{name}/") for key in values):
-            yield f"it has nothing for {name!r}"
-        return
-    value = values.get(name)
+def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[str, Any], here: set[str]) -> str:
+    """Return why a variable cannot be set to what was saved; nothing if it can."""
+    value, saved_name = values.get(name), values.get(f"{name}/{_NAME}", "")
     if value is None:
-        yield f"it has no array {name!r}"
-    elif (value.shape, value.dtype) != (part.saved_shape, part.dtype):
-        yield f"{name!r} is {value.dtype}{list(value.shape)} there, expected {part.dtype}{list(part.saved_shape)}"
+        return f"it has no array {name!r}"
+    if (value.shape, value.dtype) != (variable.saved_shape, variable.dtype):
+        shape = list(variable.saved_shape)
+        return f"{name!r} is {value.dtype}{list(value.shape)} there, expected {variable.dtype}{shape}"
+    if saved_name != variable.name and saved_name in here and not is_default_name(saved_name):
+        return (
+            f"{name!r} is variable {saved_name!r} there and {variable.name!r} here, where {saved_name!r} has another "
+            "place; list the variables in the order in which they were saved"
+        )
+    return ""
 
 
-def _restore_part(name: str, part: Any, values: Mapping[str, Any]) -> None:
-    if not isinstance(part, DistributedVariable):
-        start = len(name) + 1
-        state = {key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")}
-        if state:
-            part.restore(state)
-    elif part.synchronization is VariableSynchronization.ON_READ:
-        part.assign(values[name])
+def _set_variable(variable: DistributedVariable, value: Any) -> None:
+    if variable.synchronization is VariableSynchronization.ON_READ:
+        variable.assign(value)
     else:
-        part.restore(values[name])
+        variable.restore(value)
+
+
+def _problem(fn: Callable[[], object]) -> str:
+    """Call a function; return what it raised, as text."""
+    try:
+        fn()
+    except Exception as error:  # whatever it is, the other ranks have to know
+        return str(error) if isinstance(error, (ValueError, MpidistError)) else f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _state_in(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what there is for a part that is no variable."""
+    start = len(name) + 1
+    return {key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")}
 
 
 def _flat(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -263,7 +351,23 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-# -- writing by all ranks ----------------------------------------------------------------------------------------------
+# -- writing by the chief, or by all ranks -----------------------------------------------------------------------------
+
+
+def _write_alone(
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+) -> None:
+    def write() -> None:
+        if owner is not None:
+            owner.claim()
+        hdf5_file.write(path, found, numbers, _permit(owner))
+
+    together(write, what)
+
+
+def _permit(owner: Owner | None) -> Callable[[], None]:
+    """Return what raises where a file must not get its name."""
+    return (lambda: None) if owner is None else owner.require
 
 
 def _writes_together(parallel: bool | None, what: str) -> bool:
@@ -280,27 +384,39 @@ def _writes_together(parallel: bool | None, what: str) -> bool:
     return True
 
 
-def _write_together(path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str) -> None:
+def _write_together(
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+) -> None:
     communicator = Communicator.world()
     rank, size = communicator.rank, communicator.size
     parts = hdf5_parallel.part_checksums(found, rank, size)
     described = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
-    raw = communicator.exchange(
-        json.dumps([described, parts, numbers if rank == CHIEF else None]).encode(), "checkpoint"
-    )
+    of_chief = [numbers, str(temporary(path))] if rank == CHIEF else None
+    raw = communicator.exchange(json.dumps([described, parts, of_chief]).encode(), "checkpoint")
     answers = [json.loads(each) for each in raw]
     _agree("" if answers[rank][0] == answers[CHIEF][0] else f"its arrays are not those of rank {CHIEF}", what)
     checksums = hdf5_parallel.whole_checksums(list(found), [answer[1] for answer in answers])
-    temporary = path.with_name(hdf5_file.temporary_name(path))
-    together(lambda: hdf5_file.begin(path), what)
+    numbers, written = answers[CHIEF][2]
+
+    def begin() -> None:
+        if owner is not None:
+            owner.claim()
+        hdf5_file.begin(path)
+
+    together(begin, what)
     ranges: hdf5_file.Ranges = []
     problem = ""
     try:
-        ranges = hdf5_parallel.write_parts(temporary, found, answers[CHIEF][2], checksums, rank, size)
+        ranges = hdf5_parallel.write_parts(Path(written), found, numbers, checksums, rank, size)
     except OSError as error:
         problem = str(error)
-    _agree(problem, what)
-    together(lambda: hdf5_parallel.seal(temporary, path, ranges), what)
+    try:
+        _agree(problem, what)
+        together(lambda: hdf5_parallel.seal(Path(written), path, ranges, _permit(owner)), what)
+    except CheckpointError:
+        if rank == CHIEF:
+            Path(written).unlink(missing_ok=True)
+        raise
 
 
 # -- all ranks together ------------------------------------------------------------------------------------------------

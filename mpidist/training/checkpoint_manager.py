@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file
 from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
+from mpidist.training.given_path import given_path
+from mpidist.training.owner import Owner
+from mpidist.training.temporary_files import left_behind, temporary
 
 _NAME = re.compile(r"checkpoint-(\d+)\.h5")
+#: All that is ever written under a temporary name here.
+_TEMPORARY = re.compile(rf"{_NAME.pattern}|\.owner(\.before)?|\.?trial\.h5.*")
 _log = logging.getLogger("mpidist")
 
 
@@ -39,7 +46,7 @@ class CheckpointManager:
     Raises
     ------
     ValueError
-        If `max_to_keep` is less than 1, or the hours are not positive.
+        The directory is empty, `max_to_keep` is less than 1, or the hours are not positive.
     CheckpointError
         On all ranks: the chief cannot write to the directory; the message has the reason.
     """
@@ -56,7 +63,7 @@ class CheckpointManager:
         if keep_checkpoint_every_n_hours is not None and not keep_checkpoint_every_n_hours > 0:
             raise ValueError(f"keep_checkpoint_every_n_hours must be positive, got {keep_checkpoint_every_n_hours}")
         self.checkpoint = checkpoint
-        self.directory = Path(directory)
+        self.directory = given_path(directory, "directory")
         self.max_to_keep = max_to_keep
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
         if writes_here():
@@ -64,6 +71,8 @@ class CheckpointManager:
                 lambda: _try(self.directory),
                 f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
             )
+        self._own: set[Path] = set()  # what this manager, or the run that it goes on with, has saved; for the chief
+        self._owner = Owner.of(self.directory)
         is_chief = Communicator.world().rank == CHIEF
         self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
 
@@ -96,13 +105,15 @@ class CheckpointManager:
         ValueError
             The number is negative.
         CheckpointError
-            On all ranks: it could not be written.
+            On all ranks: it could not be written, or another job saves in the directory; names that job.
         """
         number = self._next_number() if checkpoint_number is None else int(checkpoint_number)
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
-        path = self.checkpoint.save(self.directory / f"checkpoint-{number}.h5")
+        path = self.checkpoint.save_owned(self.directory / f"checkpoint-{number}.h5", self._owner)
         if Communicator.world().rank == CHIEF and writes_here():
+            self._own.add(path)
+            self._owner.savers.setdefault(path, WeakSet()).add(self)
             self._remove_old(path)
         return path
 
@@ -127,10 +138,27 @@ class CheckpointManager:
         restored = job.extended.by_first_worker(lambda: _text_of(self._restore_newest()))
         return None if restored is None else Path(restored)
 
+    def clear(self) -> None:
+        """Remove the checkpoints saved here, and those found by `restore_or_initialize`; nothing else.
+
+        Local, for the chief.  Those that another manager has saved too stay.  Then the directory goes, if nothing else
+        is in it.
+        """
+        self._remove([path for path in self._own if self._gives_up(path)])
+        self._remove(left_behind(self.directory, _TEMPORARY.fullmatch))
+        self._own.clear()
+        if not any(self._owner.savers.values()):
+            self._owner.release()
+        with suppress(OSError):  # it has other files, or is gone
+            self.directory.rmdir()
+
     def _restore_newest(self) -> Path | None:
         communicator = Communicator.world()
         seen = json.dumps([str(path) for path in reversed(self.checkpoints)]) if communicator.rank == CHIEF else ""
         newest_first = json.loads(communicator.exchange(seen.encode(), what="checkpoint")[CHIEF])
+        for path in map(Path, newest_first):  # this manager's from now on, whoever has saved them
+            self._own.add(path)
+            self._owner.savers.pop(path, None)
         reasons = []
         for path in newest_first:
             try:
@@ -160,15 +188,32 @@ class CheckpointManager:
 
     def _remove_old(self, newest: Path) -> None:
         """Remove what is too old, and what saves that were killed have left.  Local."""
-        too_old = list(self.directory.glob(".checkpoint-*.h5.partial"))
+        too_old = left_behind(self.directory, _TEMPORARY.fullmatch, is_owned=True)
         if self.max_to_keep is not None:
-            others = [path for path in self.checkpoints if path != newest and path not in self._kept]
-            too_old += [path for path in others[: max(0, len(others) - self.max_to_keep + 1)] if not self._keeps(path)]
-        for path in too_old:
+            others = [each for each in self.checkpoints if each not in {newest, *self._kept} and self._is_own(each)]
+            too_many = others[: max(0, len(others) - self.max_to_keep + 1)]
+            too_old += [path for path in too_many if not self._keeps(path) and self._gives_up(path)]
+        self._remove(too_old)
+
+    def _is_own(self, path: Path) -> bool:
+        """Return whether this manager has saved a checkpoint, or no manager of this process has."""
+        savers = self._owner.savers.get(path)
+        return not savers or self in savers
+
+    def _gives_up(self, path: Path) -> bool:
+        """Take note that this manager does not need a checkpoint; return whether no other one does."""
+        savers = self._owner.savers.get(path, WeakSet())
+        savers.discard(self)
+        if not savers:
+            self._owner.savers.pop(path, None)
+        return not savers
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                _log.warning("checkpoint %s is too old, and cannot be removed: %s", path, error)
+                _log.warning("checkpoint %s is no longer needed, and cannot be removed: %s", path, error)
 
     def _keeps(self, path: Path) -> bool:
         """Return whether an old checkpoint is kept for good, and remember it."""
@@ -201,7 +246,7 @@ def _number(path: Path) -> int:
 def _try(directory: Path) -> None:
     """Write an empty checkpoint and remove it, and the directories that were made for it.  Local."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    trial = directory / f".trial-{os.getpid()}.h5"
+    trial = temporary(directory / "trial.h5")
     try:
         hdf5_file.write(trial, {}, {})
         trial.unlink()

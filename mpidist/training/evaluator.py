@@ -15,6 +15,7 @@ from mpidist.runtime.control import ControlChannel
 from mpidist.training.callbacks.base import Callback
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import checkpoints_in
+from mpidist.training.given_path import given_path
 from mpidist.training.trainer import Trainer
 
 _log = logging.getLogger("mpidist")
@@ -73,8 +74,8 @@ class SidecarEvaluator:
     TypeError
         The model is a function, and there is no `checkpoint`.
     ValueError
-        `max_evaluations` is less than 1; or there is neither that nor a training of this job, and no `ended`: it would
-        never end.
+        `checkpoint_dir` is empty; `max_evaluations` is less than 1; or there is neither that nor a training of this
+        job, and no `ended`: it would never end.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class SidecarEvaluator:
         self._model, self._data, self._steps = model, data, steps
         self._callbacks = tuple(callbacks or ())
         self._checkpoint = checkpoint
-        self._folder = Path(checkpoint_dir)
+        self._folder = given_path(checkpoint_dir, "checkpoint_dir")
         self._most = max_evaluations
         self._ended = ended or (lambda: False)
         self._poll_seconds = poll_seconds

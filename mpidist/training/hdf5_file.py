@@ -12,13 +12,14 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy
 
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError
+from mpidist.training.temporary_files import left_behind, temporary
 
 FORMAT = 2
 
@@ -38,7 +39,12 @@ _INT64 = range(-(1 << 63), 1 << 63)
 Ranges = list[tuple[int, int]]
 
 
-def write(path: Path, arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any]) -> None:
+def write(
+    path: Path,
+    arrays: Mapping[str, numpy.ndarray],
+    numbers: Mapping[str, Any],
+    permit_fn: Callable[[], None] = lambda: None,
+) -> None:
     """Write a file that is there complete, or not at all.  Local.
 
     Parameters
@@ -49,42 +55,54 @@ def write(path: Path, arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str,
         Names with ``/`` become groups.
     numbers : mapping of str to anything that JSON can hold
         Integers of 64 bits, floats and booleans become attributes of these types, all else JSON text.
+    permit_fn : callable
+        Raises where the file must not get its name; asked before and afterwards.
 
     Raises
     ------
     OSError
         What the file system says; nothing is left behind.
+    CheckpointError
+        Another process has replaced the file at the same time.
     TypeError
         A number is nothing that JSON can hold.
     """
-    temporary = begin(path)
+    written = begin(path)
     try:
-        with open(temporary, "w+b") as file:
+        with open(written, "w+b") as file:
             with h5py().File(file, "w", libver=LIBRARY_VERSIONS) as content:
                 checksums = {name: checksum(array) for name, array in arrays.items()}
                 ranges = fill(content, arrays, numbers, checksums)
             add_trailer(file, ranges)
-        finish(temporary, path)
+        finish(written, path, permit_fn)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
         raise
 
 
 def begin(path: Path) -> Path:
     """Make the directory of a file, and return the name under which it is written.  Local."""
     os.makedirs(path.parent, exist_ok=True)  # unlike Path.mkdir, it raises errors that have no others behind them
-    return path.with_name(temporary_name(path))
+    for left in left_behind(path.parent, lambda name: name == path.name):
+        left.unlink(missing_ok=True)
+    return temporary(path)
 
 
-def temporary_name(path: Path) -> str:
-    """Return the name that a file has while it is written.  Local."""
-    return f".{path.name}.partial"
-
-
-def finish(temporary: Path, path: Path) -> None:
-    """Give a file that is written, and on the disk, its name.  Local."""
-    os.replace(temporary, path)
-    _sync_directory(path.parent)
+def finish(written: Path, path: Path, permit_fn: Callable[[], None]) -> None:
+    """Give a file that is written, and on the disk, its name; arguments and errors as for `write`.  Local."""
+    permit_fn()
+    with open(written, "rb") as ours:  # as long as it is open, no other file can have its number
+        os.replace(written, path)
+        _sync_directory(path.parent)
+        permit_fn()
+        try:
+            is_ours = os.path.samestat(os.fstat(ours.fileno()), os.stat(path))
+        except FileNotFoundError:
+            is_ours = False
+    if not is_ours:
+        raise CheckpointError(
+            f"another job has replaced {path} at the same time; give every job a directory of its own"
+        )
 
 
 def fill(

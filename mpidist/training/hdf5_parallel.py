@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,11 @@ def write_parts(
     return ranges
 
 
-def seal(temporary: Path, path: Path, ranges: Ranges) -> None:
+def seal(temporary: Path, path: Path, ranges: Ranges, permit_fn: Callable[[], None]) -> None:
     """Add the trailer to a file that all ranks have closed, and give it its name.  Local, for the chief."""
     with open(temporary, "r+b") as file:
         hdf5_file.add_trailer(file, ranges)
-    hdf5_file.finish(temporary, path)
+    hdf5_file.finish(temporary, path, permit_fn)
 
 
 def _part(array: numpy.ndarray, rank: int, size: int) -> numpy.ndarray:

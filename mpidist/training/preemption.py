@@ -28,6 +28,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.context import T
 from mpidist.training.checkpoint import CHIEF, Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
+from mpidist.training.given_path import given_path
 
 _log = logging.getLogger("mpidist")
 
@@ -113,7 +114,7 @@ class PreemptionCheckpointHandler:
     TypeError
         It was given neither a Checkpoint nor a CheckpointManager.
     ValueError
-        A Checkpoint without a directory.
+        A Checkpoint without a directory, or with an empty one.
     CheckpointError
         On all ranks: as for `CheckpointManager.restore_or_initialize`.
 
@@ -128,6 +129,8 @@ class PreemptionCheckpointHandler:
 
     #: A checkpoint that was saved without a handler restores too.
     may_be_missing = True
+    #: Returns how many steps have been made, for loops that count them themselves.
+    steps_fn: Callable[[], int] | None = None
 
     def __init__(
         self,
@@ -247,13 +250,21 @@ class PreemptionCheckpointHandler:
         self._measure_step()
         if self._communicator.rank == CHIEF:
             then = "exits" if is_last else f"goes on for what is left of {self._config.grace_period:g} s"
-            _log.warning("the job was told to end: saved after %d steps; it %s", self.total_run_calls, then)
+            _log.warning("the job was told to end: saved after %s; it %s", self._steps_text(), then)
         if is_last:
             self._is_over = True  # an `exit_fn` may come back
             self.close()
             with suppress(AttributeError, OSError, ValueError):
                 sys.stdout.flush()
             self._config.exit_fn()
+
+    def _steps_text(self) -> str:
+        """Return how many steps have been made; of a loop without `run`, as far as its calls tell."""
+        if self.steps_fn is not None:
+            return f"{self.steps_fn()} steps"
+        if self.total_run_calls:
+            return f"{self.total_run_calls} steps"
+        return f"{self._agreement.steps_before} steps of this run"
 
 
 class _Agreement:
@@ -267,6 +278,11 @@ class _Agreement:
         # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
         self._pending: tuple[numpy.ndarray, Any] | None = None
         communicator.control.board.request(communicator.control.line, 0)  # what an agreement before this one has left
+
+    @property
+    def steps_before(self) -> int:
+        """In front of how many steps it has been asked, but for this one.  Local."""
+        return max(self._step - 1, 0)
 
     def stops_here(self, wants: bool) -> bool:
         """Return whether all ranks stop in front of this step; to be asked in front of every step.
@@ -334,4 +350,4 @@ def _manager(checkpoint_or_manager: Any, directory: str | Path | None) -> Checkp
         )
     if directory is None:
         raise ValueError("a PreemptionCheckpointHandler with a Checkpoint needs checkpoint_dir, where to save it")
-    return CheckpointManager(checkpoint_or_manager, directory, max_to_keep=1)
+    return CheckpointManager(checkpoint_or_manager, given_path(directory, "checkpoint_dir"), max_to_keep=1)

@@ -25,6 +25,9 @@ from mpidist.variables.sparse_writing import SparseWriting
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
+#: What variables are called that no user has named, with a number from the second one on.
+DEFAULT_NAME = "Variable"
+
 
 def Variable(  # noqa: N802 - a factory with the name of what it makes, as in TensorFlow
     initial_value: ArrayLike | Callable[[], ArrayLike],
@@ -81,7 +84,7 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
         check_partition(storage.shape, partition_dimensions, strategy.extended.num_logical_devices)
     variable = strategy.extended.new_variable(
         storage,
-        name=strategy.extended.unique_name(name or "Variable"),
+        name=strategy.extended.unique_name(name or DEFAULT_NAME),
         trainable=synchronization is not VariableSynchronization.ON_READ if trainable is None else trainable,
         synchronization=synchronization,
         aggregation=aggregation,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mpidist.training.callbacks.base import Callback, Logs
+from mpidist.training.given_path import given_path
 
 
 class CSVLogger(Callback):
@@ -19,10 +20,15 @@ class CSVLogger(Callback):
     separator : str
     append : bool
         Whether to go on with a file that is there, and has its first line already, as after a restart.
+
+    Raises
+    ------
+    ValueError
+        `filename` is empty.
     """
 
     def __init__(self, filename: str | Path, separator: str = ",", append: bool = False) -> None:
-        self.filename = Path(filename)
+        self.filename = given_path(filename, "filename", is_file=True)
         self.separator = separator
         self.append = append
         self._file: TextIO | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
+from mpidist.training.given_path import given_path
 from mpidist.training.preemption import PreemptionCheckpointHandler, TerminationConfig
 
 _log = logging.getLogger("mpidist")
@@ -42,10 +42,11 @@ class ModelCheckpoint(Callback):
     Raises
     ------
     ValueError
-        Another `save_freq`.
+        Another `save_freq`, or an empty directory.
     """
 
     is_last = True
+    _directory_parameter = "directory"
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class ModelCheckpoint(Callback):
     ) -> None:
         if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
             raise ValueError(f"save_freq must be 'epoch' or a number of steps, got {save_freq!r}")
-        self.directory = Path(directory)
+        self.directory = given_path(directory, self._directory_parameter)
         self.monitor = Monitor(monitor, mode)
         self.save_best_only = save_best_only
         self.save_freq = save_freq
@@ -106,7 +107,7 @@ class ModelCheckpoint(Callback):
 class BackupAndRestore(ModelCheckpoint):
     """Go on where a training was interrupted; the checkpoints are removed when it has come to its end.
 
-    Collective: all ranks save together, the chief writes.
+    Collective: all ranks save together, the chief writes.  Nothing else in the directory is touched.
 
     Parameters
     ----------
@@ -115,12 +116,19 @@ class BackupAndRestore(ModelCheckpoint):
     save_freq : str or int
         ``"epoch"``, or a number of steps.
     delete_checkpoint : bool
-        Whether to remove the directory at the end.
+        Whether to remove, at the end, the checkpoints of this training, and the directory if nothing else is in it.
     save_before_preemption : bool
         Whether to save, and exit, when the job is told to end, too: see `PreemptionCheckpointHandler`.
     termination_config : TerminationConfig, optional
         When that is, and how to exit.
+
+    Raises
+    ------
+    ValueError
+        As for `ModelCheckpoint`.
     """
+
+    _directory_parameter = "backup_dir"
 
     def __init__(
         self,
@@ -141,6 +149,7 @@ class BackupAndRestore(ModelCheckpoint):
         super().on_train_begin(logs)
         if self.save_before_preemption:
             self._handler = PreemptionCheckpointHandler(None, self.manager, None, self.termination_config)
+            self._handler.steps_fn = lambda: self.trainer.steps_made
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save where it is time; save and exit if the job is told to end.  Collective then."""
@@ -149,9 +158,9 @@ class BackupAndRestore(ModelCheckpoint):
             self._handler.save_checkpoint_if_preempted()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Remove the directory.  Local; the chief does."""
+        """Remove the checkpoints of this training.  Local; the chief does."""
         if self._handler is not None:
             self._handler.close()
             self._handler = None
         if self.delete_checkpoint and self.trainer.is_chief:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self.manager.clear()

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpidist.errors import MissingDependencyError
 from mpidist.training.callbacks.base import Callback, Logs
+from mpidist.training.given_path import given_path
 
 _VALIDATION = "val_"
 
@@ -28,12 +29,14 @@ class TensorBoard(Callback):
     ------
     MissingDependencyError
         tensorboardX is not installed.
+    ValueError
+        `log_dir` is empty.
     """
 
     def __init__(self, log_dir: str | Path = "logs", update_freq: str | int = "epoch") -> None:
         if importlib.util.find_spec("tensorboardX") is None:
             raise MissingDependencyError("event files need tensorboardX: pip install 'mpidist[tensorboard]'")
-        self.log_dir = Path(log_dir)
+        self.log_dir = given_path(log_dir, "log_dir")
         self._every = _steps(update_freq)
         self._writers: dict[str, Any] = {}
 

@@ -101,27 +101,26 @@ class Metric(abc.ABC):
         """
         return {name: sums.copy() for name, sums in self._over_replicas().items()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, on any number of replicas.
-
-        Local; every rank calls it with the same state.
-
-        Raises
-        ------
-        ValueError
-            Something is missing, or has another shape.
-        """
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if something is missing in a state, or has another shape.  Local."""
         for name, sums in self.sums.items():
             value = state.get(name)
             if value is None or numpy.shape(value) != sums.shape:
                 got = "nothing" if value is None else f"shape {numpy.shape(value)}"
                 raise ValueError(f"metric {self.name!r}: {name!r} was saved with {got}, expected shape {sums.shape}")
-            if self.remote is not None:
-                continue
-            # the first replica has it all, so the sum over the replicas is what was saved, to the last bit
-            sums[...] = value if self.strategy.extended.replica_id == 0 else 0
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, on any number of replicas.
+
+        Local; every rank calls it with the same state.  Errors as for `check`.
+        """
+        self.check(state)
         if self.remote is not None:
             self.remote.set({name: numpy.asarray(state[name], "float64") for name in self.sums})
+            return
+        for name, sums in self.sums.items():
+            # the first replica has it all, so the sum over the replicas is what was saved, to the last bit
+            sums[...] = state[name] if self.strategy.extended.replica_id == 0 else 0
 
     def _over_replicas(self) -> dict[str, numpy.ndarray]:
         if self.remote is not None:

@@ -195,7 +195,7 @@ def test_state_saved_from_slices_is_restored_at_another_number_of_ranks():
     def go_on():
         strategy = mpidist.MultiWorkerMirroredStrategy()
         with strategy.scope():
-            variables = [mpidist.Variable(values) for values in _gradients(99)]
+            variables = [mpidist.Variable(values, name=f"v{n}") for n, values in enumerate(_gradients(99))]
             optimizer = OPTIMIZERS[2]()
         optimizer.restore(state)
         zeros = [numpy.zeros(shape) for shape in SHAPES]

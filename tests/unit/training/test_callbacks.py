@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import importlib.util
@@ -365,7 +366,7 @@ def test_an_interrupted_training_goes_on_on_another_number_of_ranks(tmp_path, si
 
 
 @pytest.mark.parametrize("told", [0, 1])
-def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path, told):
+def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path, told, caplog):
     x, y = net.rows(22)
 
     def exit_fn():
@@ -388,6 +389,7 @@ def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path,
     (_, whole), _ = run_ranks(2, on_rank, tmp_path / "whole", 0)
     (first, nothing), (second, _) = run_ranks(2, on_rank, tmp_path / "run", 8)
     assert first == second in (8, 9) and nothing is None
+    assert f"the job was told to end: saved after {first} steps; it exits" in caplog.text
     for _, values in run_ranks(2, on_rank, tmp_path / "run", 0):
         numpy.testing.assert_array_equal(values, whole)
 
@@ -412,7 +414,7 @@ def test_the_best_is_saved_and_known_after_a_restart(tmp_path):
         script = Scripted(losses)
         best = callbacks.ModelCheckpoint(tmp_path, "loss", save_best_only=True, max_to_keep=None, resume=True)
         script.fit(best, epochs=epochs)
-        return sorted(path.name for path in tmp_path.iterdir())
+        return sorted(path.name for path in tmp_path.glob("checkpoint-*"))
 
     saved = on_two_ranks(on_rank, [3.0, 2.0], 2)
     assert saved == ["checkpoint-2.h5", "checkpoint-4.h5"]
@@ -426,6 +428,25 @@ def test_a_backup_is_removed_at_the_end(tmp_path):
 
     run_ranks(2, on_rank)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["backup", "."])
+def test_a_backup_removes_its_own_files_only(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    mine = ["notes.txt", ".mine.partial", "checkpoint.h5", "checkpoint-1.h5.bak", "folder/checkpoint-1.h5"]
+    for name in mine:
+        (tmp_path / where / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / where / name).write_text("mine")
+
+    def on_rank(save_freq, interrupt):
+        with contextlib.suppress(Interrupted):
+            Scripted([1.0]).fit(callbacks.BackupAndRestore(where, save_freq), Interrupt(interrupt))
+
+    run_ranks(2, on_rank, 1, 2)
+    assert {"checkpoint-1.h5"} < {path.name for path in (tmp_path / where).iterdir()}
+    run_ranks(2, on_rank, 100, 0)  # saves nothing itself: what it restored is of the same training
+    found = sorted(str(path.relative_to(tmp_path / where)) for path in (tmp_path / where).rglob("*"))
+    assert found == sorted([*mine, "folder"])
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

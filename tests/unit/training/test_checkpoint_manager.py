@@ -17,7 +17,7 @@ from mpidist.training import hdf5_file
 
 
 def names(directory):
-    return sorted(path.name for path in directory.iterdir())
+    return sorted(path.name for path in directory.iterdir() if path.name != ".owner")
 
 
 def manager_of(directory, **options):

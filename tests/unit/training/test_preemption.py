@@ -152,6 +152,19 @@ def test_an_exit_fn_that_comes_back_is_asked_once(tmp_path):
     assert run_ranks(2, run) == [((9, False, [27.0] * 2), [2])] * 2
 
 
+def test_a_loop_of_its_own_is_told_how_many_steps_it_made(tmp_path, caplog):
+    def run():
+        job = Job(tmp_path, told_at=3)
+        with pytest.raises(Exited):
+            for made in range(9):  # noqa: B007 - how far it came
+                job.handler.save_checkpoint_if_preempted()
+                job.step()
+        return made
+
+    assert run_ranks(1, run) == [3]
+    assert "the job was told to end: saved after 3 steps of this run; it exits" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_signals_are_notices(tmp_path, name):
     before = signal.getsignal(signal.Signals[name])
@@ -162,7 +175,7 @@ def test_signals_are_notices(tmp_path, name):
             handler.run(lambda n=number: signal.raise_signal(signal.Signals[name]) if n == 4 else None)
     assert (ended.value.code, handler.total_run_calls) == (42, 6)
     assert signal.getsignal(signal.Signals[name]) is before
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1.h5"]
+    assert [path.name for path in tmp_path.glob("*.h5")] == ["checkpoint-1.h5"]
 
 
 def test_the_code_and_the_signals_are_asked_for(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy
 import pytest
 
@@ -200,9 +198,7 @@ def test_sums_of_older_versions_are_refused():
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_update_of_fewer_micro_batches_than_were_saved_is_refused(count):
     other = mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=count)
-    with pytest.raises(
-        ValueError, match=re.escape(f"an update has {count} here: set gradient_accumulation_steps to 3")
-    ):
+    with pytest.raises(ValueError, match=f"saved after 2 of . micro-batches, .* gradient_accumulation_steps={count};"):
         other.restore(state_after(2))
     assert other.micro_step == 0
 

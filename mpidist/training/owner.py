@@ -1,0 +1,222 @@
+"""`Owner`: the right of one process to save in a directory, which other jobs see and respect.
+
+The directory has a file that tells whose it is.  It is claimed at the first save, renewed at every one, and looked at
+again before and after a checkpoint gets its name: a job that has lost the directory never says that it has saved.  An
+owner on this machine is asked for by its process.  One on another machine is gone when it has not renewed its file for
+`LEASE_SECONDS`; a claim waits for that.  A file that nobody can have written belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpidist.errors import CheckpointError
+from mpidist.runtime.process_identity import ProcessIdentity
+from mpidist.training.temporary_files import temporary
+
+#: For how long an owner on another machine keeps a directory in which it does not save.
+LEASE_SECONDS = 60.0
+_POLL_SECONDS = 1.0
+
+_FILE = ".owner"
+_log = logging.getLogger("mpidist")
+
+
+class Owner:
+    """What this process has to do with a directory; all its managers of the directory share it.  All Local.
+
+    Parameters
+    ----------
+    directory : Path
+
+    Attributes
+    ----------
+    file : Path
+    savers : dict of Path to set of CheckpointManager
+        Which managers of this process have saved a checkpoint; those that are gone count no more.
+    """
+
+    _of_directory: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.file = directory / _FILE
+        self.savers: dict[Path, weakref.WeakSet[Any]] = {}
+        self._was_ours = False
+        weakref.finalize(self, _release, self.file)
+
+    @classmethod
+    def of(cls, directory: Path) -> Owner:
+        """Return the one of a directory."""
+        key = os.path.realpath(directory)
+        found = cls._of_directory.get(key)
+        if found is None:
+            found = cls._of_directory[key] = cls(Path(key))
+        return found
+
+    def claim(self) -> None:
+        """Make the directory this process's own, or renew that; to be called before a save.
+
+        Raises
+        ------
+        CheckpointError
+            It is another job's; names it.
+        """
+        os.makedirs(self._directory, exist_ok=True)
+        found = _read(self.file)
+        if found is not None and found.is_own:
+            os.utime(self.file)
+        elif found is not None and self._was_ours:
+            raise self._refusal(found, "has taken")
+        else:
+            self._take(found)
+            self._was_ours = True
+
+    def require(self) -> None:
+        """Raise CheckpointError, which names the other job, unless the directory still is this process's."""
+        found = _read(self.file)
+        if found is None or not found.is_own:
+            raise self._refusal(found, "has taken")
+
+    def release(self) -> None:
+        """Give the directory up."""
+        _release(self.file)
+
+    def _take(self, found: _Claim | None) -> None:
+        own = temporary(self.file)
+        own.write_text(_own_text())
+        try:
+            if found is not None:
+                if self._lives(found, own):
+                    raise self._refusal(found, "saves in")
+                self._remove(found)
+            self._create(own)
+        finally:
+            own.unlink(missing_ok=True)
+
+    def _create(self, own: Path) -> None:
+        """Give our file its name, unless another process is quicker."""
+        try:
+            try:
+                os.link(own, self.file)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                with open(self.file, "x") as file:
+                    file.write(own.read_text())
+        except FileExistsError:
+            raise self._refusal(_read(self.file), "has just taken") from None
+
+    def _remove(self, found: _Claim) -> None:
+        """Remove the file of an owner that is gone, and no other."""
+        aside = temporary(self._directory / f"{_FILE}.before")
+        try:
+            os.rename(self.file, aside)
+        except FileNotFoundError:
+            return
+        try:
+            if _read(aside) != found:
+                with suppress(FileExistsError):
+                    os.link(aside, self.file)
+                raise self._refusal(_read(self.file), "has just taken")
+        finally:
+            aside.unlink()
+        _log.warning("%s was left by %s, which is gone; this job goes on there", self.file, found)
+
+    def _lives(self, found: _Claim, own: Path) -> bool:
+        """Return whether an owner is at work; waits for what tells that, if it is on another machine."""
+        identity = found.identity
+        if identity is None:
+            return False
+        lives = identity.lives
+        if lives is not None:
+            return lives
+        _log.warning("%s is of %s, on another machine; waiting for a sign of life", self.file, found)
+        end = time.monotonic() + LEASE_SECONDS
+        while True:
+            os.utime(own)
+            written = _modified(self.file)
+            if written is None or own.stat().st_mtime - written > LEASE_SECONDS or time.monotonic() > end:
+                return False
+            if written > found.modified:
+                return True
+            time.sleep(_POLL_SECONDS)
+
+    def _refusal(self, found: _Claim | None, does: str) -> CheckpointError:
+        return CheckpointError(
+            f"another job {does} {self._directory}: {found or 'it has left again'}. Give every job a directory of its "
+            f"own; if that job has ended, remove {self.file}"
+        )
+
+
+class _Claim(NamedTuple):
+    """What a file of an owner says.
+
+    Attributes
+    ----------
+    text : str
+    modified : float
+        When it was renewed, by the clock of the file system.
+    identity : ProcessIdentity or None
+        None where it is damaged.
+    about : str
+        For messages.
+    """
+
+    text: str
+    modified: float
+    identity: ProcessIdentity | None = None
+    about: str = "a job whose file is damaged"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this process's."""
+        return self.identity == ProcessIdentity.own()
+
+    def __str__(self) -> str:
+        return self.about
+
+
+def _own_text() -> str:
+    identity = ProcessIdentity.own()
+    job, since = os.environ.get("SLURM_JOB_ID"), time.strftime("%Y-%m-%d %H:%M:%S")
+    about = {"job": f"Slurm job {job}" if job else "", "script": " ".join(sys.argv[:1]), "since": since}
+    return json.dumps({**identity._asdict(), **about})
+
+
+def _read(file: Path) -> _Claim | None:
+    """Return what a file says, None if there is none."""
+    try:
+        text, modified = file.read_text(errors="replace"), file.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+        identity = ProcessIdentity(*[found[name] for name in ProcessIdentity._fields])
+        host, process, since = found["host"], found["process"], found["since"]
+        about = ", ".join(filter(None, [f"process {process} on {host}", found["job"], found["script"]]))
+    except (ValueError, TypeError, KeyError):
+        return _Claim(text, modified)
+    return _Claim(text, modified, identity, f"{about}, since {since}")
+
+
+def _modified(file: Path) -> float | None:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _release(file: Path) -> None:
+    with suppress(OSError):  # the directory is gone, or can no longer be written to
+        found = _read(file)
+        if found is not None and found.is_own:
+            file.unlink()
