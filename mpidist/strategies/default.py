@@ -46,6 +46,7 @@ class _DefaultExtended(LoneExtended):
     """Identity throughout."""
 
     title = "the default strategy"
+    is_for_training = False
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
