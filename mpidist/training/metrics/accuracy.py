@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 
-from mpidist.training.metrics.base import same_rank
+from mpidist.training.metrics.base import require_classes, same_rank
 from mpidist.training.metrics.mean import MeanOfRows
 
 
@@ -58,7 +58,7 @@ class CategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the classes agree.  Local."""
-        return y_true.argmax(axis=-1) == y_pred.argmax(axis=-1)
+        return _hot(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
 class SparseCategoricalAccuracy(MeanOfRows):
@@ -74,6 +74,7 @@ class SparseCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the classes agree.  Local."""
+        require_classes(self.name, y_pred)
         return class_numbers(y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
@@ -92,7 +93,7 @@ class TopKCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the class is among them.  Local."""
-        return in_top_k(y_true.argmax(axis=-1), y_pred, self.k)
+        return in_top_k(_hot(self.name, y_true, y_pred), y_pred, self.k)
 
 
 class SparseTopKCategoricalAccuracy(MeanOfRows):
@@ -110,6 +111,7 @@ class SparseTopKCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the class is among them.  Local."""
+        require_classes(self.name, y_pred)
         return in_top_k(class_numbers(y_true, y_pred), y_pred, self.k)
 
 
@@ -141,10 +143,25 @@ def class_numbers(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray
     return (y_true[..., 0] if has_column else y_true).astype("int64", copy=False)
 
 
+def _hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    """Return the class numbers of one-hot labels; ValueError where they are not as the scores."""
+    require_classes(name, y_pred)
+    if y_true.shape != y_pred.shape:
+        raise ValueError(
+            f"metric {name!r}: one-hot labels have the shape of y_pred, {y_pred.shape}, got {y_true.shape}; labels that "
+            "are class numbers have the sparse metrics"
+        )
+    return y_true.argmax(axis=-1)
+
+
 def in_top_k(classes: numpy.ndarray, scores: numpy.ndarray, k: int) -> numpy.ndarray:
-    """Return whether fewer than k scores are higher than that of the class; ties count as among the highest.  Local."""
-    own = numpy.take_along_axis(scores, classes[..., None], axis=-1)
-    return ((scores > own).sum(axis=-1) < k) & numpy.isfinite(own[..., 0])
+    """Return whether fewer than k scores are higher than that of the class; ties count as among the highest.  Local.
+
+    A class that does not exist, such as -1, is not among them.
+    """
+    exists = (classes >= 0) & (classes < scores.shape[-1])
+    own = numpy.take_along_axis(scores, numpy.where(exists, classes, 0)[..., None], axis=-1)
+    return exists & ((scores > own).sum(axis=-1) < k) & numpy.isfinite(own[..., 0])
 
 
 def _checked(k: int) -> int:
