@@ -222,6 +222,11 @@ def wire_dtype(dtype: Any) -> np.dtype:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+def has_numbers(dtype: Any) -> bool:
+    """Return whether values of a dtype are numbers or truth values, those of ml_dtypes included."""
+    return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
+
+
 def check_reducible(dtype: Any, op: str) -> None:
     """Raise unless values of `dtype` can be reduced by `op`, 16-bit floats by way of their `wire_dtype`.
 

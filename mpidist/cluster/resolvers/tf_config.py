@@ -146,11 +146,10 @@ def check_all_joined(tasks: int, size: int) -> None:
     if tasks > size:
         ranks = "1 rank" if size == 1 else f"{size} ranks"
         raise LaunchError(
-            f"TF_CONFIG has {tasks} tasks that train ({', '.join(_TRAINING_JOBS)}), but MPI connects only {ranks} here: "
-            "training would not be distributed over all tasks. Processes started by hand do not find each other by the "
-            f"addresses in TF_CONFIG. Start all of them as one job: `mpidist run -n {tasks} SCRIPT`, `mpirun -n {tasks} "
-            f"python SCRIPT` or `srun -n {tasks} python SCRIPT` (with --hosts or --host for several machines). To train "
-            "on the ranks there are, unset TF_CONFIG"
+            f"TF_CONFIG has {tasks} tasks that train ({', '.join(_TRAINING_JOBS)}), but MPI connects only {ranks} "
+            "here: each would train a model of its own. Processes do not find each other by the addresses in TF_CONFIG: "
+            f"start them as one job, with `mpidist run -n {tasks} SCRIPT` (--hosts for several machines), `mpirun -n {tasks} "
+            f"python SCRIPT` or `srun -n {tasks} python SCRIPT`. To train on the ranks there are, unset TF_CONFIG"
         )
 
 

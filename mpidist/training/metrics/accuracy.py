@@ -148,8 +148,8 @@ def _hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarr
     require_classes(name, y_pred)
     if y_true.shape != y_pred.shape:
         raise ValueError(
-            f"metric {name!r}: one-hot labels have the shape of y_pred, {y_pred.shape}, got {y_true.shape}; labels that "
-            "are class numbers have the sparse metrics"
+            f"metric {name!r}: one-hot labels have the shape of y_pred, {y_pred.shape}, got {y_true.shape}; labels "
+            "that are class numbers have the sparse metrics"
         )
     return y_true.argmax(axis=-1)
 

@@ -191,7 +191,8 @@ def test_the_learning_rate_is_reduced_on_a_plateau():
 
 @pytest.mark.parametrize("rate", [mpidist.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9), lambda step: 0.1])
 @pytest.mark.parametrize(
-    "callback", [lambda: callbacks.LearningRateScheduler(lambda epoch: 0.5), lambda: callbacks.ReduceLROnPlateau("loss")]
+    "callback",
+    [lambda: callbacks.LearningRateScheduler(lambda epoch: 0.5), lambda: callbacks.ReduceLROnPlateau("loss")],
 )
 def test_a_schedule_is_not_replaced_by_a_number(callback, rate):
     def on_rank():

@@ -229,7 +229,9 @@ def test_classes_that_are_not_there_are_named(kind, options):
 
 
 @pytest.mark.parametrize("kind", [metrics.Precision, metrics.Recall])
-@pytest.mark.parametrize("options", [{"class_id": -1}, {"class_id": [0, 1]}, {"class_id": True}, {"top_k": 0}, {"top_k": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"class_id": -1}, {"class_id": [0, 1]}, {"class_id": True}, {"top_k": 0}, {"top_k": 1.5}]
+)
 def test_what_is_no_class_is_refused(kind, options):
     with pytest.raises(ValueError, match=r"must be a whole number of [01] or more, got"):
         kind(**options)
