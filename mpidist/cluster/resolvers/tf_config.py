@@ -147,9 +147,10 @@ def check_all_joined(tasks: int, size: int) -> None:
         ranks = "1 rank" if size == 1 else f"{size} ranks"
         raise LaunchError(
             f"TF_CONFIG has {tasks} tasks that train ({', '.join(_TRAINING_JOBS)}), but MPI connects only {ranks} "
-            "here: each would train a model of its own. Processes do not find each other by the addresses in TF_CONFIG: "
-            f"start them as one job, with `mpidist run -n {tasks} SCRIPT` (--hosts for several machines), `mpirun -n {tasks} "
-            f"python SCRIPT` or `srun -n {tasks} python SCRIPT`. To train on the ranks there are, unset TF_CONFIG"
+            "here: each would train a model of its own. Processes do not find each other by the addresses in "
+            f"TF_CONFIG: start them as one job, with `mpidist run -n {tasks} SCRIPT` (--hosts for several machines), "
+            f"`mpirun -n {tasks} python SCRIPT` or `srun -n {tasks} python SCRIPT`. To train on the ranks there are, "
+            "unset TF_CONFIG"
         )
 
 
