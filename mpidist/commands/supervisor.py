@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
+from mpidist.cluster.join_notes import asked_status
 from mpidist.commands.failures import Failure, FailureLog
 from mpidist.commands.killed_ranks import KilledRanks
 from mpidist.commands.leftovers import Leftovers
@@ -134,6 +135,7 @@ class _Job:
         self.passed_on: list[int] = []
         self.timed_out, self.unread, self.stuck = False, False, ""
         self._ending_since: float | None = None
+        self._asked: int | None = None
         chosen = settings(environ)
         self.tolerant = chosen.fault_tolerant
         self.streams = OutputStreams(ranks, descriptors, self._show, self._take_line)
@@ -236,6 +238,7 @@ class _Job:
         left = end_processes(self.token)
         self.process.wait()
         self.leftovers.take_notes(self.streams.folder)
+        self._asked = asked_status(self.streams.folder)
         self.removed = self.leftovers.remove()
         self.streams.close()
         for pipe in (self.process.stdout, self.process.stderr):
@@ -249,7 +252,7 @@ class _Job:
         """Return how the job ended."""
         interrupted = any(signum in _FATAL for signum in self.passed_on)
         # who ended because it was told to is not to blame; neither are ranks that have lost their launcher
-        told_to = interrupted or self.timed_out or self.stuck or self.unread
+        told_to = interrupted or self.timed_out or self.stuck or self.unread or self._asked is not None
         lost = 0 if told_to else max(0, -self.process.returncode)
         failure, death = (self.failures.first(), None) if told_to or lost else self._blame()
         status = self._status(interrupted, death)
@@ -289,8 +292,10 @@ class _Job:
         status = self.process.returncode
         if self.timed_out:
             return TIMED_OUT
+        if self._asked is not None:
+            return self._asked
         if status != 0 and interrupted:
-            return 128 + next(signum for signum in self.passed_on if signum in _FATAL)
+            return self._own_status() or 128 + next(signum for signum in self.passed_on if signum in _FATAL)
         if self.unread:
             return 128 + signal.SIGPIPE
         if self.stuck:
@@ -303,6 +308,13 @@ class _Job:
         if status == 0 and failed:  # Open MPI 5.0.11 can exit 0 although a rank was lost, or a whole host
             return 1
         return 128 - status if status < 0 else status
+
+
+    def _own_status(self) -> int:
+        """Return what a rank that was told to end has chosen as its exit status; 0 if none has: 1 is any exception's."""
+        first = self.deaths.first()
+        status = 0 if first is None or first.status is None else first.status
+        return status if status > 1 else 0
 
 
 @contextmanager

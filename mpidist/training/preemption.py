@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy
 
+from mpidist.cluster.join_notes import noting_exit
+from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.training.checkpoint import CHIEF, Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
@@ -251,7 +253,8 @@ class PreemptionCheckpointHandler:
             self.close()
             with suppress(AttributeError, OSError, ValueError):
                 sys.stdout.flush()
-            self._config.exit_fn()
+            with noting_exit(detect_launcher()):
+                self._config.exit_fn()
 
 
 class _Agreement:
