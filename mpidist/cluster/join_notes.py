@@ -1,9 +1,9 @@
-"""Notes that a rank leaves in the folder of ``mpidist run``: while MPI starts and the ranks meet, and of its exit status.
+"""Notes that a rank leaves in the folder of ``mpidist run``: while MPI starts and the ranks meet, and at its end.
 
-MPI waits in its start for all ranks, without a limit and without a word.  ``mpidist run`` reads the notes: it sees which
-ranks wait, and which will never come because they have ended.  A launcher ends all ranks when one exits, and may report
-another status than that one's: the status that a job has asked for is in a note, too.  Under another launcher there is no
-folder, and no notes.
+MPI waits in its start for all ranks, without a limit and without a word.  ``mpidist run`` reads the notes: it sees
+which ranks wait, and which will never come because they have ended.  A launcher ends all ranks when one exits, and may
+report another status than that one's: the status that a job has asked for is in a note too.  Under another launcher
+there is no folder, and no notes.
 """
 
 from __future__ import annotations

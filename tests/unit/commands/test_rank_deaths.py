@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.commands import rank_deaths
+from mpidist.commands.destinations import Terminal
 from mpidist.commands.output_streams import STDERR, OutputStreams
 from mpidist.commands.rank_deaths import RankDeath, RankDeaths, Seen, first_death
 
@@ -87,7 +88,7 @@ def test_sentences(death, text, shell):
 
 @pytest.fixture
 def streams():
-    found = OutputStreams(0, (STDERR,), lambda *what: None, lambda *what: None)
+    found = OutputStreams(0, (STDERR,), Terminal(), lambda *what: None)
     yield found
     found.close()
 
