@@ -163,7 +163,7 @@ def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace, 
     given = parse_variables(arguments.x, os.environ)
     environ = {**os.environ, **given}
     hosts = _hosts(arguments)
-    most = ranks_on_fullest(hosts, ranks)
+    most = ranks_on_fullest(hosts, ranks) if hosts else ranks
     root, cores = os.geteuid() == 0, visible_cores()
     line = command_line(launcher.path, launcher.vendor, ranks, cores, environ, root, terminal, own, most)
     if arguments.fault_tolerant:
@@ -226,8 +226,8 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
     if ended.death is not None:
         print(f"mpidist run: {ended.death.describe()}", file=sys.stderr)
     if arguments.log_dir and ended.status != 0:
-        for line in ended.last_lines:
-            print(line, file=sys.stderr)
+        if ended.last_lines:
+            print("\n".join(["mpidist run: its last errors:", *ended.last_lines]), file=sys.stderr)
         print(f"mpidist run: what the ranks printed is in {arguments.log_dir}", file=sys.stderr)
     if ended.status != 0 and ended.failure is not None and not ended.interrupted:
         print(render(ended.failure, ended.death, is_again=not arguments.log_dir), file=sys.stderr)

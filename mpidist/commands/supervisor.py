@@ -11,7 +11,7 @@ import uuid
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from mpidist.cluster.join_notes import asked_status
@@ -300,6 +300,8 @@ class _Job:
         if self.killed.aborted:  # the launcher tells of it, and ends the ranks in any order
             return None
         seen = self.deaths.first()
+        if seen is not None and seen.status is None and said is not None:  # it ended before it was watched
+            seen = replace(seen, status=said.status)
         # that nobody knows how a rank has ended is no news of a job that went well
         return None if seen is not None and seen.status is None and self.process.returncode == 0 else seen or said
 

@@ -183,3 +183,21 @@ def test_a_process_that_is_gone_before_it_could_be_watched_ended_somehow(streams
     deaths.look()
     assert deaths.first() == RankDeath((0,), None, child.pid, deaths.first().host)
     deaths.close()
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "status, known", [(-signal.SIGTERM, False), (-signal.SIGKILL, False), (-signal.SIGSEGV, True), (7, True)]
+)
+@pytest.mark.parametrize("elsewhere", [0, 1])
+def test_who_may_have_been_ended_because_of_a_rank_on_another_machine_is_not_blamed(
+    streams, children, status, known, elsewhere
+):
+    here = {child.pid: rank for rank, child in enumerate(children)}
+    deaths = RankDeaths(len(children) + elsewhere, lambda: here, streams)
+    deaths.look()
+    end(children[1], status)
+    streams.pump(0)
+    deaths.close()
+    found = deaths.first()
+    assert (found and found.status) == (status if known or not elsewhere else None)
