@@ -261,6 +261,11 @@ def wire_dtype(dtype: Any) -> np.dtype:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+def has_numbers(dtype: Any) -> bool:
+    """Return whether values of a dtype are numbers or truth values, those of ml_dtypes included."""
+    return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
+
+
 def check_movable(dtype: Any) -> None:
     """Raise UnsupportedDtypeError if values of `dtype` mean nothing on another rank, whatever is done with them."""
     dtype = np.dtype(dtype)

@@ -1,8 +1,9 @@
-"""Notes that a rank leaves in the folder of ``mpidist run`` while MPI starts and the ranks meet.
+"""Notes that a rank leaves in the folder of ``mpidist run``: while MPI starts and the ranks meet, and at its end.
 
-MPI waits there for all ranks, without a limit and without a word.  ``mpidist run`` reads the notes: it sees which ranks
-wait, and which will never come because they have ended.  Under another launcher there is no folder, and no notes:
-`start_deadline` speaks there.
+MPI waits in its start for all ranks, without a limit and without a word.  ``mpidist run`` reads the notes: it sees
+which ranks wait, and which will never come because they have ended.  A launcher ends all ranks when one exits, and may
+report another status than that one's: the status that a job has asked for is in a note too.  Under another launcher
+there is no folder, and no notes: `start_deadline` speaks there.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from mpidist.cluster.launchers import Launcher
 from mpidist.cluster.start_deadline import start_deadline
 from mpidist.options import settings
 
-#: Suffixes of the notes, after the rank: its process, noted where it is started; waiting for the others; met them.
-PROCESS, JOINING, JOINED = ".process", ".joining", ".joined"
+#: Suffixes of the notes, after the rank: its process, noted where it is started; waiting for the others; met them; the
+#: exit status that it has asked for.
+PROCESS, JOINING, JOINED, EXIT = ".process", ".joining", ".joined", ".exit"
 
 
 @contextmanager
@@ -36,6 +38,24 @@ def joining(launcher: Launcher | None) -> Iterator[None]:
 def note_joined(launcher: Launcher | None) -> None:
     """Note that this rank has met all others, and which shared memory MPI has given it; Local."""
     _write(_note(launcher, JOINED), _shared_memory())
+
+
+@contextmanager
+def noting_exit(launcher: Launcher | None) -> Iterator[None]:
+    """Note the exit status that the body asks for by SystemExit; Local."""
+    try:
+        yield
+    except SystemExit as leaving:
+        code = leaving.code
+        status = 0 if code is None else code & 0xFF if isinstance(code, int) else 1  # as the interpreter makes it
+        _write(_note(launcher, EXIT), str(status))
+        raise
+
+
+def asked_status(folder: str) -> int | None:
+    """Return the exit status that the first rank with such a note has asked for, None if there is none; Local."""
+    notes = sorted(Path(folder).glob(f"*{EXIT}"), key=lambda note: int(note.stem))
+    return int(notes[0].read_text()) if notes else None
 
 
 def _note(launcher: Launcher | None, suffix: str) -> Path | None:

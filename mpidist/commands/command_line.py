@@ -76,8 +76,9 @@ def command_line(
     root: bool,
     terminal: bool = False,
     launcher_args: Sequence[str] = (),
+    most: int | None = None,
 ) -> CommandLine:
-    """Return the command line that starts `ranks` ranks on this machine (Local, pure).
+    """Return the command line that starts `ranks` ranks on machines like this one (Local, pure).
 
     Parameters
     ----------
@@ -94,14 +95,17 @@ def command_line(
         Whether the ranks have a terminal for standard output.
     launcher_args : sequence of str
         What the user adds for the launcher, which takes each option once.
+    most : int, optional
+        How many of the ranks are on one machine at most; all by default.
     """
+    most = ranks if most is None else most
     line = CommandLine([path, "-n", str(ranks)], is_placed=_is_placing(launcher_args))
     places = _PLACES.get(vendor)
     if places is not None:
-        places(line, ranks, cores, root)
+        places(line, most, cores, root)
     if "OMP_NUM_THREADS" not in environ:
-        threads = max(1, cores.count // ranks)
-        line.add(f"{_n(cores.count, 'core')} for {_n(ranks, 'rank')}", OMP_NUM_THREADS=str(threads))
+        threads = max(1, cores.count // most)
+        line.add(f"{_n(cores.count, 'core')} for {_n(most, 'rank')}", OMP_NUM_THREADS=str(threads))
     if "PYTHONUNBUFFERED" not in environ and not terminal:
         line.add("what a rank prints appears at once", PYTHONUNBUFFERED="1")
     if "UCX_DEBUG_SIGNO" not in environ:

@@ -7,12 +7,15 @@ Each rank writes into named pipes in a private folder; a shell line in front of 
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from mpidist.commands.destinations import Terminal
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
@@ -43,11 +46,14 @@ class OutputStreams:
     ranks : int
     descriptors : sequence of int
         What is taken from the ranks: `STDERR`, and perhaps `STDOUT`.
-    echo_fn : callable
-        ``echo_fn(descriptor, data)`` is given everything that is to be shown, whole lines of one rank at a time.
+    destination : Terminal
+        Is given everything that is printed, whole lines of one rank at a time.
     error_fn : callable
         ``error_fn(rank, line)`` is given every line of error output, and every line of the launcher's own output, for
         which `rank` is None.
+    tagged : re.Pattern, optional
+        What the launcher puts in front of lines of ranks that cannot reach the pipes, as on another machine: see
+        `launcher_options.Words`.
 
     Attributes
     ----------
@@ -59,10 +65,11 @@ class OutputStreams:
         self,
         ranks: int,
         descriptors: Sequence[int],
-        echo_fn: Callable[[int, bytes], None],
+        destination: Terminal,
         error_fn: Callable[[int | None, str], None],
+        tagged: re.Pattern[bytes] | None = None,
     ) -> None:
-        self._echo_fn, self._error_fn = echo_fn, error_fn
+        self._ranks, self._destination, self._error_fn, self._tagged = ranks, destination, error_fn, tagged
         self._selector = selectors.DefaultSelector()
         self.folder = tempfile.mkdtemp(prefix="mpidist-run-")
         self._shown: dict[Source, bytes] = {}
@@ -103,7 +110,7 @@ class OutputStreams:
         """Pass on what has come, waiting up to `timeout_seconds`; return whether anything came."""
         events = self._selector.select(timeout_seconds)
         came = [self._come(key.fd, key.data) for key, _ in events]
-        if not events:
+        if not events and self._destination.takes_parts:
             self._show_partial_lines()
         return any(came)
 
@@ -132,22 +139,41 @@ class OutputStreams:
         """Show whole lines; a progress bar's lines end in carriage returns."""
         data = self._shown.pop(source, b"") + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if data[:end]:
-            self._echo_fn(source.descriptor, data[:end])
+        self._hand_over(source, data[:end])
         if data[end:]:
             self._shown[source] = data[end:]
+
+    def _hand_over(self, source: Source, data: bytes) -> None:
+        whole = source.rank is not None or self._tagged is None
+        for part in [data] if whole else data.splitlines(keepends=True):
+            if part:
+                (rank, descriptor), text = self._origin(source, part)
+                self._destination.take(rank, descriptor, text)
+
+    def _origin(self, source: Source, line: bytes) -> tuple[Source, bytes]:
+        """Return where a line comes from, and the line: the launcher tells of those that it passes on."""
+        match = self._tagged.match(line) if self._tagged is not None and source.rank is None else None
+        if match is None or int(match[1]) >= self._ranks:
+            return source, line
+        descriptor = {b"out": STDOUT, b"err": STDERR}.get(match[2], source.descriptor)
+        return Source(int(match[1]), descriptor), line[match.end() :]
 
     def _show_partial_lines(self) -> None:
         """Show what has come without the end of its line, a prompt or dots: nothing else is coming just now."""
         for source, data in self._shown.items():
-            self._echo_fn(source.descriptor, data)
+            self._hand_over(source, data)
         self._shown.clear()
 
     def _pass_lines(self, source: Source, data: bytes) -> None:
         *lines, rest = (self._errors.pop(source, b"") + data).split(b"\n")
         for line in lines:
-            self._error_fn(source.rank, line.decode(errors="replace"))
+            self._pass_line(source, line)
         self._errors[source] = rest
+
+    def _pass_line(self, source: Source, line: bytes) -> None:
+        origin, text = self._origin(source, line)
+        if origin.rank is None or origin.descriptor == STDERR:
+            self._error_fn(origin.rank, text.decode(errors="replace"))
 
     def close(self) -> None:
         """Pass on what is left, and give back the pipes."""
@@ -156,7 +182,8 @@ class OutputStreams:
         self._show_partial_lines()
         for source, rest in self._errors.items():
             if rest:
-                self._error_fn(source.rank, rest.decode(errors="replace"))
+                self._pass_line(source, rest)
+        self._destination.close()
         self._selector.close()
         for pipe in self._pipes:
             os.close(pipe)

@@ -156,6 +156,7 @@ class RankDeaths:
         self._polled: set[int] = set()
         self._seen: list[Seen] = []
         self._told, self._count = 0, ranks
+        self._all_are_here = True
         self._clock_fn = clock_fn
 
     def look(self) -> None:
@@ -207,8 +208,9 @@ class RankDeaths:
         return len(ranks) == self._count and all(death.status for death in self._seen)
 
     def first(self) -> RankDeath | None:
-        """Return the first rank that did not end well."""
-        return first_death(self._seen, platform.node())
+        """Return the first rank that did not end well; None where a rank on another machine may have been before it."""
+        own = [death for death in self._seen if self._all_are_here or death.status not in _OF_LAUNCHERS]
+        return first_death(own, platform.node())
 
     def of(self, rank: int) -> RankDeath | None:
         """Return how this rank ended, None if it was not seen to end."""
@@ -216,6 +218,7 @@ class RankDeaths:
 
     def close(self) -> None:
         """Watch no more: who ends from now on is ended from here."""
+        self._all_are_here = len(self._rank_of_process_fn()) >= self._count
         self._forget(self._descriptors.values())
         self._descriptors.clear()
         self._polled.clear()

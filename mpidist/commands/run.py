@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import math
 import os
 import re
 import shlex
@@ -12,8 +14,11 @@ from collections.abc import Sequence
 
 from mpidist.commands.command_line import CommandLine, command_line, other_python, program_command, tolerate_faults
 from mpidist.commands.cores import visible_cores
+from mpidist.commands.destinations import LogFiles, Terminal
 from mpidist.commands.failures import Failure
+from mpidist.commands.hosts import parse_hosts, ranks_on_fullest, read_hosts
 from mpidist.commands.launcher import Launcher, check_tolerates_faults, find_launcher
+from mpidist.commands.launcher_options import WORDS, check_launcher_args, instead_of, parse_variables, words_of
 from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.rank_deaths import RankDeath
 from mpidist.commands.short_traceback import shorten
@@ -25,7 +30,11 @@ _EPILOG = """examples:
   mpidist run -n 8 train.py --epochs 3     a Python file, with this interpreter
   mpidist run -n 4 -m pytest tests         a module
   mpidist run -n 2 ./simulate              any program
-  mpidist run -n 8 --fault-tolerant train.py     parameter servers that go on without a worker that dies
+  mpidist run -n 8 --hosts node1:4,node2:4 -x PYTHONPATH --log-dir logs train.py
+
+The exit status is that of the rank that failed first, 128 + n after signal n, and 124 after --timeout. Signals go to
+the ranks of this machine, and the launcher gets none: a job that saves a checkpoint after SIGTERM has the time for it,
+and the exit status that it asks for is that of mpidist run.
 """
 
 
@@ -34,21 +43,52 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="mpidist run",
         usage="mpidist run -n RANKS [options] PROGRAM [arguments] | -m MODULE [arguments]",
-        description="Start a program on RANKS ranks of this machine with the mpirun that belongs to mpi4py.",
+        description="Start a program on RANKS ranks with the mpirun that belongs to mpi4py.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=120),
+        allow_abbrev=False,
     )
-    found.add_argument("-n", "-np", "--ranks", type=_positive, metavar="RANKS", help="how many ranks")
-    found.add_argument(
-        "--fault-tolerant", action="store_true", help="go on when a rank dies that others can do without (Open MPI 5)"
-    )
-    found.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after so long, with status 124")
-    found.add_argument("--launcher-args", default="", metavar="'...'", help="further arguments for mpirun, as one word")
-    found.add_argument("--dry-run", action="store_true", help="print the command line instead of running it")
-    found.add_argument("--quiet", action="store_true", help="do not say what was added to the command line, and why")
-    found.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
-    found.add_argument("program", nargs=argparse.REMAINDER, help="a .py file or any program, and its arguments")
+    add = found.add_argument
+    add("-n", "-np", "--ranks", type=_positive, metavar="RANKS", help="how many ranks")
+    hosts = found.add_mutually_exclusive_group()
+    hosts.add_argument("--hosts", metavar="LIST", help="where: node1:4,node2:4; without numbers, the same on each")
+    hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 slots=4")
+    add("-x", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the ranks, also on other hosts")
+    output = found.add_mutually_exclusive_group()
+    output.add_argument("--tag", action="store_true", help="begin each line of a rank with its number: [3] ...")
+    output.add_argument("--log-dir", metavar="DIR", help="what rank 3 prints goes to the end of DIR/rank3.log")
+    add("--timeout", type=_seconds, metavar="SECONDS", help="end the job after so long, with status 124")
+    tolerant = "go on when a rank dies that others can do without (Open MPI 5)"
+    add("--fault-tolerant", action="store_true", help=tolerant)
+    add("--launcher-args", default="", metavar="'...'", help="further arguments for mpirun, as one word")
+    add("--dry-run", action="store_true", help="print the command line instead of running it")
+    add("--quiet", action="store_true", help="do not say what was added to the command line, and why")
+    add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    add("program", nargs=argparse.REMAINDER, help="a .py file or any program, and its arguments")
     return found
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments; leave by way of the parser, with a suggestion, where an option is unknown."""
+    arguments, unknown = parser().parse_known_args(argv)
+    if unknown:
+        word = unknown[0]
+        known = [option for action in parser()._actions for option in action.option_strings]
+        close = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.7)
+        meant = instead_of(word) or (close[0] if close else None)
+        hint = f"did you mean {meant}?" if meant else f"one of mpirun's own goes into --launcher-args '{word} ...'"
+        parser().error(f"there is no option {word}; {hint}")
+    return arguments
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
+    return seconds
 
 
 def _positive(text: str) -> int:
@@ -63,7 +103,7 @@ def _positive(text: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
-    arguments = parser().parse_args(argv)
+    arguments = _parse(argv)
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     _check_arguments(arguments, program)
     try:
@@ -75,22 +115,23 @@ def main(argv: Sequence[str]) -> int:
         launcher = find_launcher(mpi)
         if arguments.fault_tolerant:
             check_tolerates_faults(launcher)
+        # Open MPI's launcher gives its ranks a terminal, wanted or not; for others there is none to be had
+        as_it_is = not (arguments.tag or arguments.log_dir)
+        terminal = as_it_is and sys.stdout.isatty() and launcher.vendor == "Open MPI"
+        line = _complete(mpi, launcher, arguments, terminal)
+        _tell(mpi, launcher, line, program, arguments)
+        if arguments.dry_run:
+            return _print_line(line, command)
+        logs = arguments.log_dir
+        destination = LogFiles(logs, arguments.ranks) if logs else Terminal(has_tags=arguments.tag)
     except (LaunchError, ValueError) as error:
         print(f"mpidist run: {error}", file=sys.stderr)
         return 1
-    # Open MPI's launcher gives its ranks a terminal, wanted or not; for others there is none to be had
-    terminal = sys.stdout.isatty() and launcher.vendor == "Open MPI"
-    line = _complete(mpi, launcher, arguments, terminal)
-    other = other_python(program)
-    if other is not None and not arguments.quiet:
-        own = f"mpidist run itself, and its MPI, belong to {sys.executable}"
-        print(f"mpidist run: warning: the ranks run {other}, but {own}", file=sys.stderr)
-    if arguments.dry_run:
-        variables = [f"{name}={value}" for name, value in line.environ.items()]
-        print(shlex.join(["env", *variables, *line.arguments, *command]))
-        return 0
     environ = {**without_launcher(os.environ), **line.environ}
-    ended = supervise(line.arguments, command, arguments.ranks, environ, arguments.timeout, terminal)
+    tagged = None if as_it_is or launcher.vendor not in WORDS else WORDS[launcher.vendor].tagged
+    ended = supervise(
+        line.arguments, command, arguments.ranks, environ, arguments.timeout, terminal, destination, tagged
+    )
     return _report(ended, arguments)
 
 
@@ -116,19 +157,57 @@ def _check_program(program: str) -> None:
 
 
 def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace, terminal: bool) -> CommandLine:
+    """Return the launcher's command line; LaunchError where it cannot be told what is asked for."""
+    own, ranks = shlex.split(arguments.launcher_args), arguments.ranks
+    check_launcher_args(own)
+    given = parse_variables(arguments.x, os.environ)
+    environ = {**os.environ, **given}
+    hosts = _hosts(arguments)
+    most = ranks_on_fullest(hosts, ranks) if hosts else ranks
     root, cores = os.geteuid() == 0, visible_cores()
-    own = shlex.split(arguments.launcher_args)
-    line = command_line(launcher.path, launcher.vendor, arguments.ranks, cores, os.environ, root, terminal, own)
+    line = command_line(launcher.path, launcher.vendor, ranks, cores, environ, root, terminal, own, most)
     if arguments.fault_tolerant:
         tolerate_faults(line)
+    if hosts:
+        words = words_of(launcher.vendor, "--hosts")
+        line.arguments += [words.hosts, ",".join(f"{host}:{places}" for host, places in hosts.items())]
+    if arguments.tag or arguments.log_dir:  # for ranks that cannot reach our pipes; those that can leave it nothing
+        line.arguments.append(words_of(launcher.vendor, "--tag" if arguments.tag else "--log-dir").tag)
+    line.environ |= given
+    if launcher.vendor in WORDS and WORDS[launcher.vendor].names_variables:
+        settings_given = [name for name in environ if name.startswith("MPIDIST_")]
+        for name in {**given, **(dict.fromkeys([*line.environ, *settings_given]) if hosts else {})}:
+            line.arguments += ["-x", name]
     line.arguments += own
+    return line
+
+
+def _hosts(arguments: argparse.Namespace) -> dict[str, int]:
+    """Return how many ranks each host takes; none where no hosts are given."""
+    if arguments.hosts is not None:
+        return parse_hosts(arguments.hosts, arguments.ranks)
+    return {} if arguments.hostfile is None else read_hosts(arguments.hostfile, arguments.ranks)
+
+
+def _print_line(line: CommandLine, command: Sequence[str]) -> int:
+    variables = [f"{name}={value}" for name, value in line.environ.items()]
+    print(shlex.join(["env", *variables, *line.arguments, *command]))
+    return 0
+
+
+def _tell(
+    mpi: MpiFound, launcher: Launcher, line: CommandLine, program: Sequence[str], arguments: argparse.Namespace
+) -> None:
+    """Say what was added to the command line, and why, unless nobody wants to know."""
     reasons = [f"{launcher.title}, which belongs to mpi4py's {mpi.title}", *line.reasons]
     if launcher.version != mpi.version:
         reasons.append(f"warning: the versions differ, and no {mpi.title} launcher was found")
-    if not arguments.quiet:
-        for reason in reasons:
-            print(f"mpidist run: {reason}", file=sys.stderr)
-    return line
+    other = other_python(program)
+    if other is not None:
+        own = f"mpidist run itself, and its MPI, belong to {sys.executable}"
+        reasons.append(f"warning: the ranks run {other}, but {own}")
+    for reason in [] if arguments.quiet else reasons:
+        print(f"mpidist run: {reason}", file=sys.stderr)
 
 
 def _report(ended: Ended, arguments: argparse.Namespace) -> int:
@@ -146,16 +225,20 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
         print(f"mpidist run: the launcher itself was ended by signal {ended.lost}", file=sys.stderr)
     if ended.death is not None:
         print(f"mpidist run: {ended.death.describe()}", file=sys.stderr)
+    if arguments.log_dir and ended.status != 0:
+        if ended.last_lines:
+            print("\n".join(["mpidist run: its last errors:", *ended.last_lines]), file=sys.stderr)
+        print(f"mpidist run: what the ranks printed is in {arguments.log_dir}", file=sys.stderr)
     if ended.status != 0 and ended.failure is not None and not ended.interrupted:
-        print(render(ended.failure, ended.death), file=sys.stderr)
+        print(render(ended.failure, ended.death, is_again=not arguments.log_dir), file=sys.stderr)
     return ended.status
 
 
-def render(failure: Failure, death: RankDeath | None = None) -> str:
-    """Return the text that repeats a failure after everything else; `death` is what has been told before it."""
+def render(failure: Failure, death: RankDeath | None = None, is_again: bool = True) -> str:
+    """Return the text that tells a failure (again) after everything else; `death` is what has been told before it."""
     lines = [line for line in failure.lines if not (failure.framed and line.startswith("mpidist: "))]
     text = "\n".join(shorten(lines)).rstrip()
-    return f"\nmpidist run: {_heading(failure, death)}; its traceback again:\n{text}"
+    return f"\nmpidist run: {_heading(failure, death)}; its traceback{' again' if is_again else ''}:\n{text}"
 
 
 def _heading(failure: Failure, death: RankDeath | None) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
+from mpidist.cluster.join_notes import asked_status
+from mpidist.commands.destinations import Terminal
 from mpidist.commands.failures import Failure, FailureLog
 from mpidist.commands.killed_ranks import KilledRanks
 from mpidist.commands.leftovers import Leftovers
@@ -33,6 +36,9 @@ _TURN_SECONDS = 0.05
 
 #: How long a launcher that is told to end may take to clean up behind its ranks.
 _GRACE_SECONDS = 2.0
+
+#: Lines of a rank's error output that are kept to be shown where it goes to a file.
+_LAST_LINES = 20
 
 #: How long a launcher may take to end after MPI has said that it ends the job: over several hosts it may never do.
 _ENDING_SECONDS = 10.0
@@ -63,6 +69,8 @@ class Ended:
         Why the job was ended from here, in MPI's start-up or after its end; empty if it was not.
     removed : list of str
         Files that MPI had left behind.
+    last_lines : list of str
+        The last ones of the error output of the rank that ended first, if a rank is known to have done so.
     """
 
     status: int
@@ -75,6 +83,7 @@ class Ended:
     lost: int = 0
     stuck: str = ""
     removed: list[str] = field(default_factory=list)
+    last_lines: list[str] = field(default_factory=list, repr=False)
 
 
 def supervise(
@@ -84,6 +93,8 @@ def supervise(
     environ: Mapping[str, str],
     timeout_seconds: float | None = None,
     terminal: bool = False,
+    destination: Terminal | None = None,
+    tagged: re.Pattern[bytes] | None = None,
 ) -> Ended:
     """Run ``launcher program`` to its end and return how it ended; Local, from the main thread.
 
@@ -102,13 +113,18 @@ def supervise(
     terminal : bool
         Leave standard output to the launcher, which gives its ranks a terminal: progress bars move.  Else the ranks'
         lines are kept whole.
+    destination : Terminal, optional
+        Where the output of the ranks goes.
+    tagged : re.Pattern, optional
+        See `OutputStreams`.
 
     Raises
     ------
     ValueError
         A ``MPIDIST_*`` variable of `environ` cannot be read.
     """
-    job = _Job(launcher, program, ranks, environ, (STDERR,) if terminal else (STDOUT, STDERR))
+    descriptors = (STDERR,) if terminal else (STDOUT, STDERR)
+    job = _Job(launcher, program, ranks, environ, descriptors, destination or Terminal(), tagged)
     try:
         with _signals(job):
             job.wait(timeout_seconds)
@@ -127,16 +143,21 @@ class _Job:
         ranks: int,
         environ: Mapping[str, str],
         descriptors: Sequence[int],
+        destination: Terminal,
+        tagged: re.Pattern[bytes] | None,
     ) -> None:
         self.token = uuid.uuid4().hex
         self.failures = FailureLog()
         self.killed = KilledRanks()
         self.passed_on: list[int] = []
-        self.timed_out, self.unread, self.stuck = False, False, ""
+        self.timed_out, self.stuck = False, ""
         self._ending_since: float | None = None
+        self._asked: int | None = None
         chosen = settings(environ)
         self.tolerant = chosen.fault_tolerant
-        self.streams = OutputStreams(ranks, descriptors, self._show, self._take_line)
+        self.last_lines: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=_LAST_LINES))
+        self.destination = destination
+        self.streams = OutputStreams(ranks, descriptors, destination, self._take_line, tagged)
         self.deaths = RankDeaths(ranks, self.streams.rank_of_process, self.streams)
         self.start_up = StartUp(self.streams.folder, ranks, chosen)
         self.leftovers = Leftovers(self.token)
@@ -160,22 +181,16 @@ class _Job:
             if pipe is not None:
                 self.streams.add_launcher(pipe.fileno(), descriptor)
 
-    def _show(self, descriptor: int, data: bytes) -> None:
-        """Write all of `data`, at once, as long as somebody reads it."""
-        try:
-            while data and not self.unread:
-                data = data[os.write(descriptor, data) :]
-        except BrokenPipeError:
-            self.unread = True
-
     def _take_line(self, rank: int | None, line: str) -> None:
         self.failures.feed(rank, line)
         self.killed.feed(rank, line)
+        if rank is not None:
+            self.last_lines[rank].append(line)
 
     def wait(self, timeout_seconds: float | None) -> None:
         """Show the job's output until the launcher has ended, or end it when its time is up."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self.process.poll() is None and not self.stuck and not self.unread:
+        while self.process.poll() is None and not self.stuck and not self.destination.unread:
             self.deaths.look()
             self.streams.pump(_TURN_SECONDS)
             self._tell_deaths()
@@ -236,6 +251,7 @@ class _Job:
         left = end_processes(self.token)
         self.process.wait()
         self.leftovers.take_notes(self.streams.folder)
+        self._asked = asked_status(self.streams.folder)
         self.removed = self.leftovers.remove()
         self.streams.close()
         for pipe in (self.process.stdout, self.process.stderr):
@@ -249,12 +265,14 @@ class _Job:
         """Return how the job ended."""
         interrupted = any(signum in _FATAL for signum in self.passed_on)
         # who ended because it was told to is not to blame; neither are ranks that have lost their launcher
-        told_to = interrupted or self.timed_out or self.stuck or self.unread
+        told_to = interrupted or self.timed_out or self.stuck or self.destination.unread or self._asked is not None
         lost = 0 if told_to else max(0, -self.process.returncode)
         failure, death = (self.failures.first(), None) if told_to or lost else self._blame()
         status = self._status(interrupted, death)
-        ways = (self.timed_out, interrupted, self.unread, self.tolerant)
-        return Ended(status, failure, None if self.tolerant else death, *ways, lost, self.stuck, self.removed)
+        ways = (self.timed_out, interrupted, self.destination.unread, self.tolerant)
+        lines = self.last_lines[death.ranks[0]] if death is not None and len(death.ranks) == 1 else ()
+        shown = None if self.tolerant else death
+        return Ended(status, failure, shown, *ways, lost, self.stuck, self.removed, list(lines))
 
     def _blame(self) -> tuple[Failure | None, RankDeath | None]:
         """Return the failure and the death that ended the job; one that explains the other stands alone."""
@@ -282,6 +300,8 @@ class _Job:
         if self.killed.aborted:  # the launcher tells of it, and ends the ranks in any order
             return None
         seen = self.deaths.first()
+        if seen is not None and seen.status is None and said is not None:  # it ended before it was watched
+            seen = replace(seen, status=said.status)
         # that nobody knows how a rank has ended is no news of a job that went well
         return None if seen is not None and seen.status is None and self.process.returncode == 0 else seen or said
 
@@ -289,9 +309,11 @@ class _Job:
         status = self.process.returncode
         if self.timed_out:
             return TIMED_OUT
+        if self._asked is not None:
+            return self._asked
         if status != 0 and interrupted:
-            return 128 + next(signum for signum in self.passed_on if signum in _FATAL)
-        if self.unread:
+            return self._own_status() or 128 + next(signum for signum in self.passed_on if signum in _FATAL)
+        if self.destination.unread:
             return 128 + signal.SIGPIPE
         if self.stuck:
             return 1
@@ -303,6 +325,12 @@ class _Job:
         if status == 0 and failed:  # Open MPI 5.0.11 can exit 0 although a rank was lost, or a whole host
             return 1
         return 128 - status if status < 0 else status
+
+    def _own_status(self) -> int:
+        """Return the exit status that a rank which was told to end has chosen; 0 if none has: 1 is any exception's."""
+        first = self.deaths.first()
+        status = 0 if first is None or first.status is None else first.status
+        return status if status > 1 else 0
 
 
 @contextmanager

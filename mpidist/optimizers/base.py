@@ -223,6 +223,8 @@ class Optimizer(abc.ABC):
 
     @learning_rate.setter
     def learning_rate(self, value: LearningRate) -> None:
+        if not callable(value):
+            self.require_no_schedule("a number set as learning_rate")
         self._learning_rate = value
         if self.remote is not None:
             self.remote.set_learning_rate(value)
@@ -231,6 +233,14 @@ class Optimizer(abc.ABC):
     def has_schedule(self) -> bool:
         """Whether the learning rate is a function of the steps."""
         return callable(self._learning_rate)
+
+    def require_no_schedule(self, asked: str) -> None:
+        """Raise TypeError where `asked`, which sets the learning rate to a number, would end a schedule.  Local."""
+        if self.has_schedule:
+            raise TypeError(
+                f"{asked} would replace the schedule that is the learning rate of this {type(self).__name__}. Give the "
+                "optimizer a number as learning_rate, or set another schedule"
+            )
 
     @property
     def skips_nonfinite(self) -> bool:

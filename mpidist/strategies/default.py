@@ -47,6 +47,7 @@ class _DefaultExtended(LoneExtended):
     """Identity throughout."""
 
     title = "the default strategy"
+    is_for_training = False
 
     def call_for_each_replica(
         self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

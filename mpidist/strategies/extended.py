@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist import context
+from mpidist import context, transports
 from mpidist.arrays import is_device
+from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.context import T
@@ -67,8 +68,12 @@ class StrategyExtended:
     is_one_worker = False
     #: What TensorFlow asks of TPUs only.
     experimental_require_static_shapes = False
+    #: Whether somebody made the strategy to train with it: then the tasks of TF_CONFIG must be in its world.
+    is_for_training = True
 
     def __init__(self, strategy: Strategy, device_name: str) -> None:
+        if self.is_for_training:
+            _check_tasks()
         self._strategy = strategy
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
         self._told: BaseException | None = None  # by a run inside the one that is under way: its last error
@@ -420,6 +425,14 @@ class StrategyExtended:
     def non_slot_devices(self, variables: Sequence[DistributedVariable]) -> tuple[str, ...]:
         """Return the devices for an optimizer's variables that belong to no other variable.  Local."""
         return self.parameter_devices
+
+
+def _check_tasks() -> None:
+    """Raise LaunchError if TF_CONFIG has more tasks that train than the world this process joined."""
+    tasks = tasks_that_train()
+    whole = transports.joined() if tasks > 1 else None  # a world that the user gave is the user's to know
+    if whole is not None:
+        check_all_joined(tasks, whole.topology.size)
 
 
 class MirroredExtended(StrategyExtended):

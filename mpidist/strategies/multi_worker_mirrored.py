@@ -104,7 +104,7 @@ def _check_cluster(resolver: ClusterResolver, communicator: Communicator) -> Non
         raise ValueError(
             f"rank {communicator.rank} of {communicator.size}: the cluster of {resolver!r} has {workers} tasks that "
             f"train, but MPI started {communicator.size} ranks. Start `mpidist run -n {workers} SCRIPT`, or leave "
-            "cluster_resolver out to train on the ranks there are"
+            "cluster_resolver and TF_CONFIG out to train on the ranks there are"
         )
 
 

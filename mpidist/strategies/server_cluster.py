@@ -100,7 +100,8 @@ def _tasks_of_ranks(resolver: ClusterResolver, spec: ClusterSpec, communicator: 
     if missing := sorted(wanted - {*tasks}):
         raise ValueError(
             f"{_listed(missing)} of the cluster is no rank of this job, whose {communicator.size} ranks are "
-            f"{_listed(tasks)}: start as many processes as the cluster has tasks, each as another task"
+            f"{_listed(tasks)}: start as many processes as the cluster has tasks, each as another task, in one job: "
+            f"`mpidist run -n {len(wanted)} SCRIPT`"
         )
     extra = sorted({task for task in tasks if tasks.count(task) > 1 and task.type != "worker"} | ({*tasks} - wanted))
     if extra := [task for task in extra if task.type not in ("chief", "evaluator") or tasks.count(task) > 1]:

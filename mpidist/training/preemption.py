@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy
 
+from mpidist.cluster.join_notes import noting_exit
+from mpidist.cluster.launchers import detect_launcher
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.communicator import Communicator
 from mpidist.context import T
@@ -256,7 +258,8 @@ class PreemptionCheckpointHandler:
             self.close()
             with suppress(AttributeError, OSError, ValueError):
                 sys.stdout.flush()
-            self._config.exit_fn()
+            with noting_exit(detect_launcher()):
+                self._config.exit_fn()
 
     def _steps_text(self) -> str:
         """Return how many steps have been made; of a loop without `run`, as far as its calls tell."""

@@ -183,7 +183,8 @@ class Trainer:
         validation = self._validation(validation_data, validation_batch_size or batch_size, validation_steps)
         self.history = History()
         self._callbacks = [*callbacks, self.history, ProgressBar(verbose)]
-        called = CallbackList(self._callbacks, self, {"epochs": epochs, "steps": data.steps})
+        params = {"epochs": epochs, "steps": data.steps, "validates": validation is not None}
+        called = CallbackList(self._callbacks, self, params)
         self._position.begin_epoch(initial_epoch)
         self._position.batch_size = getattr(self._data, "global_batch_size", None) or 0
         self.stop_training = self._stop_now = False

@@ -13,7 +13,7 @@ from mpidist.options import settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports.membership import World
 
-__all__ = ["World", "alone", "enter", "forget", "installed", "world"]
+__all__ = ["World", "alone", "enter", "forget", "installed", "joined", "world"]
 
 
 class _ThreadWorld(threading.local):
@@ -21,7 +21,9 @@ class _ThreadWorld(threading.local):
 
 
 _of_thread = _ThreadWorld()
+#: The world that this process joined, and the one that it was told to enter in its place; each empty or of one.
 _of_process: list[World] = []
+_entered: list[World] = []
 _joining = threading.Lock()
 
 
@@ -38,6 +40,19 @@ def world() -> World:
     """
     if _of_thread.world is not None:
         return _of_thread.world
+    return _entered[0] if _entered else _joined()
+
+
+def joined() -> World | None:
+    """Return the world that this process joined by itself; None where it was only given one.
+
+    Errors, and when it is collective, as for `world`.
+    """
+    is_given = _of_thread.world is not None or (_entered and not _of_process)
+    return None if is_given else _joined()
+
+
+def _joined() -> World:
     with _joining:
         if not _of_process:
             _of_process.append(_join())
@@ -79,9 +94,10 @@ def enter(world: World) -> None:
     if _of_thread.world is not None:
         _of_thread.world = world
     else:
-        _of_process[:] = [world]
+        _entered[:] = [world]
 
 
 def forget() -> None:
     """Forget the process's world, so that the next `world` joins anew; for tests, and for children after a fork."""
     _of_process.clear()
+    _entered.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import arrays, context
-from mpidist.errors import TornVariableError
+from mpidist.errors import TornVariableError, UnsupportedDtypeError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.array_reading import ArrayReading
 from mpidist.variables.indexed_slices import IndexedSlices
@@ -62,9 +62,11 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
 
     Raises
     ------
+    UnsupportedDtypeError
+        The initial value, or `dtype`, is of something else than numbers or truth values: text, Python objects.
     ValueError
-        In the scope of a strategy: synchronization NONE, or the MEAN of integers.  Parts that are not equal, or not
-        as many as a replica has ranks.
+        The initial value is None.  In the scope of a strategy: synchronization NONE, or the MEAN of integers.  Parts
+        that are not equal, or not as many as a replica has ranks.
     CollectiveMismatchError
         On all ranks: they created different variables; names ranks, variable, shapes and dtypes.
     """
@@ -76,7 +78,7 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     if synchronization is not VariableSynchronization.ON_READ:
         synchronization = VariableSynchronization.ON_WRITE
     aggregation = VariableAggregation.parse(aggregation)
-    storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype)
+    storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype, name)
     if not is_plain:
         arrays.check_movable(storage.dtype)
         _check_aggregation(aggregation, storage.dtype, name)
@@ -484,12 +486,19 @@ def _check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str |
         )
 
 
-def _storage(value: Any, dtype: Any) -> Any:
+def _storage(value: Any, dtype: Any, name: str | None) -> Any:
     """Return a C-contiguous array of our own with the initial value."""
+    if value is None:
+        raise ValueError(f"variable {name or 'Variable'!r} needs an initial value, got None")
     is_array = hasattr(value, "dtype")
     array = arrays.to_array(value.value if isinstance(value, DistributedVariable) else value)
     if dtype is None:
         dtype = array.dtype if is_array else _tensorflow_dtype(array.dtype)
+    for each in (array.dtype, numpy.dtype(dtype)):  # of the value first: text that looks like a number could be cast
+        if not arrays.has_numbers(each):
+            raise UnsupportedDtypeError(
+                f"variable {name or 'Variable'!r} holds numbers or truth values, got dtype {each}: {repr(value)[:80]}"
+            )
     return array.astype(dtype, order="C", copy=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from mpidist.commands.probe import without_launcher
 from mpidist.commands.rank_processes import TOKEN, processes_of
-from tests.launch import ROOT, run_process, survivors
+from tests.launch import ROOT, launcher, run_process, survivors
 
 #: The rank, by the launcher's word: these scripts need no MPI.
 RANK = "import os, sys\nrank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')))\n"
@@ -199,15 +199,104 @@ def test_dry_run_prints_and_does_not_run(tmp_path):
     assert "ran" not in result.stdout.split()
 
 
+SPEAKING = RANK + "print('out', os.environ['FOO'], flush=True)\nprint('an error', file=sys.stderr, flush=True)\n"
+
+
+def test_each_line_has_its_rank(tmp_path):
+    result = run(tmp_path, SPEAKING, "--quiet", "--tag", "-x", "FOO=a b,c")
+    assert (result.returncode, sorted(result.stdout.splitlines())) == (0, ["[0] out a b,c", "[1] out a b,c"])
+    assert sorted(result.stderr.splitlines()) == ["[0] an error", "[1] an error"]
+
+
+@pytest.mark.parametrize(
+    ("end", "told", "status"),
+    [
+        ("raise ValueError('no data')", "rank 1 failed first; its traceback:\nTraceback .*ValueError: no data\n", 1),
+        ("sys.exit('no data')", "rank 1 .*ended first[^\n]*\nmpidist run: its last errors:\n.*no data\n", 1),
+        ("os.kill(os.getpid(), 11)", "rank 1 .* ended by signal 11 .*last errors:\nan error\n", 128 + signal.SIGSEGV),
+    ],
+)
+def test_with_files_for_the_output_the_errors_of_who_failed_first_are_still_shown(tmp_path, end, told, status):
+    script = SPEAKING + f"if rank == 1: {end}\n"
+    logs = tmp_path / "new" / "logs"
+    result = run(tmp_path, script, "--quiet", "--log-dir", str(logs), "-x", "FOO=1")
+    assert result.returncode == status
+    assert re.search(f"mpidist run: {told}", result.stderr, re.DOTALL), result.stderr
+    assert f"what the ranks printed is in {logs}\n" in result.stderr
+    assert "out 1" not in result.stdout + result.stderr
+    assert (logs / "rank1.log").read_text().startswith("out 1\nan error\n")
+
+
+def test_who_prints_into_files_goes_on_with_them(tmp_path):
+    for word in ("one", "two"):
+        result = run(tmp_path, SPEAKING, "--quiet", "--log-dir", str(tmp_path / "logs"), "-x", f"FOO={word}")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    for rank in (0, 1):
+        assert (tmp_path / "logs" / f"rank{rank}.log").read_text() == "out one\nan error\nout two\nan error\n"
+
+
+#: In the place of ssh: leaves out options and the host, and runs the rest here, without a variable of ours.
+AGENT = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+shift
+unset FOO
+exec sh -c "$*"
+"""
+
+
+def test_ranks_on_other_hosts_get_the_variables_that_are_named(tmp_path):
+    agent, hosts = tmp_path / "agent", tmp_path / "hosts"
+    agent.write_text(AGENT)
+    agent.chmod(0o700)
+    is_open_mpi = launcher().vendor == "Open MPI"
+    hosts.write_text("localhost slots=1\n127.0.0.2:1  # which Open MPI takes for another\n")
+    own = f"--mca plm_rsh_agent {agent}" if is_open_mpi else f"-launcher ssh -launcher-exec {agent}"
+    options = ["--quiet", "--hostfile", str(hosts), "-x", "FOO", "--tag", "--launcher-args", own]
+    path = tmp_path / "script.py"
+    path.write_text(SPEAKING)
+    result = run_process(command("-n", "2", *options, str(path)), {**environ(), "FOO": "here"}, 60)
+    assert (result.returncode, sorted(result.stdout.splitlines())) == (0, ["[0] out here", "[1] out here"])
+
+
+#: Trains until the chief is told to end, and then some: a rank that has exited must not end the others' saving.
+PREEMPTED = """
+import sys
+import numpy
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    w = mpidist.Variable(numpy.zeros(1 << 16))
+config = mpidist.experimental.TerminationConfig(exit_code=17)
+handler = mpidist.experimental.PreemptionCheckpointHandler(None, mpidist.Checkpoint(w=w), sys.argv[1], config)
+print("ready", flush=True)
+while True:
+    handler.run(lambda: w.assign_add(strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", w.value))))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_the_exit_status_of_a_preempted_job_is_passed_on(started, tmp_path, name):
+    job = started(PREEMPTED, arguments=[str(tmp_path / "saved")])
+    job.process.send_signal(getattr(signal, name))
+    assert job.end()[0] == 17
+    assert list((tmp_path / "saved").glob("*.h5"))
+
+
+def test_the_status_that_a_rank_chooses_when_it_is_told_to_end_is_passed_on(started):
+    job = started(WAITING.replace("sys.exit(0 if done", "sys.exit(42 if done"))
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 42
+
+
 class Started:
     """``mpidist run`` in the background, its ranks all waiting."""
 
-    def __init__(self, tmp_path, script, ranks=2, stderr=None, hangup=signal.SIG_DFL):
+    def __init__(self, tmp_path, script, ranks=2, stderr=None, hangup=signal.SIG_DFL, arguments=()):
         path = tmp_path / "script.py"
         path.write_text(script)
         self.token = uuid.uuid4().hex
         self.process = subprocess.Popen(
-            command("-n", str(ranks), "--quiet", str(path)),
+            command("-n", str(ranks), "--quiet", str(path), *arguments),
             env={**environ(), "TEST_TOKEN": self.token},
             stdout=subprocess.PIPE,
             stderr=stderr,

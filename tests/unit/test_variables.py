@@ -436,3 +436,56 @@ def test_an_optimizer_is_copied_as_long_as_it_has_met_no_variables(meet):
         return optimizer.learning_rate, other.learning_rate, other.iterations
 
     assert on_replicas(2, fn) == [(0.5, 0.25, 0)] * 2
+
+
+# -- initial values that are none -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, lambda: None])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_none_is_no_initial_value(value, dtype):
+    with pytest.raises(ValueError, match="variable 'w' needs an initial value, got None"):
+        Variable(value, name="w", dtype=dtype)
+
+
+NO_NUMBERS = {
+    "text": "abc",
+    "text that looks like a number": "1.5",
+    "bytes": b"x",
+    "a None among numbers": [1.0, None],
+    "an object": object(),
+    "a dict": {"a": 1.0},
+    "a date": numpy.datetime64("2020"),
+    "a record": numpy.zeros(2, [("a", "f4")]),
+}
+
+
+@pytest.mark.parametrize("dtype", [None, "float32"])
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_variables_hold_numbers_on_any_number_of_ranks(value, dtype):
+    def on_rank():
+        strategy = MirroredStrategy()
+        with strategy.scope(), pytest.raises(TypeError, match="variable 'w' holds numbers .*, got dtype"):
+            Variable(value, name="w", dtype=dtype)
+        return float(strategy.reduce("sum", 1.0, axis=None))  # and the ranks are still in step
+
+    assert run_ranks(1, on_rank) == [1.0]
+    assert run_ranks(2, on_rank) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", ["S3", "U3", object, "M8[s]"])
+def test_a_dtype_without_numbers_is_refused(dtype):
+    with pytest.raises(TypeError, match="holds numbers or truth values"):
+        Variable([1.5], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "complex64"])
+def test_numbers_of_any_kind_are_held(dtype):
+    assert Variable([1, 0], dtype=dtype).value.tolist() == [1, 0]
+    assert Variable(numpy.ones(2, dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_floats_of_ml_dtypes_are_numbers(name):
+    dtype = getattr(pytest.importorskip("ml_dtypes"), name)
+    assert Variable(numpy.ones(2, dtype)).dtype == dtype

@@ -32,7 +32,7 @@ class SlurmClusterResolver(ClusterResolver):
     gpus_per_task : int, optional
         By default an equal share of `gpus_per_node`, which is 0 when tasks outnumber GPUs.
     tasks_per_node : int or mapping of str to int, optional
-        The same number for all nodes, or by host; SLURM_STEP_TASKS_PER_NODE by default.
+        The same number for all nodes, or by host, each of the step's; SLURM_STEP_TASKS_PER_NODE by default.
     auto_set_gpu : bool
         Accepted for TensorFlow's sake.  CUDA_VISIBLE_DEVICES is never set; `task_gpus` is what it would be.
     rpc_layer : str
@@ -42,8 +42,8 @@ class SlurmClusterResolver(ClusterResolver):
     Raises
     ------
     ClusterResolutionError
-        A variable is missing or cannot be read, the jobs' tasks are not as many as the step's, or a node has
-        fewer GPUs than its tasks are to have.
+        A variable is missing or cannot be read, the jobs' tasks are not as many as the step's, `tasks_per_node` is for
+        other hosts than the step's, or a node has fewer GPUs than its tasks are to have.
     """
 
     def __init__(
@@ -86,12 +86,13 @@ class SlurmClusterResolver(ClusterResolver):
     def _counts(self, hosts: Sequence[str], tasks_per_node: int | Mapping[str, int] | None) -> list[int]:
         """Return how many ranks each node has."""
         if isinstance(tasks_per_node, Mapping):
-            counts = [tasks_per_node.get(host, 0) for host in hosts]
+            _check_hosts(tasks_per_node, hosts)
+            counts = [tasks_per_node[host] for host in hosts]
         elif tasks_per_node is not None:
             counts = [tasks_per_node] * len(hosts)
         else:
             counts = self._read("SLURM_STEP_TASKS_PER_NODE", expand_tasks_per_node)
-        if len(counts) != len(hosts) or sum(counts) == 0:
+        if len(counts) != len(hosts) or sum(counts) == 0 or min(counts) < 0:
             raise ClusterResolutionError(f"the step has nodes {list(hosts)}, but tasks per node are {counts}")
         return counts
 
@@ -134,6 +135,16 @@ class SlurmClusterResolver(ClusterResolver):
             return convert(self._environ[name])
         except ValueError as error:
             raise ClusterResolutionError(f"environment variable {name} cannot be read: {error}") from error
+
+
+def _check_hosts(tasks_per_node: Mapping[str, int], hosts: Sequence[str]) -> None:
+    """Raise unless the numbers of tasks are for these hosts, for all of them and for no others."""
+    if {*tasks_per_node} != {*hosts}:
+        unknown, missing = sorted({*tasks_per_node} - {*hosts}), sorted({*hosts} - {*tasks_per_node})
+        raise ClusterResolutionError(
+            f"tasks_per_node must have the step's nodes {list(hosts)}, 0 for one without tasks; it has {unknown}, "
+            f"which are not among them, and does not have {missing}"
+        )
 
 
 def _deal(hosts: Sequence[str], counts: Sequence[int], plane: int) -> list[str]:

@@ -9,7 +9,10 @@ from typing import Any
 
 from mpidist.cluster.resolvers.base import ClusterResolver, with_protocol
 from mpidist.cluster.spec import ClusterSpec
-from mpidist.errors import ClusterResolutionError
+from mpidist.errors import ClusterResolutionError, LaunchError
+
+#: Jobs whose tasks train as one job; an evaluator is a job of its own.
+_TRAINING_JOBS = ("chief", "worker", "ps")
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -111,6 +114,44 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def _task(self) -> dict[str, Any]:
         return _object(self._config().get("task", {}), "the task of TF_CONFIG")
+
+
+def tasks_that_train(environ: Mapping[str, str] | None = None) -> int:
+    """Return how many tasks ``TF_CONFIG`` starts to train with this process: 0 without it, and in an evaluator.  Local.
+
+    Raises
+    ------
+    ValueError
+        TF_CONFIG cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    if not environ.get("TF_CONFIG"):
+        return 0
+    resolver = TFConfigClusterResolver(environ=environ)
+    try:
+        spec, task_type = resolver.cluster_spec(), resolver.task_type
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"TF_CONFIG cannot be read: {error}; got {environ['TF_CONFIG']!r}") from error
+    return 0 if task_type == "evaluator" else sum(spec.num_tasks(job) for job in spec.jobs if job in _TRAINING_JOBS)
+
+
+def check_all_joined(tasks: int, size: int) -> None:
+    """Check that the tasks which train are ranks of one world of `size` ranks: alone, each would train a model.  Local.
+
+    Raises
+    ------
+    LaunchError
+        Says how to start them.
+    """
+    if tasks > size:
+        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        raise LaunchError(
+            f"TF_CONFIG has {tasks} tasks that train ({', '.join(_TRAINING_JOBS)}), but MPI connects only {ranks} "
+            "here: each would train a model of its own. Processes do not find each other by the addresses in "
+            f"TF_CONFIG: start them as one job, with `mpidist run -n {tasks} SCRIPT` (--hosts for several machines), "
+            f"`mpirun -n {tasks} python SCRIPT` or `srun -n {tasks} python SCRIPT`. To train on the ranks there are, "
+            "unset TF_CONFIG"
+        )
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

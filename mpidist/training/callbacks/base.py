@@ -23,7 +23,8 @@ class Callback:
     trainer : Trainer
         Whose callback it is; `model` is another name of it.
     params : dict
-        ``epochs`` and ``steps`` (None where that is not known).
+        ``epochs``, ``steps`` (None where that is not known), and in `fit` ``validates``: whether there is validation
+        data.
     is_last : bool
         Whether it is called after all others, because it looks at what they remember.
     """

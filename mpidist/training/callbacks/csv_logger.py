@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,6 +13,9 @@ from mpidist.training.given_path import given_path
 
 class CSVLogger(Callback):
     """Write the logs of every epoch to a CSV file; the chief does.  All methods are Local.
+
+    The first line has the names.  Where `fit` validates, it has those of the validation too, also if that is not made
+    after every epoch.  A log that an epoch does not have is written as ``NA``.
 
     Parameters
     ----------
@@ -25,6 +29,11 @@ class CSVLogger(Callback):
     ------
     ValueError
         `filename` is empty.
+
+    Warns
+    -----
+    UserWarning
+        A log is left out because the first line does not have its name.
     """
 
     def __init__(self, filename: str | Path, separator: str = ",", append: bool = False) -> None:
@@ -33,12 +42,13 @@ class CSVLogger(Callback):
         self.append = append
         self._file: TextIO | None = None
         self._keys: list[str] = []
+        self._left_out: set[str] = set()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Open the file."""
         if not self.trainer.is_chief:
             return
-        self._keys = []
+        self._keys, self._left_out = [], set()
         if self.append and self.filename.exists():
             with open(self.filename, newline="") as file:
                 self._keys = next(csv.reader(file, delimiter=self.separator), ["epoch"])[1:]
@@ -51,10 +61,13 @@ class CSVLogger(Callback):
         logs = logs or {}
         writer = csv.writer(self._file, delimiter=self.separator)
         if not self._keys:
-            self._keys = sorted(logs)
+            self._keys = sorted({*logs, *self._validation_names()})
             writer.writerow(["epoch", *self._keys])
-        # a validation that is not made after every epoch leaves its columns empty
-        writer.writerow([epoch, *(_cell(logs.get(key, "")) for key in self._keys)])
+        if left_out := sorted({*logs} - {*self._keys} - self._left_out):
+            self._left_out.update(left_out)
+            missing = f"the first line of {self.filename} does not have them"
+            warnings.warn(f"CSVLogger leaves out {left_out}: {missing}", stacklevel=2)
+        writer.writerow([epoch, *(_cell(logs.get(key, "NA")) for key in self._keys)])
         self._file.flush()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -62,6 +75,12 @@ class CSVLogger(Callback):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _validation_names(self) -> list[str]:
+        """Return the names of the logs that a validation gives, in whichever epoch; none where there is none."""
+        if not self.params.get("validates"):
+            return []
+        return ["val_loss", *(f"val_{metric.name}" for metric in self.trainer.metrics)]
 
 
 def _cell(value: Any) -> Any:

@@ -24,12 +24,21 @@ class LearningRateScheduler(Callback):
         ``schedule(epoch, learning_rate)``, or ``schedule(epoch)``, returns the rate of the epoch.
     verbose : int
         1 logs every change, on the chief.
+
+    Raises
+    ------
+    TypeError
+        When training begins: the optimizer's learning rate is a schedule.
     """
 
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         self.schedule = schedule
         self.verbose = verbose
         self._takes_rate = _takes_two(schedule)
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Check that the rate may be set."""
+        self.trainer.optimizer.require_no_schedule(type(self).__name__)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Set the rate of this epoch on all ranks."""
@@ -64,6 +73,11 @@ class ReduceLROnPlateau(Callback):
         Epochs to wait after a reduction.
     min_lr : float
         The rate does not fall below it.
+
+    Raises
+    ------
+    TypeError
+        When training begins: the optimizer's learning rate is a schedule.
     """
 
     def __init__(
@@ -85,7 +99,8 @@ class ReduceLROnPlateau(Callback):
         self.min_lr = min_lr
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Forget what was best before."""
+        """Check that the rate may be set; forget what was best before."""
+        self.trainer.optimizer.require_no_schedule(type(self).__name__)
         self.best, self.wait, self.cooldown_counter = self.monitor.worst, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

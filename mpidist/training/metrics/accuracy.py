@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 
-from mpidist.training.metrics.base import same_rank
+from mpidist.training.metrics.base import require_classes, same_rank
 from mpidist.training.metrics.mean import MeanOfRows
 
 
@@ -57,7 +57,7 @@ class CategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the classes agree.  Local."""
-        return _right_one_hot(y_true, y_pred)
+        return _right_one_hot(self.name, y_true, y_pred)
 
 
 class SparseCategoricalAccuracy(MeanOfRows):
@@ -73,7 +73,7 @@ class SparseCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the classes agree.  Local."""
-        return _right_class(y_true, y_pred)
+        return _right_class(self.name, y_true, y_pred)
 
 
 class TopKCategoricalAccuracy(MeanOfRows):
@@ -91,7 +91,7 @@ class TopKCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the class is among them.  Local."""
-        return in_top_k(y_true.argmax(axis=-1), y_pred, self.k)
+        return in_top_k(_hot(self.name, y_true, y_pred), y_pred, self.k)
 
 
 class SparseTopKCategoricalAccuracy(MeanOfRows):
@@ -109,6 +109,7 @@ class SparseTopKCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the class is among them.  Local."""
+        require_classes(self.name, y_pred)
         return in_top_k(class_numbers(y_true, y_pred), y_pred, self.k)
 
 
@@ -128,7 +129,7 @@ class AccuracyByShape(MeanOfRows):
         if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
             return _right_side(y_true, y_pred, 0.5)
         is_sparse = y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1
-        return (_right_class if is_sparse else _right_one_hot)(y_true, y_pred)
+        return (_right_class if is_sparse else _right_one_hot)(self.name, y_true, y_pred)
 
 
 def _right_side(y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:
@@ -136,11 +137,12 @@ def _right_side(y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) 
     return y_true == (y_pred > threshold)
 
 
-def _right_one_hot(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-    return y_true.argmax(axis=-1) == y_pred.argmax(axis=-1)
+def _right_one_hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    return _hot(name, y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
-def _right_class(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+def _right_class(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    require_classes(name, y_pred)
     return class_numbers(y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
@@ -150,10 +152,25 @@ def class_numbers(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray
     return (y_true[..., 0] if has_column else y_true).astype("int64", copy=False)
 
 
+def _hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    """Return the class numbers of one-hot labels; ValueError where they are not as the scores."""
+    require_classes(name, y_pred)
+    if y_true.shape != y_pred.shape:
+        raise ValueError(
+            f"metric {name!r}: one-hot labels have the shape of y_pred, {y_pred.shape}, got {y_true.shape}; labels "
+            "that are class numbers have the sparse metrics"
+        )
+    return y_true.argmax(axis=-1)
+
+
 def in_top_k(classes: numpy.ndarray, scores: numpy.ndarray, k: int) -> numpy.ndarray:
-    """Return whether fewer than k scores are higher than that of the class; ties count as among the highest.  Local."""
-    own = numpy.take_along_axis(scores, classes[..., None], axis=-1)
-    return ((scores > own).sum(axis=-1) < k) & numpy.isfinite(own[..., 0])
+    """Return whether fewer than k scores are higher than that of the class; ties count as among the highest.  Local.
+
+    A class that does not exist, such as -1, is not among them.
+    """
+    exists = (classes >= 0) & (classes < scores.shape[-1])
+    own = numpy.take_along_axis(scores, numpy.where(exists, classes, 0)[..., None], axis=-1)
+    return exists & ((scores > own).sum(axis=-1) < k) & numpy.isfinite(own[..., 0])
 
 
 def _checked(k: int) -> int:

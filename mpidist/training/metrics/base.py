@@ -151,6 +151,12 @@ def same_rank(first: numpy.ndarray, second: numpy.ndarray) -> tuple[numpy.ndarra
     return first, second
 
 
+def require_classes(name: str, y_pred: numpy.ndarray, needs: str = "it") -> None:
+    """Raise ValueError unless there are scores by class: of one axis, rows would be taken for classes.  Local."""
+    if y_pred.ndim < 2:
+        raise ValueError(f"metric {name!r}: {needs} needs y_pred of shape (rows, classes), got {y_pred.shape}")
+
+
 def quotient(total: Any, count: Any) -> Any:
     """Return total / count, and 0 where the count is 0; a float for scalars.  Local."""
     total, count = numpy.asarray(total, "float64"), numpy.asarray(count, "float64")

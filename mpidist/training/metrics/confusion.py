@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, same_rank
+from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, require_classes, same_rank
 
 
 class ThresholdMetric(Metric):
@@ -24,6 +24,11 @@ class ThresholdMetric(Metric):
         Only the k highest scores of a row can be positive.
     class_id : int, optional
         Only this class counts.
+
+    Raises
+    ------
+    ValueError
+        `top_k` is not a whole number of 1 or more, or `class_id` none of 0 or more.
     """
 
     def __init__(
@@ -36,8 +41,8 @@ class ThresholdMetric(Metric):
     ) -> None:
         super().__init__(name)
         self.thresholds = numpy.array(thresholds, "float64")
-        self.top_k = top_k
-        self.class_id = class_id
+        self.top_k = _whole(name, "top_k", top_k, 1)
+        self.class_id = _whole(name, "class_id", class_id, 0)
         for count in counts:
             self.add_sums(count, self.thresholds.shape)
 
@@ -52,10 +57,16 @@ class ThresholdMetric(Metric):
             What is not 0 is positive.
         y_pred : array of the same shape
         sample_weight : array, shape (rows,), optional
+
+        Raises
+        ------
+        ValueError
+            The shapes differ; or there are no classes for `class_id` and `top_k`, or too few.
         """
         y_true, y_pred = same_rank(on_host(y_true), on_host(y_pred))
         if y_true.shape != y_pred.shape:
             raise ValueError(f"metric {self.name!r}: y_true has shape {y_true.shape}, y_pred {y_pred.shape}")
+        self._check_classes(y_pred)
         labels, scores = y_true.astype(bool), y_pred.astype("float64")
         by_element = (
             numpy.ones(labels.shape) if sample_weight is None else _by_element(on_host(sample_weight), labels.shape)
@@ -65,6 +76,15 @@ class ThresholdMetric(Metric):
         if self.class_id is not None:
             labels, scores, by_element = (array[..., self.class_id] for array in (labels, scores, by_element))
         self._count(labels.reshape(-1), scores.reshape(-1), by_element.reshape(-1))
+
+    def _check_classes(self, y_pred: numpy.ndarray) -> None:
+        """Raise ValueError where the classes that `class_id` and `top_k` tell of are not there."""
+        for what, value, first in (("class_id", self.class_id, 0), ("top_k", self.top_k, 1)):
+            if value is None:
+                continue
+            require_classes(self.name, y_pred, what)
+            if value - first >= y_pred.shape[-1]:
+                raise ValueError(f"metric {self.name!r}: {what}={value}, but y_pred has {y_pred.shape[-1]} classes")
 
     def _count(self, labels: numpy.ndarray, scores: numpy.ndarray, weights: numpy.ndarray) -> None:
         for label, above, below in ((True, "true_positives", "false_negatives"), (False, "false_positives", _TN)):
@@ -135,6 +155,15 @@ class Recall(ThresholdMetric):
     def compute(self, sums: Sums) -> Any:
         """Return the recall, 0 where nothing is positive.  Local."""
         return _one_or_all(quotient(sums["true_positives"], sums["true_positives"] + sums["false_negatives"]))
+
+
+def _whole(name: str, what: str, value: Any, least: int) -> int | None:
+    """Return an optional whole number; a list of them, or True, would be another index of an array."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)) or value < least:
+        raise ValueError(f"metric {name!r}: {what} must be a whole number of {least} or more, got {value!r}")
+    return int(value)
 
 
 def _thresholds(thresholds: float | Sequence[float] | None, top_k: int | None) -> Sequence[float]:

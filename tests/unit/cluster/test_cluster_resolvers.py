@@ -218,6 +218,25 @@ class TestSlurm:
         resolver = SlurmClusterResolver(tasks_per_node={"n1": 1, "n2": 2}, environ=_slurm(2, "n[1-2]", "9(x2)"))
         assert resolver.cluster_spec().job_tasks("worker") == ["n1:8888", "n2:8888", "n2:8889"]
 
+    def test_a_node_without_tasks_is_named_too(self) -> None:
+        resolver = SlurmClusterResolver(tasks_per_node={"n2": 2, "n1": 0}, environ=_slurm(1, "n[1-2]", "1(x2)"))
+        assert resolver.cluster_spec().job_tasks("worker") == ["n2:8888", "n2:8889"]
+
+    @pytest.mark.parametrize(
+        ("tasks", "unknown", "missing"),
+        [
+            ({"n1": 1, "n22": 1}, "['n22']", "['n2']"),
+            ({"N1": 1, "n2": 1}, "['N1']", "['n1']"),
+            ({"n1": 1}, "[]", "['n2']"),
+            ({"n1": 1, "n2": 1, "n3": 1}, "['n3']", "[]"),
+            ({}, "[]", "['n1', 'n2']"),
+        ],
+    )
+    def test_tasks_of_other_hosts(self, tasks: dict[str, int], unknown: str, missing: str) -> None:
+        with pytest.raises(ClusterResolutionError, match="must have the step's nodes .'n1', 'n2'.*") as told:
+            SlurmClusterResolver(tasks_per_node=tasks, environ=_slurm(0, "n[1-2]", "1(x2)"))
+        assert f"it has {unknown}, which are not among them, and does not have {missing}" in str(told.value)
+
     @pytest.mark.parametrize(
         ("environ", "arguments", "says"),
         [
@@ -234,6 +253,7 @@ class TestSlurm:
                 "2 tasks with 2 GPUs each need 4 GPUs on a node, but it has 3; lower gpus_per_task",
             ),
             (_slurm(0, "n1", "0"), {}, "tasks per node are .0."),
+            (_slurm(0, "n[1-2]", "2(x2)"), {"tasks_per_node": {"n1": -1, "n2": 2}}, "tasks per node are .-1, 2."),
             (
                 _slurm(0, "n1", "2", SLURM_DISTRIBUTION="plane", SLURM_DIST_PLANESIZE="0"),
                 {},

@@ -12,6 +12,7 @@ import pytest
 
 import mpidist
 from mpidist.commands import run
+from mpidist.commands.launcher import Launcher
 from mpidist.commands.main import COMMANDS, main
 from mpidist.commands.probe import MpiFound
 
@@ -70,6 +71,16 @@ def test_a_page_that_nobody_reads_is_no_error(page, status):
         (["train.py", "--ranks=2"], "--ranks=2 goes before the program"),
         (["-m", "pytest", "-n2"], "-n2 goes before the program"),
         ([], "-n RANKS is needed"),
+        (["-n", "2", "--tagg", "x.py"], "there is no option --tagg; did you mean --tag?"),
+        (["-n", "2", "--log_dir=x", "x.py"], "there is no option --log_dir=x; did you mean --log-dir?"),
+        (["-n", "2", "--host", "a,b", "x.py"], "did you mean --hosts?"),
+        (["-n", "2", "--time", "5", "x.py"], "there is no option --time; did you mean --timeout?"),
+        (["-n", "2", "--output", "tag", "x.py"], "there is no option --output; did you mean --tag or --log-dir DIR?"),
+        (["-n", "2", "--map-by", "core", "x.py"], "goes into --launcher-args '--map-by ...'"),
+        (["-n", "2", "--tag", "--log-dir", "x", "x.py"], "not allowed with argument --tag"),
+        (["-n", "2", "--hosts", "a", "--hostfile", "x", "x.py"], "not allowed with argument --hosts"),
+        (["-n", "2", "--timeout", "-1", "x.py"], "expected seconds, more than 0, got '-1'"),
+        (["-n", "2", "--timeout", "nan", "x.py"], "expected seconds, more than 0, got 'nan'"),
         (["-n", "2"], "no program"),
     ],
 )
@@ -97,3 +108,41 @@ def test_run_without_mpi_is_an_error_with_the_cure(capsys, monkeypatch):
 def test_how_many_ranks_as_other_launchers_take_it(words):
     arguments = run.parser().parse_args([*words, "train.py", "-n", "8"])
     assert (arguments.ranks, arguments.program) == (3, ["train.py", "-n", "8"])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--hosts", "node1:1"], "the hosts take 1 ranks (node1:1), and -n asks for 2"),
+        (["--hostfile", "missing"], "--hostfile missing: "),
+        (["-x", "NO_SUCH_VARIABLE"], "-x NO_SUCH_VARIABLE: there is no such variable here"),
+        (["--launcher-args", "--output tag"], "--output has no effect here; use --tag or --log-dir DIR"),
+        (["--log-dir", "a_file"], "--log-dir a_file: "),
+    ],
+)
+def test_run_refuses_what_it_cannot_do_before_there_are_ranks(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").write_text("")
+    monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound("4", "Open MPI v5.0.11", "Open MPI", (5, 0, 11)))
+    monkeypatch.setattr(run, "find_launcher", lambda mpi: Launcher("mpirun", "Open MPI", (5, 0, 11)))
+    monkeypatch.setattr(run, "supervise", lambda *args: pytest.fail("ranks were started"))
+    assert run.main(["-n", "2", *arguments, "-m", "platform"]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "vendor, options, expected",
+    [
+        ("Open MPI", ["--hosts", "a,b"], " --host a:2,b:2 -x A "),
+        ("Open MPI", ["--tag"], " --tag-output -x A "),
+        ("MPICH", ["--hosts", "a:1,b:3"], " -hosts a:1,b:3 "),
+        ("MPICH", ["--log-dir", "logs"], " -prepend-rank "),
+    ],
+)
+def test_each_launcher_is_told_in_its_words(vendor, options, expected, capsys, monkeypatch):
+    monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound("4", vendor, vendor, (5,)))
+    monkeypatch.setattr(run, "find_launcher", lambda mpi: Launcher("mpirun", vendor, (5,)))
+    assert run.main(["-n", "4", "--dry-run", *options, "-x", "A=1 2", "-m", "platform"]) == 0
+    line = capsys.readouterr().out
+    assert expected in line
+    assert line.startswith("env ") and " 'A=1 2' " in line.partition("mpirun")[0]

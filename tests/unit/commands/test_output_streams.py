@@ -7,19 +7,44 @@ import subprocess
 
 import pytest
 
+from mpidist.commands.destinations import Terminal
+from mpidist.commands.launcher_options import WORDS
 from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
 
 
+class Recorded(Terminal):
+    """A terminal that keeps what is shown there."""
+
+    def __init__(self, has_tags=False):
+        super().__init__(has_tags)
+        self.shown = []
+
+    def show(self, descriptor, data):
+        self.shown.append((descriptor, data))
+
+
 @pytest.fixture
-def streams():
-    shown, lines = [], []
-    found = OutputStreams(
-        2, (STDOUT, STDERR), lambda *what: shown.append(what), lambda rank, line: lines.append((rank, line))
-    )
-    found.shown, found.lines = shown, lines
-    yield found
-    if os.path.isdir(found.folder):
-        found.close()
+def made():
+    """Make output streams of two ranks, which note what they show and pass on."""
+    all_made = []
+
+    def make(has_tags=False, vendor=None):
+        destination, lines = Recorded(has_tags), []
+        tagged = WORDS[vendor].tagged if vendor else None
+        take = lambda rank, line: lines.append((rank, line))  # noqa: E731
+        all_made.append(OutputStreams(2, (STDOUT, STDERR), destination, take, tagged))
+        all_made[-1].shown, all_made[-1].lines = destination.shown, lines
+        return all_made[-1]
+
+    yield make
+    for streams in all_made:
+        if os.path.isdir(streams.folder):
+            streams.close()
+
+
+@pytest.fixture
+def streams(made):
+    return made()
 
 
 def start(streams, script, variable, rank):
@@ -103,3 +128,59 @@ def test_a_progress_bar_is_shown_as_it_moves(streams):
 def test_nothing_is_left_in_the_file_system(streams):
     streams.close()
     assert not os.path.exists(streams.folder)
+
+
+# -- the rank in front ------------------------------------------------------------------------------------------------
+
+
+def into(streams, name, *parts):
+    """Write parts into a rank's pipe, each of them seen before the next one comes."""
+    with open(os.path.join(streams.folder, name), "wb", buffering=0) as pipe:
+        for part in parts:
+            pipe.write(part)
+            streams.pump(0)
+            streams.pump(0)
+
+
+def test_each_line_has_its_rank_and_no_half_line_is_tagged(made):
+    streams = made(has_tags=True)
+    into(streams, "1.1", b"one\ntwo\nth", b"ree\n", b" 10 %\r 20 %\r", b"the end")
+    into(streams, "0.2", b"an error\n")
+    streams.close()
+    text = b"".join(data for _, data in streams.shown)
+    assert text == b"[1] one\n[1] two\n[1] three\n[1]  10 %\r[1]  20 %\r[0] an error\n[1] the end\n"
+    assert streams.lines == [(0, "an error")]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "text"),
+    [
+        ("Open MPI", b"[1,1]<stderr>: far\n[1,0]<stderr>:near\nmpirun says\n[1,7]<stderr>: no such rank\n"),
+        ("MPICH", b"[1] far\n[0] near\nmpirun says\n[7] no such rank\n"),
+    ],
+)
+def test_lines_of_ranks_on_other_machines_are_known_by_the_launchers_tags(made, vendor, text):
+    streams = made(has_tags=True, vendor=vendor)
+    read, write = os.pipe()
+    streams.add_launcher(read, STDERR)
+    for part in (text[:5], text[5:]):
+        os.write(write, part)
+        streams.pump(0)
+    os.close(write)
+    streams.close()
+    os.close(read)
+    *_, stray = text.split(b"\n")[:-1]
+    assert b"".join(data for _, data in streams.shown) == b"[1] far\n[0] near\nmpirun says\n" + stray + b"\n"
+    assert streams.lines == [(1, "far"), (0, "near"), (None, "mpirun says"), (None, stray.decode())]
+
+
+def test_what_a_rank_on_another_machine_prints_is_no_error_of_it(made):
+    streams = made(vendor="Open MPI")
+    read, write = os.pipe()
+    streams.add_launcher(read, STDOUT)
+    os.write(write, b"[1,1]<stdout>: Traceback (most recent call last):\n")
+    os.close(write)
+    streams.close()
+    os.close(read)
+    assert streams.lines == []
+    assert streams.shown == [(STDOUT, b"Traceback (most recent call last):\n")]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.commands import rank_deaths
+from mpidist.commands.destinations import Terminal
 from mpidist.commands.output_streams import STDERR, OutputStreams
 from mpidist.commands.rank_deaths import RankDeath, RankDeaths, Seen, first_death
 
@@ -87,7 +88,7 @@ def test_sentences(death, text, shell):
 
 @pytest.fixture
 def streams():
-    found = OutputStreams(0, (STDERR,), lambda *what: None, lambda *what: None)
+    found = OutputStreams(0, (STDERR,), Terminal(), lambda *what: None)
     yield found
     found.close()
 
@@ -182,3 +183,21 @@ def test_a_process_that_is_gone_before_it_could_be_watched_ended_somehow(streams
     deaths.look()
     assert deaths.first() == RankDeath((0,), None, child.pid, deaths.first().host)
     deaths.close()
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "status, known", [(-signal.SIGTERM, False), (-signal.SIGKILL, False), (-signal.SIGSEGV, True), (7, True)]
+)
+@pytest.mark.parametrize("elsewhere", [0, 1])
+def test_who_may_have_been_ended_because_of_a_rank_on_another_machine_is_not_blamed(
+    streams, children, status, known, elsewhere
+):
+    here = {child.pid: rank for rank, child in enumerate(children)}
+    deaths = RankDeaths(len(children) + elsewhere, lambda: here, streams)
+    deaths.look()
+    end(children[1], status)
+    streams.pump(0)
+    deaths.close()
+    found = deaths.first()
+    assert (found and found.status) == (status if known or not elsewhere else None)

@@ -169,7 +169,10 @@ def test_learning_rate_may_be_a_function_of_the_step():
     v = steps(optimizer, numpy.zeros(1), [numpy.ones(1)] * 3)
     numpy.testing.assert_allclose(v.value, -(1 + 1 / 2 + 1 / 3), rtol=1e-12)
     assert (optimizer.iterations, optimizer.learning_rate) == (3, 0.25)
-    optimizer.learning_rate = 0.5
+    with pytest.raises(TypeError, match="would replace the schedule"):  # as in Keras
+        optimizer.learning_rate = 0.5
+    assert optimizer.learning_rate == 0.25
+    optimizer.learning_rate = lambda step: 0.5
     assert optimizer.learning_rate == 0.5
 
 

@@ -88,13 +88,15 @@ def test_callbacks_are_called_at_every_turn_in_order():
     ]
 
 
-def test_params_tell_epochs_and_steps():
+@pytest.mark.parametrize("validates", [False, True])
+def test_params_tell_epochs_steps_and_validation(validates):
     def on_rank():
-        callback = Callback()
-        net.trainer().fit(*net.rows(10), batch_size=4, epochs=2, callbacks=[callback])
+        callback, rows = Callback(), net.rows(10)
+        data = rows if validates else None
+        net.trainer().fit(*rows, batch_size=4, epochs=2, callbacks=[callback], validation_data=data)
         return callback.params
 
-    assert on_two_ranks(on_rank) == {"epochs": 2, "steps": 3}
+    assert on_two_ranks(on_rank) == {"epochs": 2, "steps": 3, "validates": validates}
 
 
 def test_logs_of_a_batch_have_the_mean_loss_over_all_ranks_so_far():
@@ -189,6 +191,21 @@ def test_the_learning_rate_is_reduced_on_a_plateau():
     assert on_two_ranks(on_rank) == [8.0, 8.0, 8.0, 2.0, 2.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("rate", [mpidist.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9), lambda step: 0.1])
+@pytest.mark.parametrize(
+    "callback",
+    [lambda: callbacks.LearningRateScheduler(lambda epoch: 0.5), lambda: callbacks.ReduceLROnPlateau("loss")],
+)
+def test_a_schedule_is_not_replaced_by_a_number(callback, rate):
+    def on_rank():
+        script, used = Scripted([1.0] * 20, rate), callback()
+        with pytest.raises(TypeError, match=f"{type(used).__name__} would replace the schedule .* of this SGD"):
+            script.fit(used)  # Keras says so at the first reduction: here before a step is made
+        return script.trainer.steps_made, script.trainer.optimizer.has_schedule
+
+    assert on_two_ranks(on_rank) == (0, True)
+
+
 def test_training_ends_at_once_when_the_loss_of_one_rank_is_nan(caplog):
     def on_rank():
         script = Scripted([1.0, 1.0, 1.0])
@@ -224,17 +241,46 @@ def test_the_chief_writes_the_logs_as_csv(tmp_path):
     ]
 
 
-def test_columns_of_a_validation_that_is_not_made_are_empty(tmp_path):
-    path = tmp_path / "log.csv"
+@pytest.mark.parametrize("freq", [1, 2, 3, 5])
+def test_the_columns_of_a_validation_are_there_whenever_it_is_made(tmp_path, freq):
+    path, histories = tmp_path / "log.csv", []
 
     def on_rank():
         x, y = net.rows(4)
-        options = {"validation_data": (x, y), "validation_freq": 2, "epochs": 3, "initial_epoch": 1}
-        net.trainer(metrics=()).fit(x, y, callbacks=[callbacks.CSVLogger(path)], **options)
+        options = {"validation_data": (x, y), "validation_freq": freq, "epochs": 4}
+        used = [callbacks.CSVLogger(path), callbacks.ReduceLROnPlateau("loss")]
+        histories.append(net.trainer().fit(x, y, callbacks=used, **options))
 
     run_ranks(1, on_rank)
-    first, second = list(csv.reader(io.StringIO(path.read_text())))[1:]
-    assert first[2] and not second[2]
+    (history,) = histories
+    lines = list(csv.DictReader(io.StringIO(path.read_text())))
+    trained = {name for name in history.history if not name.startswith("val_")} - {"learning_rate"}
+    assert set(lines[0]) == {"epoch", *trained, *(f"val_{name}" for name in trained)}
+    for name in trained:
+        assert [float(line[name]) for line in lines] == history.history[name]
+        values = iter(history.history.get(f"val_{name}", []))
+        expected = [str(next(values)) if (epoch + 1) % freq == 0 else "NA" for epoch in range(4)]  # Keras' word
+        assert [line[f"val_{name}"] for line in lines] == expected
+
+
+def test_logs_that_the_first_line_does_not_have_are_told_of_once(tmp_path):
+    path = tmp_path / "log.csv"
+
+    def on_rank():
+        Scripted([2.0]).fit(callbacks.CSVLogger(path))
+        add = LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update({"late": 1.0} if epoch else {}))
+        with pytest.warns(UserWarning, match=r"leaves out \['late'\]: the first line of .*log.csv") as told:
+            Scripted([2.0, 1.0, 0.5, 0.25]).fit(add, callbacks.CSVLogger(path, append=True), initial_epoch=1)
+        return len(told)
+
+    assert run_ranks(1, on_rank) == [1]
+    assert list(csv.reader(io.StringIO(path.read_text()))) == [
+        ["epoch", "loss"],
+        ["0", "2.0"],
+        ["1", "1.0"],
+        ["2", "0.5"],
+        ["3", "0.25"],
+    ]
 
 
 def events(directory):

@@ -196,3 +196,71 @@ def test_a_function_is_a_metric():
 def test_a_class_is_no_metric():
     with pytest.raises(TypeError, match="a name or a function, got ABCMeta"):
         metrics.get(metrics.Mean)
+
+
+# -- classes ----------------------------------------------------------------------------------------------------------
+
+OF_CLASSES = [
+    lambda: metrics.Precision(class_id=0),
+    lambda: metrics.Recall(class_id=1),
+    lambda: metrics.Precision(top_k=1),
+    lambda: metrics.Recall(top_k=2),
+    metrics.CategoricalAccuracy,
+    metrics.SparseCategoricalAccuracy,
+    metrics.TopKCategoricalAccuracy,
+    metrics.SparseTopKCategoricalAccuracy,
+]
+
+
+@pytest.mark.parametrize("make", OF_CLASSES)
+def test_rows_are_not_taken_for_classes(make):
+    metric = make()
+    with pytest.raises(ValueError, match=rf"'{metric.name}': .*shape \(rows, classes\), got \(4,\)"):
+        metric.update_state([1, 0, 1, 1], [0.9, 0.8, 0.2, 0.7])
+    assert all(not sums.any() for sums in metric.sums.values())
+
+
+@pytest.mark.parametrize("kind", [metrics.Precision, metrics.Recall])
+@pytest.mark.parametrize("options", [{"class_id": 3}, {"top_k": 4}])
+def test_classes_that_are_not_there_are_named(kind, options):
+    ((what, value),) = options.items()
+    with pytest.raises(ValueError, match=f"{what}={value}, but y_pred has 3 classes"):
+        kind(**options).update_state([[1, 0, 0]], [[0.9, 0.6, 0.1]])
+
+
+@pytest.mark.parametrize("kind", [metrics.Precision, metrics.Recall])
+@pytest.mark.parametrize(
+    "options", [{"class_id": -1}, {"class_id": [0, 1]}, {"class_id": True}, {"top_k": 0}, {"top_k": 1.5}]
+)
+def test_what_is_no_class_is_refused(kind, options):
+    with pytest.raises(ValueError, match=r"must be a whole number of [01] or more, got"):
+        kind(**options)
+
+
+def test_a_class_and_the_highest_scores_as_keras_counts_them():
+    y_true = [[1, 0, 0], [0, 1, 0], [0, 1, 1], [1, 0, 0]]
+    y_pred = [[0.9, 0.6, 0.1], [0.8, 0.1, 0.1], [0.2, 0.9, 0.7], [0.4, 0.6, 0.8]]
+    # observed in Keras 3.15
+    for options, precision, recall in (
+        ({"class_id": 0}, 1 / 2, 1 / 2),
+        ({"class_id": 1}, 1 / 3, 1 / 2),
+        ({"class_id": 2}, 1 / 2, 1.0),
+        ({"top_k": 1}, 1 / 2, 2 / 5),
+        ({"top_k": 2}, 1 / 2, 4 / 5),
+    ):
+        for kind, expected in ((metrics.Precision, precision), (metrics.Recall, recall)):
+            metric = kind(**options)
+            metric.update_state(y_true, y_pred)
+            assert metric.result() == pytest.approx(expected), (kind, options)
+
+
+def test_class_numbers_are_no_one_hot_labels():
+    for kind in (metrics.CategoricalAccuracy, metrics.TopKCategoricalAccuracy):
+        with pytest.raises(ValueError, match="have the sparse metrics"):
+            kind().update_state([1, 0], [[0.9, 0.8], [0.2, 0.7]])
+
+
+def test_a_class_that_does_not_exist_is_never_among_the_highest():
+    metric = metrics.SparseTopKCategoricalAccuracy(k=2)
+    metric.update_state([1, -1, 2, 0], [[0.1, 0.9]] * 4)
+    assert metric.result() == 0.5

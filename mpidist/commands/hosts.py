@@ -1,0 +1,69 @@
+"""The hosts of a job and how many ranks each takes: by a list as on a command line, or a file of either launcher."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from mpidist.errors import LaunchError
+
+#: A host, and how many ranks it takes: ``node1``, ``node1:4`` (MPICH's file), ``node1 slots=4`` (Open MPI's).
+_HOST = re.compile(r"([^\s:,=]+)(?::(\d+)|\s+slots\s*=\s*(\d+))?")
+
+
+def parse_hosts(text: str, ranks: int) -> dict[str, int]:
+    """Return how many ranks each host takes, by a list such as ``"node1:4,node2:4"``; Local.
+
+    A host that is listed twice takes as many as both say.  Where no number is given, and no host twice, all take the
+    same share of `ranks`; else a host without a number takes 1.
+
+    Raises
+    ------
+    LaunchError
+        The list cannot be read, or does not take all ranks.
+    """
+    return _places([(part.strip(), f"--hosts {text}") for part in text.split(",")], ranks)
+
+
+def read_hosts(path: str, ranks: int) -> dict[str, int]:
+    """Return the same by a file: a line a host, ``node1``, ``node1:4`` or ``node1 slots=4``, and comments after ``#``.
+
+    Local.  LaunchError as for `parse_hosts`, and where the file cannot be read.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"--hostfile {path}: {error}") from error
+    numbered = [(line.partition("#")[0].strip(), f"line {number} of {path}") for number, line in enumerate(lines, 1)]
+    return _places([(entry, where) for entry, where in numbered if entry], ranks)
+
+
+def ranks_on_fullest(hosts: dict[str, int], ranks: int) -> int:
+    """Return how many ranks the host with the most has, where the launcher fills one after the other; Local."""
+    left, most = ranks, 0
+    for places in hosts.values():
+        most, left = max(most, min(places, left)), left - min(places, left)
+    return most
+
+
+def _places(entries: Iterable[tuple[str, str]], ranks: int) -> dict[str, int]:
+    found = [_parsed(entry, where) for entry, where in entries]
+    names = [name for name, _ in found]
+    is_plain = len({*names}) == len(names) and all(places is None for _, places in found)
+    share = -(-ranks // max(1, len(names))) if is_plain else 1
+    hosts: dict[str, int] = {}
+    for name, places in found:
+        hosts[name] = hosts.get(name, 0) + (share if places is None else places)
+    if sum(hosts.values()) < ranks:
+        has = ", ".join(f"{name}:{places}" for name, places in hosts.items()) or "none"
+        raise LaunchError(f"the hosts take {sum(hosts.values())} ranks ({has}), and -n asks for {ranks}")
+    return hosts
+
+
+def _parsed(entry: str, where: str) -> tuple[str, int | None]:
+    match = _HOST.fullmatch(entry)
+    if match is None:
+        raise LaunchError(f"{where}: expected a host as NAME, NAME:RANKS or NAME slots=RANKS, got {entry!r}")
+    number = match[2] or match[3]
+    return match[1], None if number is None else int(number)
