@@ -21,6 +21,7 @@ LAYERS = (
     ("errors", "options", "nest"),
     ("context",),
     ("arrays", "cluster"),
+    ("schedules",),
     ("runtime",),
     ("transports",),
     ("collectives",),
