@@ -172,9 +172,9 @@ def bytes_sent() -> int:
 
 def model(topology: Any, nbytes: int, bound: float) -> dict[str, float]:
     """Return the milliseconds of the schedules with one link a node, and memory that takes no time."""
-    from mpidist.collectives.algorithms import algorithm, hierarchical
-    from mpidist.collectives.cost import CostModel, Level
-    from mpidist.collectives.simulator import simulate
+    from mpidist.schedules.cost import CostModel, Level
+    from mpidist.schedules.simulator import simulate
+    from mpidist.schedules.table import algorithm, hierarchical
 
     free, link = Level(0.0, 0.0), Level(1e-4, bound / nbytes)
     schedules = {"ring": algorithm("all_reduce", "ring"), "hierarchical": hierarchical(topology)}

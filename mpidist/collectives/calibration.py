@@ -17,11 +17,11 @@ import numpy
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
 from mpidist.collectives.call import Call
-from mpidist.collectives.cost import CostModel, Level
-from mpidist.collectives.figures import Figures
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
+from mpidist.schedules.cost import CostModel, Level
+from mpidist.schedules.figures import Figures
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator

@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 
 from mpidist.collectives import selection
-from mpidist.collectives.algorithms import algorithm as schedule_of
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.contest import Contest, Contests
@@ -23,6 +22,7 @@ from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce
 from mpidist.collectives.ways import SEGMENTED, Way, worth_trying
 from mpidist.runtime.control import Watch
+from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
 
 #: In one step through shared memory every rank reads the values of all ranks; from so many bytes on each reads a share.

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from mpidist import arrays
-from mpidist.collectives.rounds import NOBODY, Round, Schedule, unrolled
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
+from mpidist.schedules.rounds import NOBODY, Round, Schedule, unrolled
 from mpidist.transports.base import Transport
 
 #: Size of a segment in bytes.  Two segments of scratch and the parts of the buffer they meet should stay in cache, and

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import algorithm
 from mpidist.collectives.executor import Executor
 from mpidist.runtime.board import fence
 from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.schedules.table import algorithm
 from mpidist.transports.base import Transport
 from mpidist.transports.shared import SharedSegments
 

@@ -17,7 +17,7 @@ import numpy
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.executor import Executor
-from mpidist.collectives.rounds import Schedule
+from mpidist.schedules.rounds import Schedule
 from mpidist.transports.base import Transport
 from mpidist.transports.shared import SharedSegments
 

@@ -17,9 +17,9 @@ import numpy
 
 from mpidist.collectives.calibration import Run, Stopwatch
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.cost import CostModel, Level
 from mpidist.collectives.executor import Executor
-from mpidist.collectives.rounds import NOBODY, Round, Schedule
+from mpidist.schedules.cost import CostModel, Level
+from mpidist.schedules.rounds import NOBODY, Round, Schedule
 
 #: How many rounds are played in one go, an even number: few, as schedules on few ranks have few.
 _TURNS = 2

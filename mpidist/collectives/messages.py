@@ -9,11 +9,11 @@ import numpy
 from mpidist.arrays import is_device
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
-from mpidist.collectives.algorithms import algorithm, hierarchical
 from mpidist.collectives.executor import SEGMENT_BYTES, Executor
-from mpidist.collectives.rounds import Schedule
 from mpidist.collectives.scratch import Scratch
 from mpidist.runtime.control import Watch
+from mpidist.schedules.rounds import Schedule
+from mpidist.schedules.table import algorithm, hierarchical
 from mpidist.transports.base import Transport
 
 

@@ -9,10 +9,10 @@ import numpy
 
 from mpidist import arrays
 from mpidist.arrays import wire_dtype
-from mpidist.collectives.algorithms import algorithm as schedule_of
 from mpidist.collectives.caller import Caller
 from mpidist.collectives.executor import Executor
 from mpidist.runtime.control import Watch
+from mpidist.schedules.table import algorithm as schedule_of
 
 
 class PlainCollectives(Caller):

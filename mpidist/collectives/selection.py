@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import algorithm, hierarchical, names
-from mpidist.collectives.figures import Figures
-from mpidist.collectives.rounds import Schedule
+from mpidist.schedules.figures import Figures
+from mpidist.schedules.rounds import Schedule
+from mpidist.schedules.table import algorithm, hierarchical, names
 
-#: The all-reduces that `choose` may return, and those that it may use between nodes: all ranks get the same bits.
+#: The all-reduces that `choose` may return: all ranks get the same bits.
 AUTOMATIC = ("shared_memory", "two_level", "native", "recursive_doubling", "hierarchical", "ring", "rabenseifner")
-BETWEEN_NODES = ("ring", "rabenseifner", "recursive_doubling")
 
 #: From this size in bytes on, ``"shared_memory"`` stands for ``"remote_read"`` too, which adds in the same order: each
 #: launch tries which of the two is quicker.

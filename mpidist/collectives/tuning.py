@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
 from mpidist.collectives.calibration import calibrate
-from mpidist.collectives.figures import Figures
 from mpidist.collectives.selection import Choices, Facts
 from mpidist.options import Settings, settings
+from mpidist.schedules.figures import Figures
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpidist.collectives import selection
-from mpidist.collectives.cost import Level
-from mpidist.collectives.figures import Figures
 from mpidist.collectives.selection import Facts
 from mpidist.collectives.tuning import Record
 from mpidist.commands.quantities import show_bytes, show_seconds, table
+from mpidist.schedules.cost import Level
+from mpidist.schedules.figures import Figures
 
 #: Sizes in bytes on the page: powers of four.
 SIZES = tuple(4**power for power in range(1, 15))

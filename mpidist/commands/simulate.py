@@ -12,13 +12,13 @@ from typing import Any
 
 from mpidist.cluster.hostlist import expand_hostlist
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.comparison import Outcome, candidates, compare
-from mpidist.collectives.cost import CostModel, Level
-from mpidist.collectives.networks import NETWORKS, network
-from mpidist.collectives.rounds import COLLECTIVES, Schedule
 from mpidist.collectives.tuning import Record, folder, path_of, read, stored
 from mpidist.commands import quantities
 from mpidist.commands.quantities import show_bytes, show_seconds
+from mpidist.schedules.comparison import Outcome, candidates, compare
+from mpidist.schedules.cost import CostModel, Level
+from mpidist.schedules.networks import NETWORKS, network
+from mpidist.schedules.rounds import COLLECTIVES, Schedule
 
 #: More ranks are not simulated: memory and time grow with them, and names of algorithms do not change any more.
 _MOST_RANKS = 1_000_000

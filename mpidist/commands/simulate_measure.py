@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.comparison import candidates
-from mpidist.collectives.cost import CostModel
 from mpidist.collectives.measured_rounds import MeasuredRounds
-from mpidist.collectives.simulator import simulate
 from mpidist.commands.machine import machine
 from mpidist.commands.quantities import show_bytes, show_seconds, table
 from mpidist.commands.simulate import shown_level
 from mpidist.errors import MpidistError
+from mpidist.schedules.comparison import candidates
+from mpidist.schedules.cost import CostModel
+from mpidist.schedules.simulator import simulate
 
 #: Sizes in bytes of the buffers.
 SIZES = tuple(1 << power for power in range(10, 25, 2))

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.comparison import candidates, compare
-from mpidist.collectives.cost import CostModel
 from mpidist.commands.quantities import show_bytes
+from mpidist.schedules.comparison import candidates, compare
+from mpidist.schedules.cost import CostModel
 
 #: The smallest buffer that is drawn, and how far sizes are apart.
 _LEAST_BYTES, _FACTOR = 1024, 4

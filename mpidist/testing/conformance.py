@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.collectives.algorithms import ALGORITHMS
 from mpidist.collectives.executor import Executor, even_bounds
-from mpidist.collectives.rounds import Schedule
 from mpidist.errors import TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.runtime.control import Watch
+from mpidist.schedules.rounds import Schedule
+from mpidist.schedules.table import ALGORITHMS
 from mpidist.testing.ranks import run_ranks
 from mpidist.transports import world
 from mpidist.transports.base import Transport
@@ -347,7 +347,7 @@ _REDUCTIONS = {
 
 
 class CollectiveTests(Ranks):
-    """What an algorithm must do, for every one in the table: see `mpidist.collectives.algorithms`."""
+    """What an algorithm must do, for every one in the table: see `mpidist.schedules.table`."""
 
     sizes: Sequence[int] = tuple(range(1, 9))
 

@@ -1,16 +1,18 @@
 """Collectives over real MPI ranks: values as closed forms, and the same bits everywhere, MPI's own included."""
 
 import math
+from itertools import product
 
 import ml_dtypes
 import numpy
 import pytest
 
-from mpidist.collectives.algorithms import names
+from mpidist.collectives import reference
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import AUTOMATIC, eligible
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.runtime.board import StatusBoard
+from mpidist.schedules.table import names
 from mpidist.transports.mpi import MpiTransport
 
 pytestmark = pytest.mark.mpi
@@ -57,6 +59,33 @@ def test_other_reductions(communicator, op, closed_form):
         buffer = numpy.full(50, communicator.rank + 1.0)
         communicator.all_reduce(buffer, op, algorithm=algorithm)
         _check_on_all_ranks(communicator, (buffer == closed_form(communicator.size)).all())
+
+
+GRID = list(product(["f2", "f4", "f8", ml_dtypes.bfloat16, "i1", "u2", "i4", "i8"], ["sum", "min", "max", "prod"]))
+
+
+@pytest.mark.parametrize(("dtype", "op"), [*GRID, ("c8", "sum"), ("c8", "prod")])
+def test_every_algorithm_does_what_the_reference_does(communicator, op, dtype):
+    for count in (1, 9, 100_003):
+        whole = (numpy.arange(count) % 2 + 1 + (communicator.rank == 1)).astype(dtype)  # sums and products are exact
+        expected = whole.copy()
+        reference.all_reduce(communicator, expected, op)
+        for algorithm in _algorithms(communicator):
+            buffer = whole.copy()
+            communicator.all_reduce(buffer, op, algorithm=algorithm)
+            _check_on_all_ranks(communicator, buffer.tobytes() == expected.tobytes())
+
+
+@pytest.mark.parametrize("count", [1, 3, 9, 1000, 100_003])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ml_dtypes.bfloat16], ids=str)
+def test_shared_memory_adds_as_the_reference_does(communicator, count, dtype):
+    if "shared_memory" not in _algorithms(communicator):
+        pytest.skip("the ranks are on several nodes")
+    buffer = numpy.random.default_rng(communicator.rank).normal(size=count).astype(dtype)
+    expected = buffer.copy()
+    reference.all_reduce(communicator, expected)
+    communicator.all_reduce(buffer, algorithm="shared_memory")
+    _check_on_all_ranks(communicator, buffer.tobytes() == expected.tobytes())
 
 
 @pytest.mark.parametrize("dtype", ["?", ">f8", ">i4", "u1"])

@@ -23,6 +23,7 @@ LAYERS = (
     ("errors", "options", "nest"),
     ("context",),
     ("arrays", "cluster"),
+    ("schedules",),
     ("runtime",),
     ("transports",),
     ("collectives",),

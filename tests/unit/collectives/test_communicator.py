@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.collectives import messages
-from mpidist.collectives.algorithms import names
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
+from mpidist.schedules.table import names
 from mpidist.testing import run_ranks
 
 ALGORITHMS = ("auto", *names("all_reduce"), "hierarchical")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from mpidist.arrays import as_host
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import ALGORITHMS, algorithm, hierarchical
 from mpidist.collectives.executor import Executor, even_bounds, turns_of
-from mpidist.collectives.rounds import NOBODY, Round, Schedule
 from mpidist.errors import RankFailedError, UnsupportedDtypeError
+from mpidist.schedules.rounds import NOBODY, Round, Schedule
+from mpidist.schedules.table import ALGORITHMS, algorithm, hierarchical
 from mpidist.testing import run_ranks
 from mpidist.testing.conformance import contribution, expected, reduced, watch_of
 from mpidist.testing.device import DeviceArray, on_device, pretended_device

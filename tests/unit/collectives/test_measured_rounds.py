@@ -6,11 +6,11 @@ import numpy
 import pytest
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import algorithm
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.executor import Executor
 from mpidist.collectives.measured_rounds import MeasuredRounds, Neighbours, Taken
-from mpidist.collectives.rounds import NOBODY, Schedule
+from mpidist.schedules.rounds import NOBODY, Schedule
+from mpidist.schedules.table import algorithm
 from mpidist.testing import run_ranks
 
 

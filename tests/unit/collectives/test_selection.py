@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
-from mpidist.collectives.algorithms import algorithm, hierarchical, names
-from mpidist.collectives.checker import check
-from mpidist.collectives.cost import CostModel
-from mpidist.collectives.figures import Figures
-from mpidist.collectives.rounds import Schedule
 from mpidist.collectives.selection import Choices, Facts
+from mpidist.schedules.checker import check
+from mpidist.schedules.cost import CostModel
+from mpidist.schedules.figures import Figures
+from mpidist.schedules.rounds import Schedule
+from mpidist.schedules.table import BETWEEN_NODES, algorithm, hierarchical, names
 
 NODE = Facts(Topology(["a"] * 4), ("all_reduce",), True)
 TWO_NODES = Facts(Topology(list("aabb")), ("all_reduce",), False)
@@ -59,8 +59,8 @@ def test_nothing_else_is_chosen(hosts, nbytes, native, has_segments):
     chosen = selection.choose(nbytes, facts)
     assert chosen in selection.AUTOMATIC
     assert selection.check(chosen, facts) == chosen
-    assert selection.between_nodes(facts.topology) in selection.BETWEEN_NODES
-    assert selection.between_carriers(facts.topology) in selection.BETWEEN_NODES
+    assert selection.between_nodes(facts.topology) in BETWEEN_NODES
+    assert selection.between_carriers(facts.topology) in BETWEEN_NODES
 
 
 def schedules(name: str, size: int) -> Iterator[Schedule]:
@@ -71,7 +71,7 @@ def schedules(name: str, size: int) -> Iterator[Schedule]:
         yield algorithm("all_reduce", name)
         return
     for ranks_of_node in (1, 2, 3, 4):
-        for inter in selection.BETWEEN_NODES:
+        for inter in BETWEEN_NODES:
             yield hierarchical(Topology([str(rank // ranks_of_node) for rank in range(size)]), inter)
 
 

@@ -11,13 +11,13 @@ import pytest
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import tuning
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.cost import CostModel
-from mpidist.collectives.figures import Figures
 from mpidist.collectives.tuning import Record, folder, look_up, path_of, read, stored, write
 from mpidist.errors import CollectiveMismatchError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.fusion.update import FusedUpdate
 from mpidist.options import Settings
+from mpidist.schedules.cost import CostModel
+from mpidist.schedules.figures import Figures
 from mpidist.testing import run_ranks
 
 LIBRARY = "Some MPI 1.2.3"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.algorithms import algorithm
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.errors import TransportTimeoutError
+from mpidist.schedules.table import algorithm
 from mpidist.testing import run_ranks
 from mpidist.transports import world
 from mpidist.transports.loopback import Faults

@@ -10,16 +10,16 @@ import pytest
 
 from mpidist import transports
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import names
-from mpidist.collectives.comparison import candidates
-from mpidist.collectives.cost import CostModel, Level
-from mpidist.collectives.figures import Figures
-from mpidist.collectives.networks import NETWORKS
 from mpidist.collectives.tuning import Record, write
 from mpidist.commands.main import main
 from mpidist.commands.simulate import placed
 from mpidist.commands.simulate_measure import Comparison, comparison_table, measure, verdict
 from mpidist.commands.simulate_plot import against_bytes, against_ranks
+from mpidist.schedules.comparison import candidates
+from mpidist.schedules.cost import CostModel, Level
+from mpidist.schedules.figures import Figures
+from mpidist.schedules.networks import NETWORKS
+from mpidist.schedules.table import names
 from mpidist.testing import run_ranks
 
 FIGURES = ["--alpha-intra", "1us", "--beta-intra", "10GB/s", "--alpha-inter", "1us", "--beta-inter", "10GB/s"]

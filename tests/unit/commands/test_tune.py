@@ -8,10 +8,10 @@ import pytest
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
-from mpidist.collectives.cost import CostModel, Level
-from mpidist.collectives.figures import Figures
 from mpidist.collectives.tuning import Record, write
 from mpidist.commands import choice_page, info, tune
+from mpidist.schedules.cost import CostModel, Level
+from mpidist.schedules.figures import Figures
 
 MODEL = CostModel(Level(2e-6, 1e-10, 5e-11), Level(30e-6, 8e-10, 5e-11))
 TAKEN = {"shared_memory": 50e-6, "native": 20e-6, "recursive_doubling": 30e-6, "ring": 90e-6}

@@ -19,8 +19,8 @@ from typing import Any
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.cost import CostModel, priced
-from mpidist.collectives.rounds import NOBODY, Round, Schedule
+from mpidist.schedules.cost import CostModel, priced
+from mpidist.schedules.rounds import NOBODY, Round, Schedule
 
 #: In each of so many first rounds, and then once in as many, a simulation looks whether the paces are settled.
 _LOOK_ROUNDS = 16
@@ -69,7 +69,7 @@ def simulate(
     Parameters
     ----------
     schedule, size, nbytes, model, topology, root
-        As for `mpidist.collectives.cost.cost`.
+        As for `mpidist.schedules.cost.cost`.
     jitter : float or None
         Spread of the network: each rank's seconds in each round are multiplied by exp(jitter x), x standard normal.
     seed : int

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpidist.collectives.rounds import Index, Round
+from mpidist.schedules.rounds import Index, Round
 
 
 def chunks(size: int) -> int:

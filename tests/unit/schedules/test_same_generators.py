@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-import mpidist.collectives.algorithms
-from mpidist.collectives.algorithms import ALGORITHMS, algorithm
-from mpidist.collectives.checker import check
-from mpidist.collectives.cost import CostModel, cost, traffic
-from mpidist.collectives.rounds import Index, Round, Schedule
-from mpidist.collectives.simulator import simulate
+import mpidist
+from mpidist.schedules.checker import check
+from mpidist.schedules.cost import CostModel, cost, traffic
+from mpidist.schedules.rounds import Index, Round, Schedule
+from mpidist.schedules.simulator import simulate
+from mpidist.schedules.table import ALGORITHMS, algorithm
 from tests.parsed import parsed
 
-COLLECTIVES = Path(mpidist.collectives.algorithms.__file__).parent
-PACKAGE = COLLECTIVES.parent
+PACKAGE = Path(mpidist.__file__).parent
 DOCUMENT = Path(__file__).parents[3] / "docs" / "algorithms.md"
-SCHEDULES = "mpidist.collectives.schedules"
-CONSUMERS = ("executor", "checker", "cost", "simulator")
+CONSUMERS = ("collectives/executor.py", *(f"schedules/{name}.py" for name in ("checker", "cost", "simulator")))
+#: The files of generators: all but those of the vocabulary and of what is worked out.
+OTHERS = {"__init__", "rounds", "table", "checker", "cost", "simulator", "networks", "figures", "comparison"}
+GENERATORS = {path.stem for path in (PACKAGE / "schedules").glob("*.py")} - OTHERS
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -42,25 +43,35 @@ def calls(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_consumers_play_schedules_and_write_none(consumer: str) -> None:
-    tree = ast.parse((COLLECTIVES / f"{consumer}.py").read_text("utf-8"))
+    tree = ast.parse((PACKAGE / consumer).read_text("utf-8"))
     called = calls(tree)
-    assert "Round" not in called, "rounds are made by the generators in schedules/ only"
+    assert "Round" not in called, "rounds are made by the generators only"
     assert called & {"rounds", "rounds_of", "priced"}, "the rounds come from a schedule"
 
 
-def test_only_the_table_imports_the_schedules() -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if COLLECTIVES / "schedules" not in path.parents]
+def test_only_the_table_imports_the_generators() -> None:
+    generators = tuple(f"mpidist.schedules.{name}" for name in GENERATORS)
     importers = {
         path.relative_to(PACKAGE).as_posix()
-        for path in files
-        if any(name.startswith(SCHEDULES) for name in imported_modules(parsed(path.read_text("utf-8"))))
+        for path in PACKAGE.rglob("*.py")
+        if path.stem not in GENERATORS
+        and any(name.startswith(generators) for name in imported_modules(parsed(path.read_text("utf-8"))))
     }
-    assert importers == {"collectives/algorithms.py"}
+    assert importers == {"schedules/table.py"}
 
 
-def test_the_schedules_know_nothing_but_rounds_and_topology() -> None:
-    allowed = ("mpidist.collectives.rounds.", "mpidist.cluster.topology.", f"{SCHEDULES}.")
-    for path in (COLLECTIVES / "schedules").glob("*.py"):
+def test_the_generators_know_nothing_but_rounds_and_topology() -> None:
+    allowed = tuple(f"mpidist.{name}." for name in ("cluster.topology", "schedules.rounds"))
+    allowed += tuple(f"mpidist.schedules.{name}" for name in GENERATORS)
+    for name in GENERATORS:
+        tree = parsed((PACKAGE / "schedules" / f"{name}.py").read_text("utf-8"))
+        ours = [found for found in imported_modules(tree) if found.startswith("mpidist")]
+        assert all(found.startswith(allowed) for found in ours), f"{name} imports {ours}"
+
+
+def test_schedules_import_nothing_that_communicates() -> None:
+    allowed = ("mpidist.schedules.", "mpidist.cluster.topology.", "mpidist.errors.")
+    for path in (PACKAGE / "schedules").glob("*.py"):
         ours = [name for name in imported_modules(parsed(path.read_text("utf-8"))) if name.startswith("mpidist")]
         assert all(name.startswith(allowed) for name in ours), f"{path.name} imports {ours}"
 

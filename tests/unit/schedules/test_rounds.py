@@ -8,8 +8,8 @@ import numpy
 import pytest
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import ALGORITHMS, algorithm, hierarchical, names
-from mpidist.collectives.rounds import NOBODY, Round, Schedule, choose, relabelled, unrolled
+from mpidist.schedules.rounds import NOBODY, Round, Schedule, choose, relabelled, unrolled
+from mpidist.schedules.table import ALGORITHMS, algorithm, hierarchical, names
 
 RANK_FIELDS = ("send_to", "send_chunk", "send_count", "receive_from", "receive_chunk", "receive_count")
 OTHER_FIELDS = ("reduce", "repeat", "shift", "cycle")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpidist.collectives.cost import Level
-from mpidist.collectives.networks import NETWORKS, network
+from mpidist.schedules.cost import Level
+from mpidist.schedules.networks import NETWORKS, network
 
 
 @pytest.mark.parametrize("name", NETWORKS)

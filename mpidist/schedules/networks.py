@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpidist.collectives.cost import Level
+from mpidist.schedules.cost import Level
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.cost import CostModel, Level, Points, cost
-from mpidist.collectives.rounds import Schedule
+from mpidist.schedules.cost import CostModel, Level, Points, cost
+from mpidist.schedules.rounds import Schedule
 
 
 @dataclass(frozen=True)

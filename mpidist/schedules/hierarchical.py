@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.rounds import NOBODY, Index, Round, Schedule, choose, relabelled, unrolled
+from mpidist.schedules.rounds import NOBODY, Index, Round, Schedule, choose, relabelled, unrolled
 
 
 def compose(topology: Topology, scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import algorithm
-from mpidist.collectives.cost import CostModel, Level, cost
-from mpidist.collectives.figures import Figures
+from mpidist.schedules.cost import CostModel, Level, cost
+from mpidist.schedules.figures import Figures
+from mpidist.schedules.table import algorithm
 
 NODE = Topology(["a"] * 4)
 MODEL = CostModel(Level.measured([(1.0, 1e-6), (1000.0, 2e-6)]), Level(5e-6, 1e-9, 1e-10), links_per_node=2)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpidist.collectives.rounds import NOBODY, Index, Round, choose
-from mpidist.collectives.schedules.power_of_two import distances
+from mpidist.schedules.power_of_two import distances
+from mpidist.schedules.rounds import NOBODY, Index, Round, choose
 
 
 def chunks(size: int) -> int:

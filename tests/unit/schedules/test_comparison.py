@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import algorithm, hierarchical, names
-from mpidist.collectives.comparison import candidates, compare
-from mpidist.collectives.cost import CostModel, Level, cost, traffic
+from mpidist.schedules.comparison import candidates, compare
+from mpidist.schedules.cost import CostModel, Level, cost, traffic
+from mpidist.schedules.table import algorithm, hierarchical, names
 
 MODEL = CostModel(intra=Level(3e-7, 1e-11, 2e-11), inter=Level(2e-6, 4e-11, 3e-11), links_per_node=1)
 few = settings(max_examples=25, deadline=None)

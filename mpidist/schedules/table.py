@@ -1,15 +1,15 @@
 """The table of collective algorithms: one line each.  Whoever needs a schedule asks here.
 
-To add an algorithm, write its generator in `schedules` and add a line; checker, executor, cost, simulator and the
+To add an algorithm, write its generator in this folder and add a line; checker, executor, cost, simulator and the
 tests over this table pick it up.
 """
 
 from __future__ import annotations
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.rounds import Schedule
-from mpidist.collectives.schedules import binomial, rabenseifner, recursive_doubling, ring
-from mpidist.collectives.schedules.hierarchical import compose
+from mpidist.schedules import binomial, rabenseifner, recursive_doubling, ring
+from mpidist.schedules.hierarchical import compose
+from mpidist.schedules.rounds import Schedule
 
 _TABLE = (
     Schedule("ring", "all_reduce", ring.chunks, ring.all_reduce),
@@ -24,6 +24,9 @@ _TABLE = (
 
 #: Every algorithm that needs no topology, by collective and name.
 ALGORITHMS: dict[tuple[str, str], Schedule] = {(schedule.collective, schedule.name): schedule for schedule in _TABLE}
+
+#: The all-reduces that a hierarchical one may use between nodes: all ranks get the same bits.
+BETWEEN_NODES = ("ring", "rabenseifner", "recursive_doubling")
 
 
 def names(collective: str) -> tuple[str, ...]:

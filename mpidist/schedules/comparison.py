@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import ALGORITHMS, hierarchical
-from mpidist.collectives.cost import CostModel, traffic
-from mpidist.collectives.rounds import Schedule
-from mpidist.collectives.selection import BETWEEN_NODES
-from mpidist.collectives.simulator import simulate
+from mpidist.schedules.cost import CostModel, traffic
+from mpidist.schedules.rounds import Schedule
+from mpidist.schedules.simulator import simulate
+from mpidist.schedules.table import ALGORITHMS, BETWEEN_NODES, hierarchical
 
 
 @dataclass(frozen=True)

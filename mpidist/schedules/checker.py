@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from mpidist.collectives.rounds import NOBODY, Round, Schedule, unrolled
 from mpidist.errors import MpidistError
+from mpidist.schedules.rounds import NOBODY, Round, Schedule, unrolled
 
 
 class ScheduleError(MpidistError):

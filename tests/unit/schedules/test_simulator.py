@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import ALGORITHMS, algorithm, hierarchical, names
-from mpidist.collectives.cost import CostModel, Level, cost
-from mpidist.collectives.rounds import Index, Round, Schedule, unrolled
-from mpidist.collectives.simulator import simulate
+from mpidist.schedules.cost import CostModel, Level, cost
+from mpidist.schedules.rounds import Index, Round, Schedule, unrolled
+from mpidist.schedules.simulator import simulate
+from mpidist.schedules.table import ALGORITHMS, algorithm, hierarchical, names
 
 FLAT = CostModel.flat(alpha=2e-6, beta=4e-11, gamma=3e-11)
 LEVELS = CostModel(intra=Level(3e-7, 1e-11, 2e-11), inter=Level(2e-6, 4e-11, 3e-11), links_per_node=2)

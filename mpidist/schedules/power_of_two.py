@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mpidist.collectives.rounds import NOBODY, Index, Round, choose, relabelled
+from mpidist.schedules.rounds import NOBODY, Index, Round, choose, relabelled
 
 
 def cores(size: int) -> int:

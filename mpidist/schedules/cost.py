@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.rounds import NOBODY, Round, Schedule
+from mpidist.schedules.rounds import NOBODY, Round, Schedule
 
 #: Measured seconds by size: (bytes, seconds), the sizes ascending and above 0.
 Points = tuple[tuple[float, float], ...]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpidist.collectives.rounds import Index, Round
-from mpidist.collectives.schedules.power_of_two import distances, folded
+from mpidist.schedules.power_of_two import distances, folded
+from mpidist.schedules.rounds import Index, Round
 
 
 def chunks(size: int) -> int:

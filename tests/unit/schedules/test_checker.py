@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import ALGORITHMS, algorithm, hierarchical, names
-from mpidist.collectives.checker import ScheduleError, check
-from mpidist.collectives.rounds import NOBODY, Index, Round, Schedule, unrolled
+from mpidist.schedules.checker import ScheduleError, check
+from mpidist.schedules.rounds import NOBODY, Index, Round, Schedule, unrolled
+from mpidist.schedules.table import ALGORITHMS, algorithm, hierarchical, names
 
 SIZES = range(1, 65)
 SCHEDULES = list(ALGORITHMS.values())

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.algorithms import ALGORITHMS, algorithm, hierarchical, names
-from mpidist.collectives.checker import check
-from mpidist.collectives.cost import CostModel, Level, cost, traffic
-from mpidist.collectives.rounds import NOBODY, Index, Round, Schedule
+from mpidist.schedules.checker import check
+from mpidist.schedules.cost import CostModel, Level, cost, traffic
+from mpidist.schedules.rounds import NOBODY, Index, Round, Schedule
+from mpidist.schedules.table import ALGORITHMS, algorithm, hierarchical, names
 
 ALPHA, BETA, GAMMA = 2e-6, 4e-11, 3e-11
 FLAT = CostModel.flat(ALPHA, BETA, GAMMA)
