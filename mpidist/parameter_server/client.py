@@ -4,7 +4,8 @@ Reading takes a *snapshot* of a server: all its variables at one moment, this cl
 the client pushes or assigns, or asks for a fresh one.  Pushing sends gradients of many variables at once, and does not
 wait: two messages to each server may be under way.  On the server's node it may be done at once instead, see `Direct`.
 
-What is sent is described by plans, which are made once for each list of variables and kept.
+What is sent is described by plans, which are made once for each list of variables, and kept for the lists that were
+pushed last: see `PlanCache`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import numpy
 
 from mpidist import arrays
 from mpidist.errors import PeerLostError, ServerError
+from mpidist.fusion.plan_cache import PlanCache
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
-from mpidist.parameter_server.push_part import Part
+from mpidist.parameter_server.push_part import Part, PlannedList, Residues
 from mpidist.parameter_server.served_optimizer import packed, pickled
 from mpidist.parameter_server.server_end import ServerEnd, open_server
 from mpidist.transports.lines import Line
@@ -77,8 +79,9 @@ class Client:
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self._plans: dict[Any, list[tuple[tuple[Key, ...], list[Part]]]] = {}
+        self._lists = PlanCache()
         self._plan_count = 0
+        self._residues = Residues()
         self._optimizers = 0
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
@@ -237,30 +240,32 @@ class Client:
         kinds = set(map(type, gradients))
         if kinds - _KNOWN_KINDS:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
-        parts = self.parts_for(keys, gradients, IndexedSlices in kinds)
-        self.push_parts(optimizer, parts, gradients, math.nan if learning_rate is None else learning_rate, scale)
+        planned = self.planned(keys, gradients, IndexedSlices in kinds)
+        self.push_planned(optimizer, planned, gradients, math.nan if learning_rate is None else learning_rate, scale)
 
-    def push_parts(
+    def push_planned(
         self,
         optimizer: int,
-        parts: Sequence[Part],
+        planned: PlannedList,
         gradients: Sequence[Any],
         rate: float = math.nan,
         scale: float = 1.0,
     ) -> None:
-        """Do what `push` does, with arrays and slices for which `parts_for` has returned `parts`.
+        """Do what `push` does, with arrays and slices for which `planned` has returned `planned`.
 
         Parameters
         ----------
         optimizer : int
-        parts : sequence of Part
+        planned : PlannedList
         gradients : sequence of array or IndexedSlices
             In the order of the keys.
         rate : float
             NaN for the optimizer's own.
         scale : float
         """
+        parts = planned.parts
         chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
+        self._lists.use(planned)
         if not self._in_step:
             self._begin_step()
         if len(parts) > 1:
@@ -274,37 +279,33 @@ class Client:
         self._in_step = not self._clocks
         self.refresh()
 
-    def push_unchecked(self, optimizer: int, part: Part, gradients: Sequence[Any], scale: float) -> bool:
+    def push_unchecked(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float) -> bool:
         """Apply gradients of which nobody has looked whether they fit; return False, with nothing done, if not so.
 
         Parameters
         ----------
         optimizer : int
-        part : Part
-            All there is to push; has `rows`.
+        planned : PlannedList
+            Has one part, which has `rows`.
         gradients : sequence
             In the order of the keys.
         scale : float
         """
+        part = planned.parts[0]
         if not part.server.apply_unchecked(optimizer, part, gradients, scale):
             return False
+        self._lists.use(planned)
         self.refresh()
         return True
 
-    def parts_for(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> list[Part]:
-        """Return what goes to each server, made once for each list of variables.
+    def planned(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
+        """Return what goes to each server, made anew for a list of variables that is not among the last ones.
 
-        It is valid while `generation` is the same.
-
-        Lists are compared, not hashed: the keys of a list that comes again are the same objects.
+        To be pushed at once: who wants it again holds it weakly, since it is void when this client has dropped it.
         """
-        are_rows = tuple([isinstance(each, IndexedSlices) for each in gradients]) if has_rows else ()
-        known = self._plans.setdefault((len(keys), keys[:1], are_rows), [])
-        for same, parts in known:
-            if same == keys:
-                return parts
-        known.append((keys, self._make_parts(keys, gradients)))
-        return known[-1][1]
+        key = keys, tuple([isinstance(each, IndexedSlices) for each in gradients]) if has_rows else ()
+        found = self._lists.find(key)
+        return PlannedList(key, self._make_parts(keys, gradients)) if found is None else found
 
     def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[Part]:
         """Make the plans for one list of variables, and tell the servers."""
@@ -320,16 +321,13 @@ class Client:
             dense = tuple(spec for spec in own if not is_sparse[spec])
             sparse = tuple(spec for spec in own if is_sparse[spec])
             plan = Plan(dense, sparse, self._push_dtype)
-            number = self._plan_count = self._plan_count + 1
-            self._tell_plan(end, number, plan)
-            places = [[place_of[spec.key] for spec in some] for some in (dense, sparse)]
-            parts.append(Part(end, number, plan, *places))
+            self._plan_count += 1
+            places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
+            parts.append(Part(end, self._plan_count, plan, places, rows, self._residues))
+            narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
+            its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}
+            end.tell_plan(self._plan_count, push_dtype=narrow, **its)
         return parts
-
-    def _tell_plan(self, end: ServerEnd, number: int, plan: Plan) -> None:
-        narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
-        keys = {"dense": [spec.key for spec in plan.dense], "sparse": [spec.key for spec in plan.sparse]}
-        end.ask("plan", number=number, push_dtype=narrow, **keys)
 
     def flush(self) -> None:
         """Wait until the servers are done with all that this client has pushed.
@@ -428,7 +426,7 @@ class Client:
         del self._ends[server]
         self.servers.remove(end)
         end.forget()
-        self._plans.clear()
+        self._lists, self._residues = PlanCache(), Residues()
         self.generation += 1
         self.refresh()
         if end in self._clocks:

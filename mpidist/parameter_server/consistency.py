@@ -156,7 +156,7 @@ class BackupWorkers(Consistency):
         self.dropped = 0
         self._active: set[int] = set()
         self._aside: set[int] = set()
-        self._waiting: dict[tuple[int, int], list[Any]] = {}
+        self._waiting: dict[tuple[int, Any], list[Any]] = {}
 
     def start(self, clients: Sequence[int]) -> BackupWorkers:
         policy = BackupWorkers(self.count)

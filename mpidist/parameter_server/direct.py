@@ -172,6 +172,10 @@ class Direct:
         if nbytes > _LOOK_BYTES or not self._pushes % _LOOK_PUSHES:
             self._server.look()
 
+    def forget_plan(self, number: int) -> None:
+        """Forget what was found for a plan."""
+        self._targets = {key: target for key, target in self._targets.items() if key[1] != number}
+
     def close(self) -> None:
         """Change nothing any more."""
         self._turn.close()
@@ -199,7 +203,8 @@ class Direct:
         changed = copies.layout.places_of([spec.key for spec in plan.dense])
         if self._packed.size < plan.dense_nbytes:
             self._packed = numpy.empty(plan.dense_nbytes, numpy.uint8)
-            self._targets = {}  # which hold what was there
+            self._targets = {}  # which hold what was there, as do views
+            self._server.views.clear()
         return _Target(optimizer, runs, changed, self._packed[: plan.dense_nbytes])
 
     def _optimizer(self, number: int) -> ServedOptimizer | None:

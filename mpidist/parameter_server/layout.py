@@ -19,6 +19,9 @@ Key = tuple[int, int]
 
 _ALIGN = 64
 
+#: About what a client or a server keeps for each variable of a plan, besides gradients.
+_BYTES_PER_VARIABLE = 1 << 11
+
 
 def aligned(nbytes: int) -> int:
     """Return the next multiple of a cache line."""
@@ -229,6 +232,11 @@ class Plan:
             start = aligned(ends[-1].stop) if ends else 0
             ends.append(Section(self.wire_dtype(spec), start, section.size))
         return ends
+
+    @property
+    def own_nbytes(self) -> int:
+        """About how many bytes are kept for it, besides gradients."""
+        return _BYTES_PER_VARIABLE * (len(self.dense) + len(self.sparse))
 
     @cached_property
     def dense_nbytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.fusion.plan_cache import PlanCache
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, in_order
 from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed
@@ -31,6 +32,9 @@ class LocalClient:
 
     def __init__(self) -> None:
         self._store = Store(0)
+        self._plans = PlanCache()
+        #: Where the gradients of any list are packed.
+        self._packed = numpy.empty(0, numpy.uint8)
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
@@ -91,10 +95,15 @@ class LocalClient:
         sparse = in_order(spec for spec in specs if isinstance(gradients[spec.key], IndexedSlices))
         plan = Plan(tuple(dense), tuple(sparse))
         counts = [len(gradients[spec.key].indices) for spec in sparse]
-        payload = numpy.empty(plan.nbytes(counts), numpy.uint8)
+        nbytes = plan.nbytes(counts)
+        if self._packed.size < nbytes:
+            self._packed = numpy.empty(nbytes, numpy.uint8)
+        payload = self._packed[:nbytes]
         _pack(plan, counts, gradients, payload)
         rate = math.nan if learning_rate is None else learning_rate
-        self._store.push(number, self._store.plan_number(plan), [(counts, payload)], rate, scale)
+        planned = self._store.planned(plan)
+        self._store.push(number, planned, [(counts, payload)], rate, scale)
+        self._plans.use(planned)
 
     def flush(self) -> None:
         """Do nothing: every push is applied at once."""

@@ -1,4 +1,4 @@
-"""`Part`: what goes to one server of the gradients of one list of variables, packed where the server reads it."""
+"""`PlannedList`: what goes to each server of the gradients of one list of variables; `Part`: what goes to one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from mpidist.fusion.rows import Rows
-from mpidist.parameter_server.layout import Plan
+from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.parameter_server.server_end import ServerEnd
 from mpidist.transports.lines import Area
@@ -20,6 +20,34 @@ _SHAPE = attrgetter("shape")
 
 #: The largest number of a dtype that gradients may be rounded to, where that is less than float32's.
 _LIMITS = {"float16": 65504.0}
+
+
+class Residues:
+    """What rounding has lost of the gradients of each variable: a part of its next gradient, in whichever list.
+
+    Variables of one list lie side by side, so that they are rounded together.
+    """
+
+    def __init__(self) -> None:
+        #: By variable: memory, and its first element there.
+        self._places: dict[Key, tuple[Any, int]] = {}
+
+    def of(self, specs: Sequence[VariableSpec]) -> list[tuple[int, Any]]:
+        """Return the residues of variables of one dtype: those of neighbours as one array, with their number."""
+        new = [spec for spec in specs if spec.key not in self._places]
+        memory, filled = numpy.zeros(sum(spec.size for spec in new), specs[0].dtype), 0
+        for spec in new:
+            self._places[spec.key] = memory, filled
+            filled += spec.size
+        found: list[tuple[int, Any, int, int]] = []
+        for spec in specs:
+            memory, first = self._places[spec.key]
+            if found and found[-1][1] is memory and found[-1][3] == first:
+                count, _, first, _ = found.pop()
+                found.append((count + 1, memory, first, self._places[spec.key][1] + spec.size))
+            else:
+                found.append((1, memory, first, first + spec.size))
+        return [(count, memory[first:stop]) for count, memory, first, stop in found]
 
 
 class Part:
@@ -33,9 +61,12 @@ class Part:
     plan : Plan
     dense, sparse : list of int
         Places in the user's list, in the plan's order.
+    residues : Residues
     """
 
-    def __init__(self, server: ServerEnd, number: int, plan: Plan, dense: list[int], sparse: list[int]) -> None:
+    def __init__(
+        self, server: ServerEnd, number: int, plan: Plan, dense: list[int], sparse: list[int], residues: Residues
+    ) -> None:
         self.server = server
         self.number = number
         self.plan = plan
@@ -48,21 +79,22 @@ class Part:
         numbers = [number for number, _ in plan.places]
         self._counts = [numbers.count(number) for number in range(len(plan.sections))]
         wide = [plan.dense[numbers.index(number)].dtype for number in range(len(plan.sections))]
-        narrow = [section.dtype != dtype for section, dtype in zip(plan.sections, wide, strict=True)]
         #: By section: what was lost when gradients were rounded; None where they are not.
         self._lost = [
-            numpy.zeros(section.size, dtype) if is_narrow else None
-            for section, dtype, is_narrow in zip(plan.sections, wide, narrow, strict=True)
+            residues.of([spec for spec in plan.dense if spec.dtype == dtype]) if section.dtype != dtype else None
+            for section, dtype in zip(plan.sections, wide, strict=True)
         ]
         self._is_single = len(dense) == 1 and self._lost[0] is None
         #: For gradients that differ in the length of their first axis at most: they are checked as they are packed.
         self.rows: Rows | None = None
         if self._is_all and len(dense) > 1 and len(wide) == 1 and self._lost[0] is None:
             self.rows = Rows.like(self.shapes)
-        self._targets: list[tuple[Any, list[Any]]] = []
         # What the last header says, which most of them say again.
         self._said: tuple[int, int, float, float] | None = None
         self._header = b""
+
+    def __del__(self) -> None:
+        self.server.forget_plan(self.number)
 
     def chosen(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients of whole variables that go to this server, in order.
@@ -153,7 +185,8 @@ class Part:
 
     def _targets_in(self, array: Any) -> list[Any]:
         """Return the sections of an area, as views that are made once for each of the few areas."""
-        for known, targets in self._targets:
+        views = self.server.views.get(self.number, [])
+        for known, targets in views:
             if known is array:
                 return targets
         targets, first = [section.of(array) for section in self.plan.sections], 0
@@ -161,7 +194,7 @@ class Part:
             if count == 1 and lost is None:
                 targets[number] = targets[number].reshape(self.shapes[first])
             first += count
-        self._targets = [*self._targets[-3:], (array, targets)]
+        self.server.views[self.number] = [*views[-3:], (array, targets)]
         return targets
 
     def _check(self, gradients: Sequence[Any]) -> None:
@@ -170,7 +203,35 @@ class Part:
                 raise ValueError(f"a gradient of shape {gradient.shape} was pushed for {spec}")
 
 
-def _pack_narrow(gradients: Sequence[Any], target: Any, lost: Any) -> None:
+class PlannedList:
+    """What goes to each server of the gradients of one list of variables.
+
+    No cycle of references leads back to it: when the client drops it, its parts say so to their servers.
+
+    Attributes
+    ----------
+    key, nbytes, last_call
+        For the `PlanCache`.
+    parts : list of Part
+    """
+
+    def __init__(self, key: Any, parts: list[Part]) -> None:
+        self.key = key
+        self.parts = parts
+        # a server that gathers has memory for the mean of a list's gradients
+        self.nbytes = sum(part.plan.own_nbytes + part.nbytes * part.server.gathers for part in parts)
+        self.last_call = 0
+
+
+def _pack_narrow(gradients: Sequence[Any], target: Any, residues: Sequence[tuple[int, Any]]) -> None:
+    """Round gradients to fewer bits, neighbours together."""
+    first = start = 0
+    for count, lost in residues:
+        _round(gradients[first : first + count], target[start : start + lost.size], lost)
+        first, start = first + count, start + lost.size
+
+
+def _round(gradients: Sequence[Any], target: Any, lost: Any) -> None:
     """Round gradients to fewer bits, with what was lost the last time; keep what is lost now."""
     wide = numpy.concatenate([each.astype(lost.dtype, copy=False) for each in gradients], axis=None)
     wide += lost

@@ -23,7 +23,8 @@ from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
 from mpidist.parameter_server.published import Copies
 from mpidist.variables import IndexedSlices
 
-#: Of how many payloads a run keeps views, and of how many bytes at most: those from other nodes are new arrays.
+#: Of how many payloads a run keeps views, and in memory of how many bytes at most: those from other nodes are new
+#: arrays, and memory that has become too small is not to be held by lists that are not pushed again.
 _KEPT_PAYLOADS, _KEPT_BYTES = 64, 1 << 18
 
 #: Where this package's rules are.
@@ -178,7 +179,8 @@ class Run:
         if payload_again is not payload:
             whole = payload[self.wire].view(self.wire_dtype)
             found = [whole[piece.where] for piece in self.pieces]
-            if payload.size <= _KEPT_BYTES:
+            memory = payload if payload.base is None else payload.base
+            if memory.size <= _KEPT_BYTES:
                 if len(self._gradients) >= _KEPT_PAYLOADS:
                     self._gradients.clear()
                 self._gradients[id(payload)] = payload, found

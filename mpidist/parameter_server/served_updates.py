@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
+from weakref import ref
 
 import numpy
 
@@ -14,7 +15,7 @@ from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.parameter_server.client import Client
-from mpidist.parameter_server.push_part import Part
+from mpidist.parameter_server.push_part import PlannedList
 from mpidist.parameter_server.registry import Registry, reference_of_optimizer
 from mpidist.parameter_server.served_variable import ServedVariable
 from mpidist.variables import IndexedSlices
@@ -33,18 +34,23 @@ class _Again:
         self.client = client
         self.variables = variables
         self.strategy = variables[0].strategy
-        self.generation = -1
-        self.parts: list[Part] = []
+        #: Returns None where the client is to be asked: it keeps only the lists that were pushed last.
+        self.planned: Callable[[], PlannedList | None] = _nothing
 
     def is_of(self, variables: Sequence[Any]) -> bool:
         """Whether these are the same objects, in the same order."""
         own = self.variables
         return len(variables) == len(own) and all(map(is_, variables, own))
 
-    def look_up(self, gradients: Sequence[Any]) -> None:
-        """Find what goes to each server."""
-        self.generation = self.client.generation
-        self.parts = self.client.parts_for(tuple([variable.key for variable in self.variables]), gradients)
+    def look_up(self, gradients: Sequence[Any]) -> PlannedList:
+        """Return what goes to each server."""
+        planned = self.client.planned(tuple([variable.key for variable in self.variables]), gradients)
+        self.planned = ref(planned)
+        return planned
+
+
+def _nothing() -> None:
+    return None
 
 
 class ServedUpdates(RemoteUpdates):
@@ -104,14 +110,15 @@ class ServedUpdates(RemoteUpdates):
         client = known.client
         if client.is_guarded:  # its lists may be void by the time they are pushed
             return False
-        if known.generation == client.generation and len(known.parts) == 1 and known.parts[0].rows is not None:
-            if client.push_unchecked(self._number, known.parts[0], gradients, factor):
+        planned = known.planned()
+        if planned is not None and len(planned.parts) == 1 and planned.parts[0].rows is not None:
+            if client.push_unchecked(self._number, planned, gradients, factor):
                 return True
         if set(map(type, gradients)) != _ARRAYS:
             return False
-        if known.generation != client.generation:
-            known.look_up(gradients)
-        client.push_parts(self._number, known.parts, gradients, scale=factor)
+        if planned is None:
+            planned = known.look_up(gradients)
+        client.push_planned(self._number, planned, gradients, scale=factor)
         return True
 
     def _known_as(self, variables: Sequence[Any]) -> _Again | None:

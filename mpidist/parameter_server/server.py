@@ -24,7 +24,7 @@ from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import Kind, PushHeader
 from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Buffers, Ledger, NoCopy
 from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed
-from mpidist.parameter_server.store import Store
+from mpidist.parameter_server.store import Planned, Store
 from mpidist.parameter_server.turn import Turn
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile
@@ -47,8 +47,8 @@ class _Client:
         self.is_here = True
         #: What this client has sent first, while it waits for the server's turn, or for a copy to be written.
         self.first: Message | None = None
-        #: By the client's number of a plan, the store's.
-        self.plans: dict[int, int] = {}
+        #: By the client's number.
+        self.plans: dict[int, Planned] = {}
         self._areas: list[Area] = []
 
     def area(self, nbytes: int) -> Area:
@@ -73,7 +73,7 @@ class _Push:
 
     __slots__ = ("client", "number", "optimizer", "plan", "iteration", "iterations", "header", "message", "dropped")
 
-    def __init__(self, client: _Client, header: PushHeader, message: Message, plan: int, iterations: int) -> None:
+    def __init__(self, client: _Client, header: PushHeader, message: Message, plan: Planned, iterations: int) -> None:
         self.client = client.number
         self.number = client.arrived
         self.optimizer = header.optimizer
@@ -344,7 +344,7 @@ class Server:
             header = self._headers[raw] = PushHeader.unpack(raw)
         return header
 
-    def _gather(self, client: _Client, header: PushHeader, message: Message, plan: int) -> None:
+    def _gather(self, client: _Client, header: PushHeader, message: Message, plan: Planned) -> None:
         iterations = self.store.optimizers[header.optimizer].optimizer.iterations
         push = _Push(client, header, message, plan, iterations)
         ready = self.consistency.arrived(push)
@@ -588,7 +588,9 @@ class Server:
         dense, sparse = ([self.store.variables[key].spec for key in map(tuple, request[name])] for name in _PARTS)
         narrow = None if request["push_dtype"] is None else numpy.dtype(request["push_dtype"])
         plan = Plan(tuple(dense), tuple(sparse), narrow)
-        client.plans[request["number"]] = self.store.plan_number(plan)
+        for number in request["forgotten"]:
+            client.plans.pop(number, None)
+        client.plans[request["number"]] = self.store.planned(plan)
         return ({},)
 
     def _on_register(self, client: _Client, request: dict[str, Any], array: Any) -> tuple[Any, ...]:

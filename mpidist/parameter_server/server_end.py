@@ -74,6 +74,10 @@ class ServerEnd:
         See `Consistency`.
     steps : sequence of int
         By optimizer: its steps as seen when this client's present step began.
+    forgotten : list of int
+        Plans that are not used any more, of which the server is told with the next new one.
+    views : dict of int to list of (array, list of array)
+        By plan: the sections of the few arrays that its gradients are packed in.
     """
 
     ledger: Any = None
@@ -90,6 +94,8 @@ class ServerEnd:
         self.clients = 0
         self.has_clock = self.gathers = False
         self.steps: Sequence[int] = ()
+        self.forgotten: list[int] = []
+        self.views: dict[int, list[tuple[Any, list[Any]]]] = {}
         self._areas: list[Area | None] = [None, None]
         self._failures: list[dict[str, Any]] = []
 
@@ -120,6 +126,7 @@ class ServerEnd:
                 area.wait_free()
                 area.close()
                 areas[number] = None
+                self.views.clear()  # or lists that are not pushed again would keep its memory
             try:
                 area = areas[number] = self.line.area(max(64, nbytes))
             except TransportError:  # there is no memory for a second one
@@ -131,6 +138,16 @@ class ServerEnd:
         elif number:
             area.wait_free()
         return area
+
+    def tell_plan(self, number: int, **content: Any) -> None:
+        """Have the server know a plan, and forget others."""
+        forgotten, self.forgotten = self.forgotten, []
+        self.ask("plan", number=number, forgotten=forgotten, **content)
+
+    def forget_plan(self, number: int) -> None:
+        """Take note that a plan is not used any more."""
+        self.forgotten.append(number)
+        self.views.pop(number, None)
 
     def push(self, header: bytes, area: Area, nbytes: int) -> None:
         """Send a push; does not wait for it to be applied."""
@@ -218,7 +235,10 @@ class ServerEnd:
         error: Any = kind(f"{self.name}, {first['what']}: {named}{first['text']}")
         if "push" in first:
             error.failed_push = self.number, first["push"]
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # or it would hold itself, and what its frames hold, by its traceback
 
     # -- what near and far servers do each in their way ---------------------------------------------------------------
 
@@ -344,6 +364,11 @@ class NearServer(ServerEnd):
     def settle(self, optimizer: int, part: Part) -> None:
         if self._direct is not None:
             self._direct.settle(optimizer, part)
+
+    def forget_plan(self, number: int) -> None:
+        super().forget_plan(number)
+        if self._direct is not None:
+            self._direct.forget_plan(number)
 
     def set_rate(self, optimizer: int, value: float) -> None:
         if self._direct is None or not self._direct.set_rate(optimizer, value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy
 
@@ -70,6 +71,24 @@ class _Target:
         return [(variable, None, payload[where].view(dtype)) for variable, where, dtype in self.alone]
 
 
+class Planned:
+    """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it.
+
+    Attributes
+    ----------
+    plan : Plan
+    targets : dict of int to _Target
+        By optimizer; for the present layout.
+    key, nbytes, last_call
+        For a `PlanCache`.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = self.key = plan
+        self.targets: dict[int, _Target] = {}
+        self.nbytes, self.last_call = plan.own_nbytes, 0
+
+
 class Store:
     """The variables of a server.  All Local.
 
@@ -82,7 +101,6 @@ class Store:
     ----------
     variables : dict of key to StoredVariable
     optimizers : dict of int to ServedOptimizer
-    plans : list of Plan
     layout_number : int
         Changes with the layout.
     """
@@ -98,9 +116,8 @@ class Store:
         self._torn: dict[Key, str] = {}
         self.layout_number = 0
         self.buffers = Buffers(Layout([]), readers)
-        self.plans: list[Plan] = []
-        self._plan_numbers: dict[Plan, int] = {}
-        self._targets: dict[tuple[int, int], _Target] = {}
+        #: Those that somebody keeps.
+        self.plans: WeakValueDictionary[Plan, Planned] = WeakValueDictionary()
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +155,9 @@ class Store:
             buffers.versions[index] = versions[spec.key]
         for optimizer in self.optimizers.values():
             optimizer.laid_out()
-        self.buffers, self._fresh, self._targets = buffers, set(), {}
+        self.buffers, self._fresh = buffers, set()
+        for planned in self.plans.values():
+            planned.targets.clear()
         self.layout_number += 1
         before.close()
 
@@ -245,8 +264,8 @@ class Store:
         self.require_whole([key])
         return self.make_table(key).storage[indices]
 
-    def plan_number(self, plan: Plan) -> int:
-        """Return the number of a plan here; equal ones have the same.
+    def planned(self, plan: Plan) -> Planned:
+        """Return what is known of a plan here, the same object for equal ones.
 
         Raises
         ------
@@ -256,15 +275,15 @@ class Store:
         unknown = [spec.name for spec in (*plan.dense, *plan.sparse) if spec.key not in self.variables]
         if unknown:
             raise KeyError(f"this server has no variables {unknown}")
-        number = self._plan_numbers.setdefault(plan, len(self.plans))
-        if number == len(self.plans):
-            self.plans.append(plan)
-        return number
+        found = self.plans.get(plan)
+        if found is None:
+            found = self.plans[plan] = Planned(plan)
+        return found
 
     def push(
         self,
         number: int,
-        plan_number: int,
+        planned: Planned,
         pushed: Sequence[tuple[Sequence[int], Any]],
         learning_rate: float,
         scale: float,
@@ -277,8 +296,9 @@ class Store:
 
         Parameters
         ----------
-        number, plan_number : int
-            Of the optimizer, and of the plan.
+        number : int
+            Of the optimizer.
+        planned : Planned
         pushed : sequence of (counts, payload)
             Numbers of rows, and gradients as bytes, of each push.
         learning_rate : float
@@ -291,7 +311,7 @@ class Store:
         TornVariableError
             An earlier push was broken off, and left some of these variables, or their slots, changed in part.
         """
-        target = self._targets.get((number, plan_number)) or self._target(number, plan_number)
+        target = planned.targets.get(number) or self._target(number, planned)
         optimizer, payload = target.optimizer, pushed[0][1]
         self._require_unbroken(target)
         rows = self._rows(target.plan, pushed) if target.plan.sparse else []
@@ -331,12 +351,12 @@ class Store:
         self._torn.update(dict.fromkeys(begun, cause))
         target.optimizer.tear(cause)
 
-    def _target(self, number: int, plan_number: int) -> _Target:
-        optimizer, plan = self.optimizers[number], self.plans[plan_number]
+    def _target(self, number: int, planned: Planned) -> _Target:
+        optimizer, plan = self.optimizers[number], planned.plan
         for spec in plan.sparse:
             self.make_table(spec.key)
         self.lay_out()
-        found = self._targets[number, plan_number] = self._find_target(optimizer, plan)
+        found = planned.targets[number] = self._find_target(optimizer, plan)
         return found
 
     def _find_target(self, optimizer: ServedOptimizer, plan: Plan) -> _Target:

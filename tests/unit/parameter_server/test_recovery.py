@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ import pytest
 
 import mpidist
 from mpidist.errors import CheckpointError, PeerLostError
+from mpidist.fusion import plan_cache
+from mpidist.parameter_server.registry import of_job
 from mpidist.parameter_server.server import Server
 from mpidist.testing import run_ranks
 
@@ -231,3 +234,40 @@ def test_variables_that_are_in_no_checkpoint_end_the_job(deaths, tmp_path):
             more[1].read_value()
 
     on_chief(program, tmp_path)
+
+
+@pytest.mark.parametrize("push_dtype", [None, "float16"])
+def test_ever_new_lists_are_as_one_and_few_are_kept_also_on_the_servers_that_are_left(
+    push_dtype, deaths, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plan_cache, "_LEAST_BYTES", 1 << 17)
+    monkeypatch.setattr(plan_cache, "_PLAN_BYTES", 1 << 10)
+    serving, serve, most = [], Server.serve, (1 << 17) // (3 << 10)
+    monkeypatch.setattr(Server, "serve", lambda server: (serving.append(server), serve(server))[1])
+    rng = random.Random(0)
+    lists = [rng.sample(range(6), rng.randint(1, 6)) for _ in range(250)]
+
+    def program(job):
+        model, optimizer = job.model, job.optimizer
+
+        def train(chosen):
+            optimizer.apply_gradients([(numpy.ones(4), model[n]) for n in chosen])
+            return len(of_job().client._lists)
+
+        def run(some):
+            found = [job.coordinator.schedule(train, args=(each,)) for each in some]
+            job.coordinator.join()
+            return max(job.coordinator.fetch(found))
+
+        run(lists[:100])
+        job.manager.save()
+        run([lists[0]] * 3)  # which are undone
+        deaths.now.add(1)
+        job.model[1].read_value()
+        kept = run(lists[100:])
+        plans = [len(client.plans) for server in serving if server.number != 1 for client in server.clients]
+        return len(job.coordinator.restores), kept, max(plans), [each.read_value().tolist() for each in job.model]
+
+    restores, kept, plans, found = on_chief(program, tmp_path, servers=3, push_dtype=push_dtype)
+    assert found == [[sgd(sum(n in each for each in lists))] * 4 for n in range(6)]
+    assert restores == 1 and kept <= most and plans <= most + 6
