@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
-from itertools import count
 from weakref import ref
 
 import numpy
@@ -201,21 +200,25 @@ def test_means_of_ever_new_lists_at_a_server_that_gathers_take_the_memory_of_few
 
 @pytest.mark.parametrize("way", [{"consistency": StaleSynchronous(10**6)}, {"far": True}, {}])
 def test_lists_that_grow_leave_no_memory_that_was_too_small(way):
+    size = 1 << 15
+
     def job(client):
-        optimizer = made(client, 1, 1 << 12)
+        optimizer = made(client, 1, size)
         for number in range(1, VARIABLES + 1):
-            for keys in (KEYS[:number], KEYS[number - 1 :][:1]):
-                client.push(optimizer, [(key, numpy.ones(1 << 12, "f4")) for key in keys])
+            for keys in (KEYS[:number], [KEYS[number - 1]]):
+                client.push(optimizer, [(key, numpy.ones(size, "f4")) for key in keys])
         client.flush()
         (end,) = client.servers
         present = [area.array for area in end._areas if area is not None]
         present += [] if getattr(end, "_direct", None) is None else [end._direct._packed]
-        return [
-            any(numpy.shares_memory(array, each) for each in present) for of in end.views.values() for array, _ in of
-        ]
+        known = [array for of_plan in end.views.values() for array, _ in of_plan]
+        return [any(numpy.shares_memory(array, each) for each in present) for array in known]
 
-    (found,), _ = run(1, job, **way)
+    (found,), (server,) = run(1, job, **way)
     assert found and all(found)
+    targets = [target for planned in server.store.plans.values() for target in planned.targets.values()]
+    held = [payload for target in targets for each in target.runs for payload, _ in each._gradients.values()]
+    assert all(payload.base.nbytes <= 1 << 18 for payload in held)
 
 
 def test_a_plan_that_was_made_in_vain_is_forgotten():
@@ -223,10 +226,9 @@ def test_a_plan_that_was_made_in_vain_is_forgotten():
         optimizer, rows = made(client, 1), mpidist.IndexedSlices(numpy.ones((1,), "f4"), numpy.array([9]))
         for keys in random_lists(30):
             client.push(optimizer, [(KEYS[0], rows)])
-            with pytest.raises(IndexError):
-                for _ in count():  # word of it comes at the latest with the answer to a plan
-                    client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
-                    client.flush()
+            with pytest.raises(IndexError):  # most often with the answer to the plan
+                client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
+                client.flush()
             client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
         return {part.number for planned in client._lists for part in planned.parts} | set(client.servers[0].forgotten)
 
@@ -235,7 +237,7 @@ def test_a_plan_that_was_made_in_vain_is_forgotten():
 
 
 def by_updates(strategy, lists, again):
-    """Return what each list gives, pushed by an optimizer `again` times, and how many are kept."""
+    """Return the variables after each list was pushed `again` times by an optimizer, and how many are kept."""
     with strategy.scope():
         variables = [mpidist.Variable(numpy.zeros(4, "f4")) for _ in KEYS]
         optimizer = SGD(1.0)
@@ -243,7 +245,10 @@ def by_updates(strategy, lists, again):
         pairs = [(numpy.ones(4, "f4"), variables[number]) for number, _ in keys]
         for _ in range(again):
             strategy.run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
-    return [variable.value.tolist() for variable in variables], len(of_job().client._lists)
+    lists = list(of_job().client._lists)
+    known = [known.planned() for known in optimizer.remote._known]
+    assert all(planned is None or planned in lists for planned in known)
+    return [variable.value.tolist() for variable in variables], len(lists)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
