@@ -251,7 +251,7 @@ class Client:
         rate: float = math.nan,
         scale: float = 1.0,
     ) -> None:
-        """Do what `push` does, with arrays and slices for which `planned` has returned `planned`.
+        """Do what `push` does, with arrays and slices for the list that `planned` has just returned.
 
         Parameters
         ----------
@@ -299,9 +299,9 @@ class Client:
         return True
 
     def planned(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
-        """Return what goes to each server, made anew for a list of variables that is not among the last ones.
+        """Return what goes to each server, made anew for a list of variables that is not among those pushed last.
 
-        To be pushed at once: who wants it again holds it weakly, since it is void when this client has dropped it.
+        It is valid while `generation` is the same.  Hold it weakly: this client and the servers keep few of them.
         """
         key = keys, tuple([isinstance(each, IndexedSlices) for each in gradients]) if has_rows else ()
         found = self._lists.find(key)

@@ -34,18 +34,22 @@ class _Again:
         self.client = client
         self.variables = variables
         self.strategy = variables[0].strategy
-        #: Returns None where the client is to be asked: it keeps only the lists that were pushed last.
-        self.planned: Callable[[], PlannedList | None] = _nothing
+        self._generation = client.generation
+        self._planned: Callable[[], PlannedList | None] = _nothing
 
     def is_of(self, variables: Sequence[Any]) -> bool:
         """Whether these are the same objects, in the same order."""
         own = self.variables
         return len(variables) == len(own) and all(map(is_, variables, own))
 
+    def planned(self) -> PlannedList | None:
+        """Return what goes to each server, None if the client is to be asked: it keeps the lists pushed last."""
+        return self._planned() if self._generation == self.client.generation else None
+
     def look_up(self, gradients: Sequence[Any]) -> PlannedList:
-        """Return what goes to each server."""
+        """Ask the client what goes to each server."""
         planned = self.client.planned(tuple([variable.key for variable in self.variables]), gradients)
-        self.planned = ref(planned)
+        self._planned, self._generation = ref(planned), self.client.generation
         return planned
 
 
