@@ -1,7 +1,7 @@
 """Tensors of one dtype reduced over the ranks as one flat buffer, without being packed into one first.
 
 What all ways to do so have in common, and the one that goes through a pipeline: `TwoLevel`, over several nodes.
-`DirectSum` and `RemoteSum` are those inside a node.
+`DirectSum` is the one inside a node.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ class BucketReduction(Protocol):
     """
 
     owned: list[tuple[int, int]]
-
-    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
-        """Do what must be done before collective `call` is begun; parameters as for `run`.  Local."""
 
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
@@ -101,9 +98,6 @@ class Piped(BucketReduction):
         self._pipeline = pipeline
         self._sources = sources
         self._targets = targets
-
-    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
-        """There is nothing to prepare."""
 
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None

@@ -94,9 +94,6 @@ def calibrate(
         if last and stopwatch.elapsed() + _GROWTH * last > budget_seconds:
             break
         before = stopwatch.elapsed()
-        if facts.has_remote and nbytes >= selection.REMOTE_BYTES and "remote_read" not in points:
-            points["remote_read"] = []
-            contenders.append("remote_read")
         source, work = _zeros(nbytes), _zeros(nbytes)
         runs = {name: _all_reduce(communicator, name, source, work) for name in contenders}
         seconds = _confirmed(stopwatch, runs, selection.fixed(nbytes, facts))
@@ -225,8 +222,6 @@ def _all_reduce(communicator: Communicator, name: str, source: Any, work: Any) -
 
     def run() -> None:
         with communicator.control.turnstile:
-            if reduction is not None:
-                reduction.prepare(communicator.control.call + 1, (source,), (work,))
             watch = communicator.begin(call)
             if reduction is not None:
                 reduction.run(watch, (source,), (work,))

@@ -58,9 +58,8 @@ class Chooser(PlainCollectives):
         # Small all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
         shares = self.topology.node_count == 1 and self.size > 1
         self.segments = world.segments if shares else None
-        remote = world.remote if shares else None
         scratch = Scratch()
-        self._memory = NodeMemory(self.control.line, self.size, self.segments, remote, self._lanes, scratch)
+        self._memory = NodeMemory(self.control.line, self.size, self.segments, self._lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._contests = Contests()
         self._forced = self.control.settings.algorithm
@@ -81,8 +80,7 @@ class Chooser(PlainCollectives):
     def facts(self, has_segments: bool = True) -> selection.Facts:
         """Return what the choice of an algorithm depends on; Local."""
         shared = has_segments and (self.segments is not None or self._lanes is not None)
-        remote = shared and self._memory.remote is not None
-        return selection.Facts(self.topology, tuple(self.transport.native), shared, self.choices, remote)
+        return selection.Facts(self.topology, tuple(self.transport.native), shared, self.choices)
 
     def _asked(self, algorithm: str | None) -> str:
         """Return what is asked for: by a call, else by the settings; those win over a pinned choice, or pin it."""
@@ -111,14 +109,12 @@ class Chooser(PlainCollectives):
         dtypes: Sequence[Any],
         op: str,
         scale: float | None = None,
-        first: int = 0,
-        contiguous: bool = True,
     ) -> BucketReduction | None:
         """Return the reduction of tensors where they lie, None for a way that needs them packed and `bind`; Local.
 
         Parameters as for `NodeMemory.reduction`.
         """
-        return self._memory.reduction(way, sources, targets, dtypes, op, scale, first, contiguous)
+        return self._memory.reduction(way, sources, targets, dtypes, op, scale)
 
     def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[Way]:
         """Return the ways worth trying for a unit of `nbytes`; an explicit choice is the only one.  Local.

@@ -211,11 +211,7 @@ class _BufferReduction:
 
     def run(self, communicator: Communicator, flat: Any, timeout_seconds: float | None) -> None:
         """Reduce the flat buffer by the way whose turn it is."""
-        turns = self.contest.turns
-        for reduction in map(self.reductions.__getitem__, turns):
-            if reduction is not None:
-                reduction.prepare(communicator.control.call + 1, (flat,), (flat,))
-        watch = communicator.begin(self.calls[turns], timeout_seconds)
+        watch = communicator.begin(self.calls[self.contest.turns], timeout_seconds)
         at = communicator.choose(self.contest, watch)
         reduction = self.reductions[at]
         start = time.perf_counter()

@@ -136,9 +136,6 @@ class DirectSum(BucketReduction):
             for index, cuts in enumerate(zip(*shares, strict=True))
         ]
 
-    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
-        """There is nothing to prepare."""
-
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
     ) -> None:

@@ -9,11 +9,9 @@ from mpidist.collectives.bucket_reduction import BucketReduction, Piped
 from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.remote_sum import RemoteSum
 from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.collectives.ways import Way
-from mpidist.transports.remote_memory import RemoteMemory
 from mpidist.transports.shared import SharedSegments
 
 
@@ -25,7 +23,6 @@ class NodeMemory(NamedTuple):
     rank, size : int
         Among the ranks of the node.
     segments : SharedSegments or None
-    remote : RemoteMemory or None
     lanes : Lanes or None
         What several nodes have instead.
     scratch : Scratch
@@ -35,7 +32,6 @@ class NodeMemory(NamedTuple):
     rank: int
     size: int
     segments: SharedSegments | None
-    remote: RemoteMemory | None
     lanes: Lanes | None
     scratch: Scratch
 
@@ -47,8 +43,6 @@ class NodeMemory(NamedTuple):
         dtypes: Sequence[Any],
         op: str,
         scale: float | None = None,
-        first: int = 0,
-        contiguous: bool = True,
     ) -> BucketReduction | None:
         """Return the reduction of a bucket by a way through memory, None for ways that need messages; Local.
 
@@ -60,24 +54,12 @@ class NodeMemory(NamedTuple):
             Of the sources, of what is added, and of the targets.
         op : str
         scale : float, optional
-        first : int
-            How many addresses other buckets of the call have in a rank's table.
-        contiguous : bool
-            Whether all sources will be: those of `remote_read` must.
         """
-        segments, (source, work, result) = self.segments, dtypes
         if not way.segment_bytes or sources.elements == 0:
             return None
         if way.algorithm == "two_level" and self.lanes is not None:
-            return Piped(TwoLevel(self.lanes, sources.elements, work, op, scale), sources, targets)
-        if segments is None:
+            return Piped(TwoLevel(self.lanes, sources.elements, dtypes[1], op, scale), sources, targets)
+        if self.segments is None:
             return None
-        plain = source == work == result
-        segment_bytes = min(way.segment_bytes, segments.room)
-        if way.algorithm == "remote_read" and plain and contiguous and self.remote is not None:
-            entries = first + RemoteSum.entries(sources, targets)
-            if entries * 8 <= segments.segment_bytes:
-                stretch_bytes = self.size * segment_bytes
-                bound = sources, targets, work, op, scale, stretch_bytes, self.scratch, first
-                return RemoteSum(self.remote, segments, self.rank, *bound)
-        return DirectSum(segments, self.rank, sources, targets, dtypes, op, scale, segment_bytes, self.scratch)
+        segment_bytes = min(way.segment_bytes, self.segments.room)
+        return DirectSum(self.segments, self.rank, sources, targets, dtypes, op, scale, segment_bytes, self.scratch)

@@ -21,10 +21,6 @@ from mpidist.schedules.table import algorithm, hierarchical, names
 #: The all-reduces that `choose` may return: all ranks get the same bits.
 AUTOMATIC = ("shared_memory", "two_level", "native", "recursive_doubling", "hierarchical", "ring", "rabenseifner")
 
-#: From this size in bytes on, ``"shared_memory"`` stands for ``"remote_read"`` too, which adds in the same order: each
-#: launch tries which of the two is quicker.
-REMOTE_BYTES = 1 << 21
-
 #: What may be asked for besides an algorithm: a choice by what was measured, or by the fixed table.
 AUTO, PINNED = "auto", "pinned"
 
@@ -62,15 +58,12 @@ class Facts:
         Whether the ranks of each node share memory, and the buffer is the host's.
     choices : Choices or None
         What follows from measurements; None for the fixed table.
-    has_remote : bool
-        Whether all ranks may read each other's memory, too.
     """
 
     topology: Topology
     native: tuple[str, ...]
     has_segments: bool
     choices: Choices | None = None
-    has_remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,10 +161,6 @@ def predictions(figures: Figures, nbytes: int, facts: Facts) -> dict[str, float]
     """Return the seconds of an all-reduce by every eligible algorithm of which something is known (Local)."""
     topology = facts.topology
     found = {name: figures.seconds(name, nbytes, topology, _schedule(name, topology)) for name in eligible(facts)}
-    remote = figures.seconds("remote_read", nbytes, topology) if nbytes >= REMOTE_BYTES else None
-    shared = found.get("shared_memory")
-    if remote is not None and shared is not None:
-        found["shared_memory"] = min(remote, shared)
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
@@ -241,7 +230,6 @@ def check(name: str, facts: Facts) -> str:
     known = [*names("all_reduce"), "hierarchical"]
     if facts.has_segments:
         known.append("shared_memory" if facts.topology.node_count == 1 else "two_level")
-    known += ["remote_read"] if facts.has_remote else []
     known += ["native"] if "all_reduce" in facts.native else []
     if name not in known:
         raise _unknown(name, known)
@@ -250,7 +238,7 @@ def check(name: str, facts: Facts) -> str:
 
 def check_name(name: str) -> None:
     """Raise ValueError unless there is an algorithm of this name somewhere, be it that one rank needs none."""
-    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "two_level", "shared_memory", "remote_read", "native"]
+    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "two_level", "shared_memory", "native"]
     if name not in known:
         raise _unknown(name, [name for name in known if name not in (AUTO, PINNED)])
 

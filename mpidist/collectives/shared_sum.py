@@ -65,9 +65,6 @@ class SharedSum(BucketReduction):
         others = [stretch for each in range(size) if each != rank for stretch in shares[each]]
         self._theirs = [(start, result[start:stop]) for start, stop in sorted(others) if start < stop]
 
-    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
-        """There is nothing to prepare."""
-
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
     ) -> None:

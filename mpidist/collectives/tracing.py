@@ -184,10 +184,6 @@ class _TracedReduction:
         self.owned = reduction.owned
         self._reduction, self._trace = reduction, trace
 
-    def prepare(self, call: int, sources: Sequence[Any], targets: Sequence[Any]) -> None:
-        """Prepare it."""
-        self._reduction.prepare(call, sources, targets)
-
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
     ) -> None:

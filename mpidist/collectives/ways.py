@@ -15,7 +15,7 @@ SEGMENT_BYTES, _SEGMENT_SIZES = 1 << 20, (1 << 20, 1 << 19, 1 << 18)
 
 #: From this size in bytes on, ways are tried in the first steps.  Below, segments are so long: a unit of one or two MiB
 #: in a single one would be out of cache when it is added.
-TRIAL_BYTES, _UNTRIED_BYTES = selection.REMOTE_BYTES, 1 << 19
+TRIAL_BYTES, _UNTRIED_BYTES = 1 << 21, 1 << 19
 
 
 class Way(NamedTuple):
@@ -31,8 +31,8 @@ class Way(NamedTuple):
         return f"{self.algorithm} in segments of {size >> 10} KiB" if size else self.algorithm
 
 
-#: The sizes of segments to try; all add in the same order, `remote_read` in the same as `shared_memory`.
-_VARIANTS = {"shared_memory": _SEGMENT_SIZES, "remote_read": (SEGMENT_BYTES,), "two_level": (SEGMENT_BYTES,)}
+#: The sizes of segments to try; all add in the same order.
+_VARIANTS = {"shared_memory": _SEGMENT_SIZES, "two_level": (SEGMENT_BYTES,)}
 
 #: The algorithms that work on segments of tensors, which need not be packed.
 SEGMENTED = tuple(_VARIANTS)
@@ -59,6 +59,4 @@ def worth_trying(nbytes: int, asked: str, facts: selection.Facts) -> list[Way]:
         others = ("ring",) if facts.choices is None else selection.near(nbytes, facts)
         # MPI's own least and greatest may treat NaN in another way.
         names += [name for name in others if name not in (chosen, "native")]
-    if "shared_memory" in names and facts.has_remote:
-        names = [name for name in names if name != "remote_read"] + ["remote_read"]
     return [Way(name, size) for name in names for size in _VARIANTS.get(name, (0,))]

@@ -278,8 +278,7 @@ class _PlannedReduction:
             rows = Rows.of(tensors, plan.buckets[0].dtype)
         self._pack_rows = None if rows is None else traced(communicator, PACK, rows.pack_arrays)
         in_place = on_host and self._segment is None
-        contiguous = not takes_any_strides
-        self._ways = [_Way(plan, communicator, way, self._scale, in_place, contiguous) for way in ways]
+        self._ways = [_Way(plan, communicator, way, self._scale, in_place) for way in ways]
         self.calls = Calls(self.contest, partial(_call, plan, sources.orders))
         # In one step there is one way: no turns are taken, and no times.
         self._small_call = self.calls[0,]
@@ -304,10 +303,8 @@ class _PlannedReduction:
         tensors = self._sources.in_order(tensors)
         if self._segment is not None:
             return self._run_small(self._segment, tensors, timeout_seconds)
-        turns, results, members = self.contest.turns, self._free_set(), self._members(tensors)
-        for at in turns:
-            self._prepare(self._ways[at], members, results)
-        watch = self._communicator.begin(self.calls[turns], timeout_seconds)
+        results, members = self._free_set(), self._members(tensors)
+        watch = self._communicator.begin(self.calls[self.contest.turns], timeout_seconds)
         way = self._ways[self._communicator.choose(self.contest, watch)]
         start = time.perf_counter()
         for index, (reduction, sources) in enumerate(zip(way.reductions, members, strict=True)):
@@ -324,12 +321,6 @@ class _PlannedReduction:
         """Return the tensors by bucket."""
         buckets = self._plan.buckets
         return [tensors] if len(buckets) == 1 else [[tensors[each] for each in bucket.tensors] for bucket in buckets]
-
-    def _prepare(self, way: _Way, members: Sequence[Sequence[Any]], results: ResultSet) -> None:
-        call = self._communicator.control.call + 1
-        for reduction, sources, result in zip(way.reductions, members, results.results, strict=True):
-            if reduction is not None:
-                reduction.prepare(call, sources, (result,))
 
     def quickly(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any] | None:
         """Reduce tensors of which nobody has looked whether the plan is for them, only whether they are as many.
@@ -378,18 +369,13 @@ class _Way:
         way: Way,
         scale: float | None,
         in_place: bool,
-        contiguous: bool,
     ) -> None:
         self.algorithm = way.algorithm
         self.reductions: list[Any] = [None] * len(plan.buckets)
-        entries = 0
         for index, bucket in enumerate(plan.buckets if in_place else ()):
             sources, targets = Pieces(bucket.offsets), Pieces((0, bucket.elements))
             dtypes = (plan.signatures[bucket.tensors[0]][1], bucket.dtype, bucket.result)
-            self.reductions[index] = communicator.reduction(
-                way, sources, targets, dtypes, plan.reduction, scale, first=entries, contiguous=contiguous
-            )
-            entries += len(bucket.offsets)
+            self.reductions[index] = communicator.reduction(way, sources, targets, dtypes, plan.reduction, scale)
 
 
 def _call(plan: Plan, orders: Mapping[int, Sequence[int]], label: str) -> Call:

@@ -151,13 +151,12 @@ class PlannedUpdate:
         ]
 
     def _bind(self, way: Way) -> list[BucketReduction]:
-        found, entries = [], 0
+        found = []
         for bucket, pieces, targets in zip(self._plan.buckets, self._pieces, self._targets, strict=True):
             dtypes = (bucket.dtype,) * 3
-            bound = self._communicator.reduction(way, pieces, targets, dtypes, "sum", first=entries)
+            bound = self._communicator.reduction(way, pieces, targets, dtypes, "sum")
             assert bound is not None  # there are elements, and the way has segments
             found.append(bound)
-            entries += 2 * len(bucket.tensors)
         return found
 
     def run(
@@ -196,9 +195,6 @@ class PlannedUpdate:
             gradients = self._contiguous(gradients)
         with communicator.control.turnstile:
             places = [self._parts_of(bucket, gradients, parameters) for bucket in self._plan.buckets]
-            for reductions in [self._reductions[at] for at in contest.turns] if fixed is None else [fixed]:
-                for reduction, parts in zip(reductions, places, strict=True):
-                    reduction.prepare(communicator.control.call + 1, *parts)
             watch = communicator.begin(call, self._timeout_seconds)
             chosen = self._reductions[communicator.choose(contest, watch)] if fixed is None else fixed
             on_begin()

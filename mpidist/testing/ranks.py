@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -17,7 +16,6 @@ from mpidist.options import settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports import World, installed
 from mpidist.transports.loopback import Faults, LoopbackWorld
-from mpidist.transports.remote_memory import RemoteMemory
 from mpidist.transports.shared import SharedSegments
 
 _T = TypeVar("_T")
@@ -89,9 +87,8 @@ def run_ranks(
     controls = ControlChannel.for_threads(size, hosts, chosen)
     loopback = LoopbackWorld(size, controls=controls, faults=faults, eager_bytes=eager_bytes, memory=memory)
     topology = Topology(hosts)
-    remote = RemoteMemory([os.getpid()] * size) if RemoteMemory.exists() and topology.node_count == 1 else None
     pairs = zip(loopback.transports, _segments(topology), strict=True)
-    worlds = [World(each, topology, each.control, "run_ranks", segments, remote) for each, segments in pairs]
+    worlds = [World(each, topology, each.control, "run_ranks", segments) for each, segments in pairs]
     ranks = [_RankThread(world, fn, args) for world in worlds]
     _run_all(ranks, timeout_seconds + _GRACE_SECONDS)
     errors = {rank.number: rank.error for rank in sorted(ranks, key=lambda rank: rank.ended) if rank.error is not None}

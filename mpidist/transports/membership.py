@@ -10,7 +10,6 @@ from mpidist.options import Settings
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports.base import Transport, exchange_among
-from mpidist.transports.remote_memory import RemoteMemory
 from mpidist.transports.shared import Exchange, SharedSegments, map_together
 
 #: Shared memory that each rank of a node has: two segments for small collectives, places for long ones, in bytes.
@@ -30,8 +29,6 @@ class World:
         What started the ranks, for messages.
     segments : SharedSegments or None
         Shared memory of the ranks of this node, where there is some.
-    remote : RemoteMemory or None
-        The memory of the ranks of this node, where they may read each other's.
     """
 
     transport: Transport
@@ -39,7 +36,6 @@ class World:
     control: ControlChannel
     launcher: str
     segments: SharedSegments | None = None
-    remote: RemoteMemory | None = None
 
     def part(self, color: int) -> World:
         """Return a world of the ranks that give the same `color`, whose collectives need none of the others.
@@ -83,10 +79,9 @@ class World:
         )
         if problem and here[0] == transport.rank:
             control.warn(f"{problem}; small all-reduces use messages instead")
-        remote = RemoteMemory.over(exchange) if segments is not None and len(here) > 1 else None
         transport.exchange(b"", watch)  # every rank has signed on to its board before any looks who is missing
         transport.control, transport.world_ranks = control, tuple(range(size))
-        return World(transport, topology, control, self.launcher, segments, remote)
+        return World(transport, topology, control, self.launcher, segments)
 
 
 def share_memory(

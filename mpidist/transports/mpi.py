@@ -26,7 +26,6 @@ from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
 from mpidist.transports.base import Transport
 from mpidist.transports.membership import World, share_memory
-from mpidist.transports.remote_memory import RemoteMemory
 
 #: No message is longer: older libraries count in 32 bits, and shorter pieces are moved no slower.
 _CHUNK_BYTES = 1 << 30
@@ -229,8 +228,7 @@ def _meet(mpi: Any, launcher: Launcher | None) -> World:
     ExitHooks(control, _end_of(world, control), farewell, skip_finalize).install()
     transport = MpiTransport(world.Dup(), control, range(world.Get_size()))
     world.Barrier()  # every rank has signed on to its board before any looks who is missing
-    remote = RemoteMemory.over(node.allgather) if segments is not None and node.Get_size() > 1 else None
-    return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments, remote)
+    return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments)
 
 
 def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, list[str]]:

@@ -72,7 +72,7 @@ class SharedSegments:
     The two segments are used in turn by even and odd calls.  A rank that writes into its segment of call k + 2 knows
     that all others are done reading it for call k, since they have posted call k + 1 on the status board before that.
     Places and flags are for longer calls: `PlaceAllReduce`, `ShareAllReduce` and `DirectSum` say how they use places,
-    and those and `SharedSum` and `RemoteSum` count turns by the flags.  On several nodes all of it is for `TwoLevel`.
+    and those and `SharedSum` count turns by the flags.  On several nodes all of it is for `TwoLevel`.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ START = """
 import os, signal, sys
 import numpy
 import mpidist
-from mpidist.collectives import bucket_reduction, pieces, remote_sum
+from mpidist.collectives import bucket_reduction, pieces
 from mpidist.collectives.communicator import Communicator
 from mpidist.fusion import update
 from mpidist.fusion.pipeline import FusedAllReduce
@@ -54,20 +54,13 @@ armed = Armed()
 """
 
 #: By name: what is run before and with the end armed, how many ranks and nodes there are, and where the end comes: in
-#: the third copy of a segment, reading of another rank's memory, or slice of an update.
+#: the third copy of a segment, or slice of an update.
 IN_COPY = """
 whole = pieces.Pieces.gather
 def gather(self, *args):
     armed()
     return whole(self, *args)
 pieces.Pieces.gather = gather
-"""
-IN_READ = """
-whole = remote_sum.RemoteSum._fetch
-def fetch(self, *args):
-    armed()
-    return whole(self, *args)
-remote_sum.RemoteSum._fetch = fetch
 """
 IN_UPDATE = """
 class SGD(mpidist.optimizers.SGD):
@@ -106,11 +99,9 @@ def step():
 WAYS = {
     "segments": (3, 1, IN_COPY + ALL_REDUCE, "shared_memory"),
     "sum of two": (2, 1, IN_COPY + ALL_REDUCE, "shared_memory"),
-    "reading": (3, 1, IN_READ + ALL_REDUCE, "remote_read"),
     "two levels": (4, 2, IN_COPY + ALL_REDUCE, "two_level"),
     "buffers": (3, 1, BUFFERS, "auto"),
     "update": (3, 1, IN_UPDATE + APPLY, "shared_memory"),
-    "update by reading": (2, 1, IN_UPDATE + APPLY, "remote_read"),
     "update on two nodes": (4, 2, IN_UPDATE + APPLY, "two_level"),
 }
 
@@ -219,20 +210,6 @@ fused_for_update.run(optimizer.apply_gradients, args=([(numpy.full(700_001, rank
 assert (v.value == -size * (size + 1) // 2).all()
 """
 
-#: The system call fails as it does where a container or Yama forbids it; on one rank, or on all.
-FORBIDDEN = """
-import ctypes, errno
-from mpidist.cluster.launchers import detect_launcher
-from mpidist.transports import remote_memory
-
-def refuse(*args):
-    ctypes.set_errno(errno.EPERM)
-    return -1
-
-if detect_launcher().rank in FORBIDDEN_ON:
-    remote_memory._system_call = lambda: refuse
-"""
-
 NO_MEMORY = """
 import errno, os
 from mpidist.cluster.launchers import detect_launcher
@@ -243,27 +220,6 @@ def refuse(fd, offset, length):
 if detect_launcher().rank == 0:  # who makes the memory of the node
     os.posix_fallocate = refuse
 """
-
-
-@pytest.mark.parametrize("forbidden_on", [(1,), (0, 1, 2)], ids=["one rank", "all ranks"])
-def test_where_reading_other_processes_is_forbidden_segments_are_taken_without_a_word(forbidden_on, tmp_path: Path):
-    body = (
-        START + "fused = FusedAllReduce(communicator)\n" + VALUES + 'say(f"remote {communicator.facts().has_remote}")'
-    )
-    env = {"MPIDIST_CALIBRATE": "0", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
-    result = run_job(3, f"FORBIDDEN_ON = {forbidden_on}\n" + FORBIDDEN + body, env=env)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["remote False"] * 3
-    assert "mpidist:" not in result.stderr
-
-
-def test_where_reading_is_forbidden_asking_for_it_says_what_there_is():
-    body = START + "fused = FusedAllReduce(communicator)\n" + VALUES
-    script = "FORBIDDEN_ON = (1,)\n" + FORBIDDEN + body
-    result = run_job(3, script, env={"MPIDIST_ALGORITHM": "remote_read"})
-    assert result.returncode != 0
-    assert "no all_reduce algorithm is called 'remote_read' here; known ones: auto, " in result.stderr
-    assert "shared_memory" in result.stderr
 
 
 def test_a_node_without_room_for_shared_memory_says_so_once_and_uses_messages(tmp_path: Path):
@@ -296,23 +252,3 @@ fused = FusedAllReduce(communicator)
     result = run_job(3, START + body + VALUES, env={"MPIDIST_ALGORITHM": "shared_memory"})
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"rank \d: no shared memory on this node; local rank 0: \d+ bytes", result.stdout)) == 3
-
-
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (
-            "EPERM",
-            r"TransportError: rank 1 of 3: the memory of rank 0 \(.*\) cannot be read any more: .*=shared_memory",
-        ),
-        # the memory of a killed process goes before the process does
-        ("ESRCH", r"RankFailedError: rank 1 of 3: rank 0 \(.*\) died in all_reduce.*: its process \d+ is gone"),
-    ],
-)
-def test_a_rank_whose_memory_cannot_be_read_any_more_is_named(number: str, said: str):
-    script = "FORBIDDEN_ON = ()\n" + FORBIDDEN.replace("EPERM", number)
-    script += START + ALL_REDUCE.replace("ALGORITHM", "'remote_read'")
-    script += "\nstep()\nif rank == 1:\n    communicator._memory.remote._call = refuse\nstep()"
-    result = run_job(3, script, env={"MPIDIST_ALGORITHM": "remote_read"})
-    assert result.returncode != 0
-    assert re.search(said, result.stderr), result.stderr

@@ -102,7 +102,7 @@ def _use(contest, modes):
 
 @given(st.lists(st.tuples(st.sampled_from([NEAR, FAR]), st.integers(1, 5)), max_size=20))
 def test_the_choice_follows_the_mode_at_once(stretches):
-    contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
+    contest = Contest([Way("shared_memory", 1 << 20), Way("two_level", 1 << 20)], 1 << 26, modes=2)
     _use(contest, [NEAR] * 8 + [FAR] * 4)
     modes = [mode for mode, calls in stretches for _ in range(calls)]
     windows = [mode for mode in modes if mode == NEAR], [mode for mode in modes if mode == FAR]
@@ -113,7 +113,7 @@ def test_the_choice_follows_the_mode_at_once(stretches):
 
 
 def test_once_all_ways_were_used_the_trial_of_another_mode_is_short():
-    contest = Contest([Way("shared_memory", 1 << 20), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
+    contest = Contest([Way("shared_memory", 1 << 20), Way("two_level", 1 << 20)], 1 << 26, modes=2)
     _use(contest, [FAR] + [NEAR] * 8)
     assert _use(contest, [FAR] * 12) == [0, 1] * 2 + [1] * 8  # the first way has a second call, though it was slow
 
@@ -124,12 +124,12 @@ def test_a_contest_of_one_way_has_one_mode():
 
 
 def test_ranks_must_have_all_ways_in_common_that_a_call_may_take():
-    contest = Contest([Way("ring"), Way("remote_read", 1 << 20)], 1 << 26, modes=2)
+    contest = Contest([Way("ring"), Way("two_level", 1 << 20)], 1 << 26, modes=2)
     labels = []
     calls = Calls(contest, lambda label: labels.append(label) or label)
     assert [calls[turns] for turns in [(0,), (0, 1), (1,), (0, 1)]] == [
         *labels,
-        "ring or remote_read in segments of 1024 KiB",
+        "ring or two_level in segments of 1024 KiB",
     ]
     assert len(labels) == 3
 

@@ -99,7 +99,7 @@ def test_one_disturbed_call_of_the_first_way_decides_no_trial_of_another_mode():
 
 
 def test_what_was_slow_in_one_mode_is_tried_in_another():
-    contest = Contests().of([ways.Way("shared_memory", 1 << 20), ways.Way("remote_read", 1 << 20)], 1 << 26, modes=2)
+    contest = Contests().of([ways.Way("shared_memory", 1 << 20), ways.Way("two_level", 1 << 20)], 1 << 26, modes=2)
     contest.mode = 1
     _use(contest, [30.0, 3.0], 10)
     assert not contest.is_open and contest.at == 1
@@ -138,11 +138,11 @@ def test_every_step_of_a_trial_is_right_and_all_ranks_settle_on_the_same(monkeyp
 def test_until_it_is_over_nothing_is_settled(monkeypatch):
     ((wrong, settled, _, algorithms), _) = _sums(monkeypatch, 2, 5)
     assert (wrong, settled) == (0, False)
-    assert algorithms == ["shared_memory"] * 3 + ["ring", "remote_read"]
+    assert algorithms == ["shared_memory"] * 3 + ["ring"]
 
 
 def test_more_than_two_ranks_try_only_what_adds_in_the_same_order(monkeypatch):
-    assert _sums(monkeypatch, 3, 2)[0][3] == ["shared_memory"] * 3 + ["remote_read"]
+    assert _sums(monkeypatch, 3, 2)[0][3] == ["shared_memory"] * 3
 
 
 def test_what_was_settled_is_not_tried_again_for_lists_of_about_the_same_size(monkeypatch):
@@ -171,7 +171,7 @@ def _use(contest, seconds, calls):
 
 
 def test_a_way_that_has_become_slow_is_left_for_one_that_is_quicker_now():
-    contest = Contests().of([ways.Way("shared_memory", 1 << 20), ways.Way("remote_read", 1 << 20)], 1 << 26)
+    contest = Contests().of([ways.Way("shared_memory", 1 << 20), ways.Way("two_level", 1 << 20)], 1 << 26)
     assert _use(contest, [2.0, 3.0], 8) == [0] * 5 + [1, 1, 0]
     assert not contest.is_open
     assert set(_use(contest, [2.0, 3.0], 20)) == {0}
@@ -182,9 +182,9 @@ def test_a_way_that_has_become_slow_is_left_for_one_that_is_quicker_now():
 def test_an_explicit_choice_is_not_tried_against_others():
     def run():
         communicator = Communicator.world()
-        return [communicator.ways(1 << 30, name) for name in ("ring", "shared_memory", "remote_read")]
+        return [communicator.ways(1 << 30, name) for name in ("ring", "shared_memory")]
 
-    assert run_ranks(2, run)[0] == [[("ring", 0)], [("shared_memory", 1 << 20)], [("remote_read", 1 << 20)]]
+    assert run_ranks(2, run)[0] == [[("ring", 0)], [("shared_memory", 1 << 20)]]
 
 
 def _as_it_lies(kind, rank, step):

@@ -72,9 +72,9 @@ def test_they_equal_one_rank_on_the_sums(make, size):
 @pytest.mark.parametrize(
     "elements, algorithm",
     [
-        *((3, algorithm) for algorithm in ("shared_memory", "two_level", "remote_read", "auto")),
+        *((3, algorithm) for algorithm in ("shared_memory", "two_level", "auto")),
         *(((1 << 13) + 3, algorithm) for algorithm in ("shared_memory", "auto")),  # many segments already
-        *(((1 << 16) + 3, algorithm) for algorithm in ("two_level", "remote_read")),
+        ((1 << 16) + 3, "two_level"),
     ],
 )
 def test_a_rank_may_own_nothing_of_some_stretch(elements, algorithm, monkeypatch):
