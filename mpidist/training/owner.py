@@ -70,11 +70,10 @@ class Owner:
         CheckpointError
             It is another job's; names it.
         """
-        os.makedirs(self._directory, exist_ok=True)
         found = _read(self.file)
         if found is not None and found.is_own:
             os.utime(self.file)
-        elif found is not None and self._was_ours:
+        elif self._was_ours and self._directory.exists():
             raise self._refusal(found, "has taken")
         else:
             self._take(found)
@@ -88,9 +87,11 @@ class Owner:
 
     def release(self) -> None:
         """Give the directory up."""
+        self._was_ours = False
         _release(self.file)
 
     def _take(self, found: _Claim | None) -> None:
+        os.makedirs(self._directory, exist_ok=True)
         own = temporary(self.file)
         own.write_text(_own_text())
         try:
@@ -105,13 +106,7 @@ class Owner:
     def _create(self, own: Path) -> None:
         """Give our file its name, unless another process is quicker."""
         try:
-            try:
-                os.link(own, self.file)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without links
-                with open(self.file, "x") as file:
-                    file.write(own.read_text())
+            _put(own, self.file)
         except FileExistsError:
             raise self._refusal(_read(self.file), "has just taken") from None
 
@@ -125,7 +120,7 @@ class Owner:
         try:
             if _read(aside) != found:
                 with suppress(FileExistsError):
-                    os.link(aside, self.file)
+                    _put(aside, self.file)
                 raise self._refusal(_read(self.file), "has just taken")
         finally:
             aside.unlink()
@@ -146,7 +141,7 @@ class Owner:
             written = _modified(self.file)
             if written is None or own.stat().st_mtime - written > LEASE_SECONDS or time.monotonic() > end:
                 return False
-            if written > found.modified:
+            if written != found.modified:  # a clock may have been set back
                 return True
             time.sleep(_POLL_SECONDS)
 
@@ -206,6 +201,17 @@ def _read(file: Path) -> _Claim | None:
     except (ValueError, TypeError, KeyError):
         return _Claim(text, modified)
     return _Claim(text, modified, identity, f"{about}, since {since}")
+
+
+def _put(written: Path, file: Path) -> None:
+    """Let a file have another name too, or a copy of it; FileExistsError where there is one of that name."""
+    try:
+        os.link(written, file)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        with open(file, "xb") as copy:
+            copy.write(written.read_bytes())
 
 
 def _modified(file: Path) -> float | None:

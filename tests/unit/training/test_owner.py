@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from mpidist.runtime import board
 from mpidist.runtime.process_identity import ProcessIdentity
 from mpidist.testing import run_ranks
 from mpidist.training import hdf5_file, owner
+from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import temporary
 
 
@@ -118,9 +121,11 @@ def test_an_owner_elsewhere_is_given_the_time_of_its_lease(end, tmp_path, monkey
     assert 1 <= sum(slept) <= owner.LEASE_SECONDS + 1
 
 
-def test_an_owner_elsewhere_that_saves_meanwhile_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("written", [-5.0, 5.0], ids=["later", "by a clock that was set back"])
+def test_an_owner_elsewhere_that_saves_meanwhile_is_named(written, tmp_path, monkeypatch):
     claimed_by(tmp_path, elsewhere(), age=10.0)
-    monkeypatch.setattr(owner.time, "sleep", lambda seconds: os.utime(tmp_path / ".owner"))
+    renewed = time.time() - 10.0 - written
+    monkeypatch.setattr(owner.time, "sleep", lambda seconds: os.utime(tmp_path / ".owner", (renewed, renewed)))
     with pytest.raises(CheckpointError, match="another job saves in .*process 99 on node7, Slurm job 4711"):
         manager_of(tmp_path).save()
 
@@ -134,6 +139,58 @@ def test_a_job_that_has_lost_its_directory_never_takes_it_back(who, tmp_path):
         with pytest.raises(CheckpointError, match="another job has taken .*Slurm job 4711"):
             manager.save()
     assert manager.checkpoints == [first]
+
+
+def test_nor_when_the_other_has_left_again(tmp_path):
+    manager = manager_of(tmp_path)
+    first = manager.save()
+    (tmp_path / ".owner").unlink()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="another job has taken .*it has left again"):
+            manager.save()
+    assert manager.checkpoints == [first]
+
+
+def test_a_directory_that_was_given_up_or_removed_is_claimed_again(tmp_path):
+    manager = manager_of(tmp_path / "run")
+    manager.save()
+    manager.clear()
+    assert not (tmp_path / "run").exists() and manager.save().exists()
+    shutil.rmtree(tmp_path / "run")
+    assert manager.save().exists()
+    (tmp_path / "run" / "notes").write_text("so that the directory stays")
+    manager.clear()
+    assert manager.save().exists()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_who_is_quicker_in_following_a_dead_owner_keeps_the_directory(has_links, tmp_path, monkeypatch):
+    claimed_by(tmp_path, dead())
+    real = Owner._lives
+
+    def lives(*args):
+        found = real(*args)
+        claimed_by(tmp_path, living())
+        return found
+
+    monkeypatch.setattr(Owner, "_lives", lives)
+    if not has_links:
+        monkeypatch.setattr(owner.os, "link", refuse_links)
+    with pytest.raises(CheckpointError, match=rf"another job has just taken .*process {os.getppid()} on"):
+        manager_of(tmp_path).save()
+    assert json.loads((tmp_path / ".owner").read_text())["process"] == os.getppid()
+    assert [path.name for path in tmp_path.iterdir()] == [".owner"]
+
+
+def refuse_links(*args):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_a_file_system_without_links_has_owners_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(owner.os, "link", refuse_links)
+    manager = manager_of(tmp_path)
+    assert manager.save().exists() and manager.save().exists()
+    assert json.loads((tmp_path / ".owner").read_text())["process"] == os.getpid()
 
 
 @pytest.mark.parametrize("moment", ["while it is written", "when it gets its name"])
