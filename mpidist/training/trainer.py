@@ -290,11 +290,6 @@ class Trainer:
         return self.strategy.extended.is_chief
 
     @property
-    def callbacks(self) -> list[Callback]:
-        """Those of the present `fit`, or of the last one."""
-        return list(self._callbacks)
-
-    @property
     def epoch(self) -> int:
         """The epoch of the next step, from 0."""
         return self._position.epoch

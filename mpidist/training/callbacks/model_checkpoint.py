@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -113,7 +112,7 @@ class BackupAndRestore(ModelCheckpoint):
     Parameters
     ----------
     backup_dir : str or Path
-        For this callback of this training alone: what it finds there, it goes on with, and removes at the end.
+        For this training alone.
     save_freq : str or int
         ``"epoch"``, or a number of steps.
     delete_checkpoint : bool
@@ -146,19 +145,7 @@ class BackupAndRestore(ModelCheckpoint):
         self._handler: PreemptionCheckpointHandler | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore what is there.  Collective.
-
-        Raises
-        ------
-        ValueError
-            Another callback saves in the directory: after an interruption nobody could tell whose a checkpoint is.
-        """
-        others = [each for each in self.trainer.callbacks if isinstance(each, ModelCheckpoint) and each is not self]
-        if any(os.path.realpath(each.directory) == os.path.realpath(self.directory) for each in others):
-            raise ValueError(
-                f"BackupAndRestore removes its checkpoints from {self.directory} at the end of the training, and "
-                "another callback saves there, whose checkpoints are to stay; give each a directory of its own"
-            )
+        """Restore what is there.  Collective."""
         super().on_train_begin(logs)
         if self.save_before_preemption:
             self._handler = PreemptionCheckpointHandler(None, self.manager, None, self.termination_config)

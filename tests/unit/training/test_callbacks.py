@@ -384,7 +384,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, interrupt, fe
 
 @pytest.mark.parametrize("least_bytes", [1, update.LEAST_BYTES])
 def test_an_interrupted_training_rounds_as_the_whole_one_before_a_smaller_batch(tmp_path, least_bytes, monkeypatch):
-    """A step after a resume knows the rows of its batch, not those of the step before."""
+    """What is expected of a step, the rows of the step before, is a part of the checkpoint."""
     monkeypatch.setattr(update, "LEAST_BYTES", least_bytes)
 
     def on_rank(directory, *more):
@@ -474,19 +474,6 @@ def test_a_backup_is_removed_at_the_end(tmp_path):
 
     run_ranks(2, on_rank)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_backup_has_a_directory_that_no_other_callback_saves_in(tmp_path):
-    """After a restart nobody could tell whose checkpoints are whose, and those that are to stay would go at the end."""
-
-    def on_rank(*more):
-        saves = callbacks.ModelCheckpoint(tmp_path / "run", max_to_keep=None)
-        Scripted([2.0, 1.0]).fit(saves, callbacks.BackupAndRestore(tmp_path / "x" / ".." / "run"), *more, epochs=2)
-
-    for _ in range(2):
-        with pytest.raises(ValueError, match="another callback saves there.*give each a directory of its own"):
-            run_ranks(2, on_rank, Interrupt(3))
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("where", ["backup", "."])
