@@ -20,14 +20,13 @@ from mpidist.training.given_path import given_path
 from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import left_behind, temporary
 
-_NAME = re.compile(r"checkpoint-(\d+)\.h5")
-#: All that is ever written under a temporary name here.
-_TEMPORARY = re.compile(rf"{_NAME.pattern}|\.owner(\.before)?|\.?trial\.h5.*")
+#: What else than checkpoints is ever written under a temporary name.
+_OTHERS = r"\.owner(\.before)?|\.?trial\.h5.*"
 _log = logging.getLogger("mpidist")
 
 
 class CheckpointManager:
-    """Numbered checkpoints ``checkpoint-<number>.h5`` in a directory.
+    """Numbered checkpoints ``<name>-<number>.h5`` in a directory.
 
     Collective: every rank makes it in the same order.  The chief tries at once whether it can write to the directory,
     and leaves nothing behind.  To read only, use `Checkpoint.restore`.
@@ -42,11 +41,14 @@ class CheckpointManager:
     keep_checkpoint_every_n_hours : float, optional
         An older one is kept for good if it was written so many hours after the last that is, or, for the first of
         them, after the oldest there was when the manager was made, or after that moment.
+    checkpoint_name : str
+        Managers of different names share a directory and leave each other's checkpoints alone.
 
     Raises
     ------
     ValueError
-        The directory is empty, `max_to_keep` is less than 1, or the hours are not positive.
+        The directory or the name is empty, the name has a directory in it, `max_to_keep` is less than 1, or the hours
+        are not positive.
     CheckpointError
         On all ranks: the chief cannot write to the directory; the message has the reason.
     """
@@ -57,13 +59,18 @@ class CheckpointManager:
         directory: str | Path,
         max_to_keep: int | None = 3,
         keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "checkpoint",
     ) -> None:
+        if Path(checkpoint_name).name != checkpoint_name:
+            raise ValueError(f"checkpoint_name must be the beginning of a file's name, got {checkpoint_name!r}")
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be 1 or more, or None for all; got {max_to_keep}")
         if keep_checkpoint_every_n_hours is not None and not keep_checkpoint_every_n_hours > 0:
             raise ValueError(f"keep_checkpoint_every_n_hours must be positive, got {keep_checkpoint_every_n_hours}")
         self.checkpoint = checkpoint
         self.directory = given_path(directory, "directory")
+        self.checkpoint_name = checkpoint_name
+        self._is_temporary = re.compile(rf"{_pattern(checkpoint_name)}|{_OTHERS}").fullmatch
         self.max_to_keep = max_to_keep
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
         if writes_here():
@@ -79,7 +86,7 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[Path]:
         """The checkpoints that are in the directory, as this rank sees it, by ascending number.  Local."""
-        return checkpoints_in(self.directory)
+        return checkpoints_in(self.directory, self.checkpoint_name)
 
     @property
     def latest_checkpoint(self) -> Path | None:
@@ -110,7 +117,7 @@ class CheckpointManager:
         number = self._next_number() if checkpoint_number is None else int(checkpoint_number)
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
-        path = self.checkpoint.save_owned(self.directory / f"checkpoint-{number}.h5", self._owner)
+        path = self.checkpoint.save_owned(self.directory / f"{self.checkpoint_name}-{number}.h5", self._owner)
         if Communicator.world().rank == CHIEF and writes_here():
             self._own.add(path)
             self._owner.savers.setdefault(path, WeakSet()).add(self)
@@ -145,7 +152,7 @@ class CheckpointManager:
         is in it.
         """
         self._remove([path for path in self._own if self._gives_up(path)])
-        self._remove(left_behind(self.directory, _TEMPORARY.fullmatch))
+        self._remove(left_behind(self.directory, self._is_temporary))
         self._own.clear()
         if not any(self._owner.savers.values()):
             self._owner.release()
@@ -188,7 +195,7 @@ class CheckpointManager:
 
     def _remove_old(self, newest: Path) -> None:
         """Remove what is too old, and what saves that were killed have left.  Local."""
-        too_old = left_behind(self.directory, _TEMPORARY.fullmatch, is_owned=True)
+        too_old = left_behind(self.directory, self._is_temporary, is_owned=True)
         if self.max_to_keep is not None:
             others = [each for each in self.checkpoints if each not in {newest, *self._kept} and self._is_own(each)]
             too_many = others[: max(0, len(others) - self.max_to_keep + 1)]
@@ -227,10 +234,14 @@ class CheckpointManager:
         return True
 
 
-def checkpoints_in(directory: Path) -> list[Path]:
-    """Return the checkpoints that are in a directory, by ascending number; none where there is none.  Local."""
-    found = directory.iterdir() if directory.is_dir() else ()
-    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
+def checkpoints_in(directory: Path, name: str = "checkpoint") -> list[Path]:
+    """Return the checkpoints of a name that are in a directory, by ascending number.  Local."""
+    found, is_one = directory.iterdir() if directory.is_dir() else (), re.compile(_pattern(name)).fullmatch
+    return sorted((path for path in found if is_one(path.name)), key=_number)
+
+
+def _pattern(name: str) -> str:
+    return rf"{re.escape(name)}-(\d+)\.h5"
 
 
 def _text_of(path: Path | None) -> str | None:
@@ -238,9 +249,7 @@ def _text_of(path: Path | None) -> str | None:
 
 
 def _number(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None, path
-    return int(match[1])
+    return int(path.stem.rpartition("-")[2])
 
 
 def _try(directory: Path) -> None:

@@ -47,6 +47,7 @@ class ModelCheckpoint(Callback):
 
     is_last = True
     _directory_parameter = "directory"
+    _checkpoint_name = "checkpoint"
 
     def __init__(
         self,
@@ -71,7 +72,9 @@ class ModelCheckpoint(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Look at the directory, and restore what is there if asked for.  Collective."""
         checkpoint = Checkpoint(**self.trainer.checkpoint_objects())
-        self.manager = CheckpointManager(checkpoint, self.directory, self.max_to_keep)
+        self.manager = CheckpointManager(
+            checkpoint, self.directory, self.max_to_keep, checkpoint_name=self._checkpoint_name
+        )
         if self.resume:
             restored = self.manager.restore_or_initialize()
             if restored is not None and self.trainer.is_chief:
@@ -105,7 +108,7 @@ class ModelCheckpoint(Callback):
 
 
 class BackupAndRestore(ModelCheckpoint):
-    """Go on where a training was interrupted; the checkpoints are removed when it has come to its end.
+    """Go on where a training was interrupted, by ``backup-<steps>.h5``; these are removed when it has come to its end.
 
     Collective: all ranks save together, the chief writes.  Nothing else in the directory is touched.
 
@@ -129,6 +132,7 @@ class BackupAndRestore(ModelCheckpoint):
     """
 
     _directory_parameter = "backup_dir"
+    _checkpoint_name = "backup"  # so that it never takes another callback's checkpoints for its own
 
     def __init__(
         self,

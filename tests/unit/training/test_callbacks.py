@@ -479,7 +479,7 @@ def test_a_backup_is_removed_at_the_end(tmp_path):
 @pytest.mark.parametrize("where", ["backup", "."])
 def test_a_backup_removes_its_own_files_only(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
-    mine = ["notes.txt", ".mine.partial", "checkpoint.h5", "checkpoint-1.h5.bak", "folder/checkpoint-1.h5"]
+    mine = ["notes.txt", ".mine.partial", "backup.h5", "backup-1.h5.bak", "folder/backup-1.h5"]
     for name in mine:
         (tmp_path / where / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / where / name).write_text("mine")
@@ -489,10 +489,22 @@ def test_a_backup_removes_its_own_files_only(tmp_path, monkeypatch, where):
             Scripted([1.0]).fit(callbacks.BackupAndRestore(where, save_freq), Interrupt(interrupt))
 
     run_ranks(2, on_rank, 1, 2)
-    assert {"checkpoint-1.h5"} < {path.name for path in (tmp_path / where).iterdir()}
+    assert {"backup-1.h5"} < {path.name for path in (tmp_path / where).iterdir()}
     run_ranks(2, on_rank, 100, 0)  # saves nothing itself: what it restored is of the same training
     found = sorted(str(path.relative_to(tmp_path / where)) for path in (tmp_path / where).rglob("*"))
     assert found == sorted([*mine, "folder"])
+
+
+def test_a_backup_leaves_the_checkpoints_of_another_callback_in_its_directory(tmp_path):
+    def on_rank(interrupt):
+        kept, backup = callbacks.ModelCheckpoint(tmp_path, max_to_keep=None), callbacks.BackupAndRestore(tmp_path)
+        with contextlib.suppress(Interrupted):
+            Scripted([3.0, 2.0, 1.0]).fit(kept, backup, Interrupt(interrupt))
+
+    run_ranks(2, on_rank, 5)
+    run_ranks(2, on_rank, 0)  # a run that knows of the others' files by their names only
+    saved = sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".h5")
+    assert len(saved) >= 3 and all(name.startswith("checkpoint-") for name in saved)
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------
