@@ -264,3 +264,10 @@ def test_a_class_that_does_not_exist_is_never_among_the_highest():
     metric = metrics.SparseTopKCategoricalAccuracy(k=2)
     metric.update_state([1, -1, 2, 0], [[0.1, 0.9]] * 4)
     assert metric.result() == 0.5
+
+
+@pytest.mark.parametrize("values", [[1 + 1j], numpy.zeros(1, "m8[s]"), numpy.zeros(1, "M8[s]"), numpy.zeros(1, "f4,f4")])
+@pytest.mark.parametrize("metric", [metrics.Mean, metrics.MeanSquaredError, metrics.AUC])
+def test_what_would_lose_a_part_as_a_float_is_refused(metric, values):
+    with pytest.raises(TypeError, match="real numbers"):
+        metric().update_state(*[values] * (1 if metric is metrics.Mean else 2))
