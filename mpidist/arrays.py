@@ -162,6 +162,9 @@ def to_array(value: Any) -> Any:
             return _cupy().from_dlpack(value)
         if not hasattr(value, "__array__"):
             return np.from_dlpack(value)
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            plain(each)
     return np.asarray(value)
 
 
@@ -264,6 +267,11 @@ def wire_dtype(dtype: Any) -> np.dtype:
 def has_numbers(dtype: Any) -> bool:
     """Return whether values of a dtype are numbers or truth values, those of ml_dtypes included."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
+
+
+def keeps_meaning(dtype: Any, target: Any) -> bool:
+    """Return whether values of a dtype are numbers that mean the same, but for rounding, as `target`.  Local."""
+    return has_numbers(dtype) and (dtype.kind != "c" or np.dtype(target).kind == "c")
 
 
 def check_movable(dtype: Any) -> None:

@@ -7,7 +7,9 @@ runs.  So timers of the C library speak and end the process; they call C functio
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,18 +58,26 @@ def start_deadline(launcher: Launcher | None) -> Iterator[None]:
     if launcher is None or chosen.run_folder or not _has_timers():
         yield
         return
-    timers = []
-    if chosen.warn_seconds and launcher.rank < _SPEAKERS:
-        timers.append(_timer(chosen.warn_seconds, "warnx", _text(launcher, chosen.warn_seconds, "warning: ")))
-    if chosen.timeout_seconds:
-        seconds = chosen.timeout_seconds + _STAGGER_SECONDS * min(launcher.rank, _STAGGERED)
-        timers.append(_timer(seconds, "warnx", _text(launcher, chosen.timeout_seconds, "error: ")))
-        timers.append(_timer(seconds + _STAGGER_SECONDS / 2, "_exit", 1))
+    timers: list[ctypes.c_void_p] = []
     try:
+        try:
+            timers.extend(_timers(launcher, chosen.warn_seconds, chosen.timeout_seconds))
+        except OSError as error:
+            warnings.warn(f"MPI's start-up has no deadline: {error}", RuntimeWarning, stacklevel=2)
         yield
     finally:
         for timer in timers:
             _library().timer_delete(timer)
+
+
+def _timers(launcher: Launcher, warn_seconds: float, timeout_seconds: float) -> Iterator[ctypes.c_void_p]:
+    """Yield a timer for the warning, and those for the end, which the lowest rank that waits speaks first."""
+    if warn_seconds and launcher.rank < _SPEAKERS:
+        yield _timer(warn_seconds, "warnx", _text(launcher, warn_seconds, "warning: "))
+    if timeout_seconds:
+        seconds = timeout_seconds + _STAGGER_SECONDS * min(launcher.rank, _STAGGERED)
+        yield _timer(seconds + _STAGGER_SECONDS / 2, "_exit", 1)
+        yield _timer(seconds, "warnx", _text(launcher, timeout_seconds, "error: "))
 
 
 def _text(launcher: Launcher, seconds: float, kind: str) -> bytes:
@@ -82,7 +92,7 @@ def _text(launcher: Launcher, seconds: float, kind: str) -> bytes:
 
 
 def _library() -> Any:
-    return ctypes.CDLL(None)
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _has_timers() -> bool:
@@ -102,5 +112,6 @@ def _timer(seconds: float, function: str, argument: bytes | int) -> ctypes.c_voi
     times = _Times(0, 0, int(whole), int(rest * 1e9))
     failed = library.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer))
     if failed or library.timer_settime(timer, 0, ctypes.byref(times), None):
-        raise OSError("the C library has made no timer")
+        code = ctypes.get_errno()
+        raise OSError(code, f"the C library has made no timer: {os.strerror(code)}")
     return timer

@@ -377,6 +377,7 @@ class Optimizer(abc.ABC):
         for each in zip(gradients, variables, steps, strict=True):
             if each[1].one_copy is None:
                 self.update_part(*each)
+                each[1].note_change()
             else:
                 together.append(each)
         if together:
@@ -814,7 +815,7 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
         raise ValueError(
             f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {variable.shape}"
         )
-    return gradient if gradient.dtype == variable.dtype else gradient.astype(variable.dtype)
+    return sparse.of_dtype(gradient, variable)
 
 
 def _sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:

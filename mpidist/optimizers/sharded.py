@@ -111,6 +111,8 @@ class _ShardedUpdate:
         try:
             parameters = [variable.storage for variable in self._variables]
             self._planned.run(gradients, parameters, self._transforms, lambda: begun.append(True))
+            for variable in self._variables:
+                variable.note_change()
         except BaseException as error:
             if begun:
                 for variable in self._variables:

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from mpidist import arrays
+from mpidist.errors import UnsupportedDtypeError
 from mpidist.variables import IndexedSlices
 
 
@@ -25,8 +26,24 @@ def rows_of_variable(gradient: IndexedSlices, variable: Any) -> IndexedSlices:
         gradient.check(variable.shape)
     except ValueError as error:
         raise ValueError(f"the gradient for variable {variable.name!r} does not fit: {error}") from None
-    values = gradient.values if gradient.values.dtype == variable.dtype else gradient.values.astype(variable.dtype)
-    return IndexedSlices(values, gradient.indices, variable.shape).coalesced()
+    return IndexedSlices(of_dtype(gradient.values, variable), gradient.indices, variable.shape).coalesced()
+
+
+def of_dtype(values: Any, variable: Any) -> Any:
+    """Return values of a gradient in its variable's dtype.  Local.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        They are no numbers, or are complex ones for a variable that is not.
+    """
+    if values.dtype == variable.dtype:
+        return values
+    if not arrays.keeps_meaning(values.dtype, variable.dtype):
+        raise UnsupportedDtypeError(
+            f"the gradient for variable {variable.name!r} has dtype {values.dtype}, expected {variable.dtype}"
+        )
+    return values.astype(variable.dtype)
 
 
 def sum_over_replicas(gradient: IndexedSlices, extended: Any) -> IndexedSlices:

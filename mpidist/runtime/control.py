@@ -525,9 +525,9 @@ class Watch:
     def _warn(self, waited: float) -> None:
         """Warn about a long wait: the lowest rank of the board that waits in this call speaks."""
         control = self.control
-        if self.call and any(
-            control.board.waiting(line) == self.call and line < control.line for line in range(control.board.lines)
-        ):
+        stopped = control.silent(self.call, waited)  # who has waited before it stopped cannot speak
+        lower = [line for line in range(control.line) if control.board_ranks[line] not in stopped]
+        if self.call and any(control.board.waiting(line) == self.call for line in lower):
             return
         if control.arbiter is not None and control.rank == 0:
             control.arbiter.ask()

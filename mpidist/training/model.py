@@ -189,7 +189,7 @@ class Model:
         return gradient if gradient.dtype == variable.dtype else self._converted(gradient, variable)
 
     def _converted(self, gradient: Any, variable: DistributedVariable) -> Any:
-        if gradient.dtype.kind in "cOSU":
+        if not arrays.keeps_meaning(gradient.dtype, variable.dtype):
             what = f"returned a gradient of dtype {gradient.dtype} for variable {variable.name!r}"
             raise self._error(TypeError, f"{what}, expected {variable.dtype}")
         return gradient.astype(variable.dtype)

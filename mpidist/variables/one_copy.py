@@ -106,10 +106,12 @@ class OneCopy:
         """
         self._communicator.check(call, self._timeout_seconds)
         for variable in variables:
-            variable.begin_change()  # also where other ranks write it
+            variable.note_change()  # also where other ranks write it
         try:
             yield
             self._communicator.check(self._changed, self._timeout_seconds)
+            for variable in variables:
+                variable.note_change()
         except BaseException as error:
             for variable in variables:
                 variable.tear(f"{call.what} ended with {type(error).__name__}: {error}")

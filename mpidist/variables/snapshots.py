@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from typing import Any
 
@@ -103,8 +104,8 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._copies = Copies()
-        self._shown: Any = None
-        self._moment: int | None = None
+        self._shown: tuple[int, Any] | None = None
+        self._lock = threading.Lock()
 
     def of(self, array: Any, moment: int) -> Any:
         """Return what the array held when it was first asked for at this moment.
@@ -113,13 +114,17 @@ class Snapshot:
         ----------
         array : array
         moment : int
-            Another one after each change of the array.
+            Another one before each change of the array, and after it: while it is written, another thread may read.
         """
-        if self._moment != moment:
-            self._shown = None  # so its memory is free, unless somebody else holds it
-            self._shown = read_only(self._copies.of(array))
-            self._moment = moment
-        return self._shown
+        shown = self._shown
+        if shown is None or shown[0] != moment:
+            shown = None  # so its memory is free, unless somebody else holds it
+            with self._lock:
+                shown = self._shown
+                if shown is None or shown[0] != moment:
+                    shown = self._shown = None
+                    shown = self._shown = moment, read_only(self._copies.of(array))
+        return shown[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy without what was shown."""

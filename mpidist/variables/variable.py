@@ -178,15 +178,15 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             raise self._torn_error()
         return self._view
 
-    def begin_change(self) -> None:
-        """Take note that the array is about to be written, by this rank or by one that shares it.  Local."""
+    def note_change(self) -> None:
+        """Take note that the array is about to be written, or has been, by this rank or one that shares it.  Local."""
         self._changes += 1
 
     def _to_write(self, sets_all: bool = False) -> Any:
         """Return the array to be written; whoever writes gets it from here.  Local."""
         if self._torn is not None and not sets_all:
             raise self._torn_error()
-        self.begin_change()
+        self.note_change()
         return self._storage
 
     def tear(self, cause: str) -> None:
@@ -238,6 +238,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """
         value = self._converted(self.own_part(value))
         _set(self._to_write(sets_all=True), value)
+        self.note_change()
         self._torn = None
 
     @property
@@ -311,6 +312,10 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """Subtract from the variable; aggregation and errors as for `assign`."""
         return self._write("assign_sub", _subtract, value)
 
+    def __copy__(self) -> DistributedVariable:
+        """Return this variable: what shares its array is the same variable.  Local."""
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedVariable:
         """Return a new variable of the same strategy that begins with this one's value, copy by copy.
 
@@ -381,6 +386,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
             The variable is torn, and `change` does not set all of it.
         """
         change(self._to_write(sets_all))
+        self.note_change()
         if sets_all:
             self._torn = None
 

@@ -205,6 +205,26 @@ def test_what_is_plain_already_stays_as_it_is(array):
     assert arrays.plain(array) is array
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_masked_arrays_does_not_lose_their_masks(kind):
+    masked = np.ma.array([1.0, 2.0], mask=[0, 1])
+    with pytest.raises(TypeError, match="mask"):
+        arrays.to_array(kind([np.ones(2), masked]))
+    assert arrays.to_array(kind([np.ones(2), masked.data])).tolist() == [[1, 1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "keeps"),
+    [
+        ("f8", "f2", True), ("i4", "f4", True), ("?", "f4", True), ("c8", "c16", True), ("f4", "c8", True),
+        ("c8", "f4", False), ("O", "f4", False), ("M8[s]", "f4", False), ("m8[s]", "f4", False), ("U3", "f4", False),
+        ([("a", "f4")], "f4", False),
+    ],
+)
+def test_which_values_mean_the_same_in_another_dtype(dtype, target, keeps):
+    assert arrays.keeps_meaning(np.dtype(dtype), target) is keeps
+
+
 @pytest.mark.parametrize(
     ("array", "said"),
     [

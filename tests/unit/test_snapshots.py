@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+import threading
 import types
 
 import numpy
@@ -174,6 +175,86 @@ def test_one_copy_that_another_rank_writes(late_reader):
         return [float(value) for value in held]
 
     assert run_ranks(2, fn) == [[0.0, 1.0, 2.0, 3.0]] * 2
+
+
+# -- reading in the middle of a write: what another thread may do ------------------------------------------------------
+
+
+class _ReadsWhileItWrites(mpidist.optimizers.SGD):
+    """A rule in whose middle somebody reads a variable."""
+
+    read = None
+
+    def update_slice(self, *args):
+        self.read()
+        super().update_slice(*args)
+
+
+@pytest.mark.parametrize("kind", [mpidist.MirroredStrategy, mpidist.experimental.CentralStorageStrategy])
+@pytest.mark.parametrize("least_bytes", [1, 1 << 20], ids=["updated while summed", "updated after"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_is_read_in_the_middle_of_an_update_does_not_last(late_reader, monkeypatch, kind, least_bytes, sparse):
+    monkeypatch.setattr(update, "LEAST_BYTES", least_bytes)
+
+    def fn():
+        strategy = kind()
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(numpy.zeros(SHAPE, "f4")), _ReadsWhileItWrites(1.0)
+        optimizer.read = lambda: variable.value
+        gradient = numpy.full(SHAPE, -1 / strategy.num_replicas_in_sync, "f4")
+        rows = mpidist.IndexedSlices(gradient, numpy.arange(len(gradient)), SHAPE) if sparse else gradient
+        strategy.run(lambda: optimizer.apply_gradients([(rows, variable)]))
+        return bool((variable.value == 1).all())
+
+    assert run_ranks(2, fn) == [True, True]
+
+
+@pytest.mark.parametrize("kind", [mpidist.MirroredStrategy, mpidist.experimental.CentralStorageStrategy])
+def test_what_is_read_in_the_middle_of_an_assignment_does_not_last(late_reader, kind):
+    def fn():
+        strategy = kind()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(SHAPE, "f4"))
+
+        def change(storage):
+            variable._snapshot.of(variable.live, variable._changes)
+            storage[...] = 1
+
+        variable._change("assign", change)
+        return bool((variable.value == 1).all())
+
+    assert run_ranks(2, fn) == [True, True]
+
+
+def test_threads_read_while_one_writes(late_reader, monkeypatch):
+    variable, written, seen = mpidist.Variable(numpy.zeros(100_000)), threading.Event(), []
+
+    def read():
+        while not written.is_set():
+            seen.append(variable.value is not None)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for reader in readers:
+            reader.start()
+        for number in range(200):
+            variable.assign(numpy.full(100_000, number))
+            assert (variable.value == number).all()
+    finally:
+        written.set()
+        for reader in readers:
+            reader.join()
+        sys.setswitchinterval(before)
+    assert all(seen)
+
+
+def test_a_shallow_copy_is_the_same_variable(late_reader):
+    variable = mpidist.Variable(numpy.zeros(3))
+    again, before = copy.copy(variable), variable.value
+    again.assign(numpy.ones(3))
+    assert before.tolist() == [0, 0, 0] and variable.value.tolist() == again.value.tolist() == [1, 1, 1]
 
 
 # -- when, and at what cost --------------------------------------------------------------------------------------------

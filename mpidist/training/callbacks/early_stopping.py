@@ -119,5 +119,6 @@ def _put_back(variable: DistributedVariable, copy: Any) -> None:
     """Set a variable to what `_copy` returned; one that servers hold, in the first worker only."""
     if variable.is_here:
         variable.storage[...] = copy
+        variable.note_change()
     elif writes_here():
         variable.restore(copy)

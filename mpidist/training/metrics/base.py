@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, context
+from mpidist.errors import UnsupportedDtypeError
 from mpidist.options import ReduceOp
 
 #: The state of a metric: name -> sums.
@@ -137,8 +138,16 @@ class Metric(abc.ABC):
 
 
 def on_host(value: Any) -> numpy.ndarray:
-    """Return a value as a NumPy array; arrays of a device are copied.  Local."""
+    """Return a value as a NumPy array; arrays of a device are copied.  Local.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        It is of complex numbers, times or records, of which a float would have a part only.
+    """
     array = arrays.to_array(value)
+    if array.dtype.kind not in "OSU" and not arrays.keeps_meaning(array.dtype, "float64"):
+        raise UnsupportedDtypeError(f"metrics are about real numbers, got an array of dtype {array.dtype}")
     return arrays.as_host(array) if arrays.is_device(array) else array
 
 

@@ -1,5 +1,6 @@
 """The deadline of MPI's start speaks and acts while Python itself cannot."""
 
+import resource
 import subprocess
 import sys
 
@@ -52,3 +53,12 @@ def test_only_the_lowest_ranks_warn():
 def test_who_comes_through_is_left_alone(launcher, settings):
     done = _run(launcher, seconds=0.5, **settings)
     assert (done.returncode, done.stdout, done.stderr) == (0, "came through\n", "")
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_SIGPENDING"), reason="timers have no limit here")
+def test_a_process_that_may_have_no_timers_starts_all_the_same(monkeypatch):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, 0))"
+    monkeypatch.setattr(sys.modules[__name__], "SCRIPT", limit + SCRIPT)
+    done = _run(_launcher(0), seconds=0.1, MPIDIST_TIMEOUT_SECONDS="60")
+    assert (done.returncode, done.stdout) == (0, "came through\n")
+    assert "MPI's start-up has no deadline: [Errno 11] the C library has made no timer" in done.stderr

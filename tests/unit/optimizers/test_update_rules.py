@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import ml_dtypes
 import numpy
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import optimizers
+from mpidist.errors import UnsupportedDtypeError
 from mpidist.optimizers.slices import SLICE_ELEMENTS
-from mpidist.variables import Variable
+from mpidist.variables import IndexedSlices, Variable
 
 FAMILIES = {
     "sgd": lambda: optimizers.SGD(0.1),
@@ -305,3 +307,22 @@ def test_pairs_in_another_order_are_refused(pair_fn, got):
     with pytest.raises(TypeError, match=rf"pairs \(gradient, variable\), in this order; pair 1 is {got}\."):
         optimizers.SGD(1.0).apply_gradients([(numpy.ones(2), v), pair_fn(v)])
     assert not v.value.any()
+
+
+NO_NUMBERS = {
+    "complex": numpy.ones((2, 1), "c8"),
+    "objects": numpy.array([[1], [2]], object),
+    "times": numpy.zeros((2, 1), "m8[s]"),
+    "records": numpy.zeros((2, 1), [("a", "f4")]),
+    "text": numpy.array([["1"], ["2"]]),
+}
+
+
+@pytest.mark.parametrize("are_rows", [False, True])
+@pytest.mark.parametrize("gradient", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_a_gradient_of_something_else_than_the_variable_is_refused(gradient, are_rows):
+    variable = Variable(numpy.zeros((2, 1), "f4"))
+    with pytest.raises(UnsupportedDtypeError, match=f"{variable.name}.*{re.escape(str(gradient.dtype))}.*float32"):
+        given = IndexedSlices(gradient, [0, 1], (2, 1)) if are_rows else gradient
+        optimizers.SGD(1.0).apply_gradients([(given, variable)])
+    assert not variable.value.any()

@@ -177,10 +177,13 @@ def test_a_rank_with_a_duty_is_named_by_it_and_what_to_do_is_said(duties):
     assert str(error).endswith(f"is gone (killed, or out of memory){ends}")
 
 
+@pytest.mark.parametrize("has_waited", [False, True])
 @pytest.mark.parametrize("stopped", [0, 2])
-def test_a_deadline_names_a_rank_that_has_come_and_does_not_move_on(stopped, capsys):
+def test_a_deadline_names_a_rank_that_has_come_and_does_not_move_on(stopped, has_waited, capsys):
     channels = _channels(3, Settings(timeout_seconds=2, warn_seconds=0.5))
     watches = [channel.begin("all_reduce", 1) for channel in channels]
+    while has_waited and not channels[0].board.waiting(stopped):
+        watches[stopped].tick()
     waiting = [rank for rank in range(3) if rank != stopped]
     with pytest.raises(TransportTimeoutError) as caught:
         while True:

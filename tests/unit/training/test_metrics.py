@@ -264,3 +264,11 @@ def test_a_class_that_does_not_exist_is_never_among_the_highest():
     metric = metrics.SparseTopKCategoricalAccuracy(k=2)
     metric.update_state([1, -1, 2, 0], [[0.1, 0.9]] * 4)
     assert metric.result() == 0.5
+
+
+@pytest.mark.parametrize("dtype", ["c8", "m8[s]", "M8[s]", "f4,f4"])
+@pytest.mark.parametrize("metric", [metrics.Mean, metrics.MeanSquaredError, metrics.AUC])
+def test_what_would_lose_a_part_as_a_float_is_refused(metric, dtype):
+    values = numpy.zeros(1, dtype)
+    with pytest.raises(TypeError, match="real numbers"):
+        metric().update_state(*[values] * (1 if metric is metrics.Mean else 2))
