@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -264,3 +265,23 @@ def test_a_class_that_does_not_exist_is_never_among_the_highest():
     metric = metrics.SparseTopKCategoricalAccuracy(k=2)
     metric.update_state([1, -1, 2, 0], [[0.1, 0.9]] * 4)
     assert metric.result() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("metric", "y_true", "y_pred"),
+    [
+        ("mse", (3,), (3, 3)),
+        ("mse", (1,), (3,)),
+        ("mae", (1, 3), (3, 1)),
+        (metrics.Accuracy(), (1, 3), (3, 1)),
+        (metrics.BinaryAccuracy(), (1, 3), (3, 1)),
+        (metrics.get("accuracy"), (1,), (3,)),
+        (metrics.SparseCategoricalAccuracy(), (1,), (3, 2)),
+        (metrics.SparseTopKCategoricalAccuracy(), (3, 3), (3, 2)),
+    ],
+)
+def test_labels_are_not_spread_over_the_predictions_of_other_rows(metric, y_true, y_pred):
+    metric = metrics.get(metric)
+    with pytest.raises(ValueError, match=f"{metric.name}.*{re.escape(str(y_pred))}"):
+        metric.update_state(numpy.zeros(y_true), numpy.zeros(y_pred))
+    assert metric.result() == 0
