@@ -23,7 +23,7 @@ from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
 from mpidist.commands.rank_deaths import RankDeath, RankDeaths
 from mpidist.commands.rank_processes import TOKEN, end_processes, ranks_of, send
 from mpidist.commands.start_up import StartUp
-from mpidist.commands.watchdog import OVER
+from mpidist.commands.watchdog import OVER, start_watchdog
 from mpidist.options import RUN_FOLDER, settings
 
 #: Exit status of a job that was ended because its time was up, as of timeout(1).
@@ -162,13 +162,7 @@ class _Job:
         self.start_up = StartUp(self.streams.folder, ranks, chosen)
         self.leftovers = Leftovers(self.token)
         self.removed: list[str] = []
-        self.watchdog = subprocess.Popen(
-            [sys.executable, "-m", "mpidist.commands.watchdog", self.token, self.streams.folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self.watchdog = start_watchdog(self.token, self.streams.folder)
         # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
         self.process = subprocess.Popen(
             [*launcher, *self.streams.command(program)],

@@ -1,13 +1,14 @@
 """The watchdog of a job: ends what is left of it when ``mpidist run`` itself is killed.
 
-``python -m mpidist.commands.watchdog TOKEN FOLDER`` waits until its standard input ends, and ends the job unless it has
-been told that the job is over.
+A process of its own, which waits until its standard input ends, and ends the job unless it has been told that the job
+is over.
 """
 
 from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import sys
 
 from mpidist.commands.leftovers import Leftovers
@@ -17,10 +18,24 @@ from mpidist.commands.rank_processes import end_processes
 OVER = b"over"
 
 
+def start_watchdog(token: str, folder: str) -> subprocess.Popen[bytes]:
+    """Start the watchdog of the job that carries `token`, whose notes are in `folder`; Local."""
+    # with this process's search path: by `-m`, modules of the user's folder would come before those of Python
+    code = f"import sys; sys.path[:] = {sys.path!r}; from mpidist.commands.watchdog import watch; watch(*sys.argv[1:])"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, token, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 def watch(token: str, folder: str) -> None:
     """Wait until standard input ends; unless it said `OVER`, end the job and remove what it leaves, and its folder."""
-    # a Ctrl-C at the terminal is for the job; its watchdog stays until the job has ended
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # such signals are for the job, also where all its processes get them; its watchdog stays until the job has ended
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     if sys.stdin.buffer.read() != OVER:
         leftovers = Leftovers(token)
         leftovers.take_notes(folder)
@@ -28,7 +43,3 @@ def watch(token: str, folder: str) -> None:
         end_processes(token)
         leftovers.remove()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    watch(*sys.argv[1:])

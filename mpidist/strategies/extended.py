@@ -70,6 +70,8 @@ class StrategyExtended:
     experimental_require_static_shapes = False
     #: Whether somebody made the strategy to train with it: then the tasks of TF_CONFIG must be in its world.
     is_for_training = True
+    #: Whether the chief has a coordinator, which calls functions on the workers.
+    has_coordinator = False
 
     def __init__(self, strategy: Strategy, device_name: str) -> None:
         if self.is_for_training:

@@ -120,7 +120,7 @@ class ServedExtended(StrategyExtended):
         MpidistError
             What it raised, in all workers.
         """
-        if self._has_coordinator:
+        if self.has_coordinator:
             return fn()
         spec = VariableSpec(
             (registry.WORDS + self._words, 0), f"word {self._words}", (_WORD_BYTES,), numpy.dtype("uint8")
@@ -242,7 +242,7 @@ class ServedExtended(StrategyExtended):
         variable : ServedVariable, optional
             What has its sums, if another process has made it.
         """
-        if self._serves_metrics and not self._has_coordinator and number is None:
+        if self._serves_metrics and not self.has_coordinator and number is None:
             return
         metrics = self._registry.metrics
         number = max(metrics, default=-1) + 1 if number is None else number
@@ -275,7 +275,8 @@ class ServedExtended(StrategyExtended):
         return variable
 
     @property
-    def _has_coordinator(self) -> bool:
+    def has_coordinator(self) -> bool:  # type: ignore[override]
+        """Whether this rank is a chief that has a coordinator."""
         return self._strategy._cluster_coordinator is not None
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ class ServedExtended(StrategyExtended):
 
         On a chief that has a coordinator, what only `create_per_worker_dataset` takes.
         """
-        if self._has_coordinator:
+        if self.has_coordinator:
             return _ForWorkers(dataset)
         return super().distribute_dataset(dataset, options)
 

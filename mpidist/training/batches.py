@@ -42,8 +42,13 @@ def distributed(
     Raises
     ------
     ValueError
-        Labels, weights or a batch size come with something that has batches of its own.
+        Labels, weights or a batch size come with something that has batches of its own; or there is a coordinator.
     """
+    if strategy.extended.has_coordinator:
+        raise ValueError(
+            "a Trainer has every worker train by itself, and a ClusterCoordinator has been made, which calls functions "
+            "on the workers: schedule the steps with it, or make no coordinator"
+        )
     if are_arrays(x):
         given = tuple(part for part in (x, y, sample_weight) if part is not None)
         dataset = Dataset.from_arrays(given if len(given) > 1 else x)

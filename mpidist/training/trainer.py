@@ -146,7 +146,7 @@ class Trainer:
         epochs : int
             Number of the epoch to train to.
         verbose : int or str
-            See `mpidist.callbacks.ProgressBar`.
+            See `mpidist.callbacks.ProgressBar`; without effect if one is among the callbacks.
         callbacks : sequence of Callback
         validation_data : tuple of arrays, Dataset, or iterable of global batches, optional
             Evaluated after every epoch; its logs begin with ``val_``.
@@ -182,7 +182,7 @@ class Trainer:
         data = Batches(self._data, steps_per_epoch)
         validation = self._validation(validation_data, validation_batch_size or batch_size, validation_steps)
         self.history = History()
-        self._callbacks = [*callbacks, self.history, ProgressBar(verbose)]
+        self._callbacks = _with_bar([*callbacks, self.history], verbose)
         params = {"epochs": epochs, "steps": data.steps, "validates": validation is not None}
         called = CallbackList(self._callbacks, self, params)
         self._position.begin_epoch(initial_epoch)
@@ -213,7 +213,7 @@ class Trainer:
         x, y, batch_size, sample_weight
             As for `fit`.
         verbose : int or str
-            See `mpidist.callbacks.ProgressBar`.
+            See `mpidist.callbacks.ProgressBar`; without effect if one is among the callbacks.
         steps : int, optional
             Evaluate only so many batches.
         callbacks : sequence of Callback
@@ -226,7 +226,7 @@ class Trainer:
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
         batches = Batches(data, steps)
-        called = CallbackList([*callbacks, ProgressBar(verbose)], self, {"epochs": 1, "steps": batches.steps})
+        called = CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
         self.strategy.run(self._model.read_variables)
         logs = self._evaluate(batches, called)
         if return_dict:
@@ -252,7 +252,7 @@ class Trainer:
         batch_size : int, optional
             Rows of a global batch; only with arrays.  32 by default.
         verbose : int or str
-            See `mpidist.callbacks.ProgressBar`.
+            See `mpidist.callbacks.ProgressBar`; without effect if one is among the callbacks.
         steps : int, optional
             Predict only so many batches.
         callbacks : sequence of Callback
@@ -268,7 +268,7 @@ class Trainer:
             There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
         """
         data = Batches(feeding.distributed(self.strategy, x, batch_size=batch_size), steps)
-        called = CallbackList([*callbacks, ProgressBar(verbose)], self, {"epochs": 1, "steps": data.steps})
+        called = CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": data.steps})
         self.strategy.run(self._model.read_variables)
         parts, rows = [], []
         called.call("on_predict_begin", {})
@@ -472,6 +472,12 @@ def _require_scope(strategy: Any) -> Any:
             f"{context.get_strategy()!r}; create the variables in that scope too"
         )
     return strategy
+
+
+def _with_bar(callbacks: Sequence[Callback], verbose: int | str) -> list[Callback]:
+    """Return the callbacks with a progress bar: the user's, or else one."""
+    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    return [*callbacks, *([] if has_bar else [ProgressBar(verbose)])]
 
 
 def _of_strategy(metric: Metric, strategy: Any) -> Metric:

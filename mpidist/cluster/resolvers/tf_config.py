@@ -11,8 +11,8 @@ from mpidist.cluster.resolvers.base import ClusterResolver, with_protocol
 from mpidist.cluster.spec import ClusterSpec
 from mpidist.errors import ClusterResolutionError, LaunchError
 
-#: Jobs whose tasks train as one job; an evaluator is a job of its own.
-_TRAINING_JOBS = ("chief", "worker", "ps")
+#: The type of a task that does not train with the others: it is started as a job of its own.
+_EVALUATOR = "evaluator"
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -132,7 +132,7 @@ def tasks_that_train(environ: Mapping[str, str] | None = None) -> int:
         spec, task_type = resolver.cluster_spec(), resolver.task_type
     except (ValueError, TypeError) as error:
         raise ValueError(f"TF_CONFIG cannot be read: {error}; got {environ['TF_CONFIG']!r}") from error
-    return 0 if task_type == "evaluator" else sum(spec.num_tasks(job) for job in spec.jobs if job in _TRAINING_JOBS)
+    return 0 if task_type == _EVALUATOR else sum(spec.num_tasks(job) for job in spec.jobs if job != _EVALUATOR)
 
 
 def check_all_joined(tasks: int, size: int) -> None:
@@ -146,7 +146,7 @@ def check_all_joined(tasks: int, size: int) -> None:
     if tasks > size:
         ranks = "1 rank" if size == 1 else f"{size} ranks"
         raise LaunchError(
-            f"TF_CONFIG has {tasks} tasks that train ({', '.join(_TRAINING_JOBS)}), but MPI connects only {ranks} "
+            f"TF_CONFIG has {tasks} tasks that train (all but evaluators), but MPI connects only {ranks} "
             "here: each would train a model of its own. Processes do not find each other by the addresses in "
             f"TF_CONFIG: start them as one job, with `mpidist run -n {tasks} SCRIPT` (--hosts for several machines), "
             f"`mpirun -n {tasks} python SCRIPT` or `srun -n {tasks} python SCRIPT`. To train on the ranks there are, "

@@ -30,15 +30,9 @@ class ProgressBar(Callback):
             raise ValueError(f"verbose must be 0, 1, 2 or 'auto', got {verbose!r}")
         self.verbose = verbose
         self._bar: Any = None
-        self._is_training = False
-
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Take what is evaluated from here on for validations."""
-        self._is_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """End the bar."""
-        self._is_training = False
         self._end_bar()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -55,17 +49,17 @@ class ProgressBar(Callback):
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """Begin a bar, but for a validation."""
-        if not self._is_training:
+        if not self._in_fit:
             self._begin("evaluate")
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Move the bar, if it is time."""
-        if not self._is_training:
+        if not self._in_fit:
             self._move(batch, logs)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """End the bar, and print a line."""
-        if not self._is_training:
+        if not self._in_fit:
             self._end(logs)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
@@ -79,6 +73,11 @@ class ProgressBar(Callback):
     def on_predict_end(self, logs: Logs | None = None) -> None:
         """End the bar, and print a line."""
         self._end(logs)
+
+    @property
+    def _in_fit(self) -> bool:
+        """Whether what is called is `fit`, so that an evaluation is a validation."""
+        return "validates" in self.params
 
     def _begin(self, title: str) -> None:
         self._title = title

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 
-from mpidist.training.metrics.base import require_classes, same_rank
+from mpidist.training.metrics.base import require_classes, same_shape
 from mpidist.training.metrics.mean import MeanOfRows
 
 
@@ -21,7 +21,7 @@ class Accuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where they are equal.  Local."""
-        y_true, y_pred = same_rank(y_true, y_pred)
+        y_true, y_pred = same_shape(self.name, y_true, y_pred)
         return y_true.astype(y_pred.dtype, copy=False) == y_pred
 
 
@@ -41,7 +41,7 @@ class BinaryAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where label and prediction agree.  Local."""
-        return _right_side(y_true, y_pred, self.threshold)
+        return _right_side(self.name, y_true, y_pred, self.threshold)
 
 
 class CategoricalAccuracy(MeanOfRows):
@@ -109,8 +109,7 @@ class SparseTopKCategoricalAccuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the class is among them.  Local."""
-        require_classes(self.name, y_pred)
-        return in_top_k(class_numbers(y_true, y_pred), y_pred, self.k)
+        return in_top_k(_classes(self.name, y_true, y_pred), y_pred, self.k)
 
 
 class AccuracyByShape(MeanOfRows):
@@ -127,13 +126,13 @@ class AccuracyByShape(MeanOfRows):
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return 1 where the prediction is right.  Local."""
         if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
-            return _right_side(y_true, y_pred, 0.5)
+            return _right_side(self.name, y_true, y_pred, 0.5)
         is_sparse = y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1
         return (_right_class if is_sparse else _right_one_hot)(self.name, y_true, y_pred)
 
 
-def _right_side(y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:
-    y_true, y_pred = same_rank(y_true, y_pred)
+def _right_side(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:
+    y_true, y_pred = same_shape(name, y_true, y_pred)
     return y_true == (y_pred > threshold)
 
 
@@ -142,14 +141,19 @@ def _right_one_hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> n
 
 
 def _right_class(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    return _classes(name, y_true, y_pred) == y_pred.argmax(axis=-1)
+
+
+def _classes(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    """Return labels that are class numbers, one for each row of scores; ValueError where they are more or fewer."""
     require_classes(name, y_pred)
-    return class_numbers(y_true, y_pred) == y_pred.argmax(axis=-1)
-
-
-def class_numbers(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-    """Return the labels without a last dimension of 1, if they have as many dimensions as the scores.  Local."""
     has_column = y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1
-    return (y_true[..., 0] if has_column else y_true).astype("int64", copy=False)
+    classes = (y_true[..., 0] if has_column else y_true).astype("int64", copy=False)
+    if classes.shape != y_pred.shape[:-1]:
+        raise ValueError(
+            f"metric {name!r}: one class number belongs to each row of y_pred, {y_pred.shape}, got {y_true.shape}"
+        )
+    return classes
 
 
 def _hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:

@@ -160,6 +160,14 @@ def same_rank(first: numpy.ndarray, second: numpy.ndarray) -> tuple[numpy.ndarra
     return first, second
 
 
+def same_shape(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Return both as `same_rank` does; ValueError where shapes differ: values would be spread over rows.  Local."""
+    y_true, y_pred = same_rank(y_true, y_pred)
+    if y_true.shape != y_pred.shape:
+        raise ValueError(f"metric {name!r}: y_true has shape {y_true.shape}, y_pred {y_pred.shape}")
+    return y_true, y_pred
+
+
 def require_classes(name: str, y_pred: numpy.ndarray, needs: str = "it") -> None:
     """Raise ValueError unless there are scores by class: of one axis, rows would be taken for classes.  Local."""
     if y_pred.ndim < 2:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, require_classes, same_rank
+from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, require_classes, same_shape
 
 
 class ThresholdMetric(Metric):
@@ -63,9 +63,7 @@ class ThresholdMetric(Metric):
         ValueError
             The shapes differ; or there are no classes for `class_id` and `top_k`, or too few.
         """
-        y_true, y_pred = same_rank(on_host(y_true), on_host(y_pred))
-        if y_true.shape != y_pred.shape:
-            raise ValueError(f"metric {self.name!r}: y_true has shape {y_true.shape}, y_pred {y_pred.shape}")
+        y_true, y_pred = same_shape(self.name, on_host(y_true), on_host(y_pred))
         self._check_classes(y_pred)
         labels, scores = y_true.astype(bool), y_pred.astype("float64")
         by_element = (

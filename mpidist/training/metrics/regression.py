@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 
-from mpidist.training.metrics.base import same_rank
+from mpidist.training.metrics.base import same_shape
 from mpidist.training.metrics.mean import MeanOfRows
 
 
@@ -21,7 +21,7 @@ class MeanSquaredError(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return the squares of the differences.  Local."""
-        return numpy.square(_difference(y_true, y_pred))
+        return numpy.square(_difference(self.name, y_true, y_pred))
 
 
 class MeanAbsoluteError(MeanOfRows):
@@ -37,9 +37,9 @@ class MeanAbsoluteError(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         """Return the absolute differences.  Local."""
-        return numpy.abs(_difference(y_true, y_pred))
+        return numpy.abs(_difference(self.name, y_true, y_pred))
 
 
-def _difference(y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-    y_true, y_pred = same_rank(y_true, y_pred)
+def _difference(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    y_true, y_pred = same_shape(name, y_true, y_pred)
     return y_true.astype("float64", copy=False) - y_pred

@@ -12,6 +12,7 @@ import pytest
 
 from mpidist.commands.leftovers import Leftovers
 from mpidist.commands.rank_processes import TOKEN
+from mpidist.commands.watchdog import start_watchdog
 
 SHARED = Path("/dev/shm")
 
@@ -166,8 +167,9 @@ def test_a_rank_writes_down_what_it_has_mapped(hold, token, path, tmp_path, same
 
 def test_the_watchdog_removes_it_when_mpidist_run_was_killed(hold, token, path, tmp_path):
     hold(token, path)
-    command = [sys.executable, "-m", "mpidist.commands.watchdog", token, str(tmp_path / "notes")]
-    subprocess.run(command, input=b"", timeout=20, check=True)
+    watchdog = start_watchdog(token, str(tmp_path / "notes"))
+    watchdog.communicate(b"", timeout=20)
+    assert watchdog.returncode == 0
     assert not path.exists()
 
 

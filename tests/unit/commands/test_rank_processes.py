@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
 from mpidist.commands.rank_processes import TOKEN, end_processes, processes_of, ranks_of
-from mpidist.commands.watchdog import OVER
+from mpidist.commands.watchdog import OVER, start_watchdog
 
 #: A process that starts a child; the child says that it is there, and both wait for their input to end.
 SCRIPT = """
@@ -56,22 +59,42 @@ def test_all_are_ended(job):
     assert processes_of(token) == {}
 
 
-def watchdog(token, folder):
-    command = [sys.executable, "-m", "mpidist.commands.watchdog", token, str(folder)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE)
-
-
 def test_the_watchdog_ends_a_job_whose_supervisor_is_gone(job, tmp_path):
     token, process, _ = job
     folder = tmp_path / "pipes"
     folder.mkdir()
-    watchdog(token, folder).communicate(b"", timeout=20)
+    start_watchdog(token, str(folder)).communicate(b"", timeout=20)
     assert process.wait(timeout=20) == -9
     assert not folder.exists()
 
 
+def test_the_watchdog_starts_in_a_folder_with_modules_named_as_pythons(job, tmp_path, monkeypatch):
+    token, process, _ = job
+    for name in ("platform", "shutil", "signal", "difflib"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a module of the user')")
+    monkeypatch.chdir(tmp_path)
+    start_watchdog(token, str(tmp_path / "pipes")).communicate(b"", timeout=20)
+    assert process.wait(timeout=20) == -9
+
+
+def test_the_watchdog_stays_when_all_processes_of_the_job_are_told_to_end(job, tmp_path):
+    token, process, _ = job
+    watchdog = start_watchdog(token, str(tmp_path))
+    while int(_ignored(watchdog.pid), 16) & 1 << (signal.SIGTERM - 1) == 0:
+        assert watchdog.poll() is None
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        watchdog.send_signal(signum)
+    watchdog.communicate(b"", timeout=20)
+    assert process.wait(timeout=20) == -9
+
+
+def _ignored(process):
+    """Return the mask of the signals that a process ignores."""
+    return re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process}/status").read_text())[1]
+
+
 def test_the_watchdog_leaves_a_job_alone_that_is_over(job, tmp_path):
     token, process, _ = job
-    watchdog(token, tmp_path).communicate(OVER, timeout=20)
+    start_watchdog(token, str(tmp_path)).communicate(OVER, timeout=20)
     assert process.poll() is None
     assert tmp_path.exists()

@@ -222,3 +222,20 @@ def test_one_process_alone_counts_for_itself():
     mean.reset_state()
     assert mean.result() == 0.0
     coordinator._end()
+
+
+def test_a_trainer_leaves_what_a_coordinators_functions_have_counted():
+    strategy = mpidist.ParameterServerStrategy(num_ps=1)
+    with strategy.scope():
+        w, error = mpidist.Variable(numpy.zeros(1)), metrics.MeanSquaredError()
+    trainer = mpidist.Trainer(
+        lambda p, x, y: (0.0, [p[0]]), [w], mpidist.optimizers.SGD(0.1), metrics=[error], predict_fn=lambda p, x: x
+    )
+    coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+    coordinator.schedule(error.update_state, args=(numpy.zeros(2), numpy.full(2, 2.0))).fetch()
+    data = numpy.ones((4, 1))
+    for call in (trainer.fit, trainer.evaluate):
+        with pytest.raises(ValueError, match="a ClusterCoordinator has been made"):
+            call(data, data)
+    assert error.result() == 4.0
+    coordinator._end()

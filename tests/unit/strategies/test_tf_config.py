@@ -55,6 +55,13 @@ def test_every_strategy_refuses_to_train_without_the_other_tasks(by_hand, name):
         MAKERS[name]()
 
 
+@pytest.mark.parametrize("job", ["chief", "master", "tpu_worker"])  # TensorFlow 1 and Kubeflow call a chief master
+def test_jobs_of_every_name_count(by_hand, job):
+    by_hand.setenv("TF_CONFIG", config({job: ["a:1"], "worker": ["b:1"]}, job))
+    with pytest.raises(LaunchError, match="TF_CONFIG has 2 tasks"):
+        mpidist.MirroredStrategy()
+
+
 def test_servers_count_too(by_hand):
     by_hand.setenv("TF_CONFIG", config({"worker": ["a:1"], "ps": ["b:1", "c:1"]}))
     with pytest.raises(LaunchError, match="TF_CONFIG has 3 tasks"):

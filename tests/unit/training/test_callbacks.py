@@ -529,6 +529,27 @@ def test_nothing_is_printed_if_not_asked(capsys):
     assert printed(capsys, verbose=0) == []
 
 
+def test_a_bar_of_the_users_is_the_only_one(capsys):
+    x, y = net.rows(4)
+    for verbose in (2, 0):
+        net.trainer().fit(x, y, epochs=3, callbacks=[callbacks.ProgressBar(verbose)])
+        assert len(lines_of(capsys)) == (3 if verbose else 0)
+
+
+def test_a_bar_shows_evaluations_after_a_training_that_failed_and_in_one(capsys):
+    x, y = net.rows(4)
+    trainer, bar = net.trainer(), callbacks.ProgressBar()
+
+    def fail(epoch, logs):
+        trainer.evaluate(x, y)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        trainer.fit(x, y, callbacks=[callbacks.LambdaCallback(on_epoch_begin=fail), bar])
+    trainer.evaluate(x, y, callbacks=[bar], verbose=0)
+    assert [line.split()[0] for line in lines_of(capsys)] == ["evaluate", "evaluate"]
+
+
 def everything(**options):
     x, y = net.rows(12)
     trainer = net.trainer(metrics=["mae"])

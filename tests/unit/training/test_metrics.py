@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -272,3 +273,23 @@ def test_what_would_lose_a_part_as_a_float_is_refused(metric, dtype):
     values = numpy.zeros(1, dtype)
     with pytest.raises(TypeError, match="real numbers"):
         metric().update_state(*[values] * (1 if metric is metrics.Mean else 2))
+
+
+@pytest.mark.parametrize(
+    ("metric", "y_true", "y_pred"),
+    [
+        ("mse", (3,), (3, 3)),
+        ("mse", (1,), (3,)),
+        ("mae", (1, 3), (3, 1)),
+        (metrics.Accuracy(), (1, 3), (3, 1)),
+        (metrics.BinaryAccuracy(), (1, 3), (3, 1)),
+        (metrics.get("accuracy"), (1,), (3,)),
+        (metrics.SparseCategoricalAccuracy(), (1,), (3, 2)),
+        (metrics.SparseTopKCategoricalAccuracy(), (3, 3), (3, 2)),
+    ],
+)
+def test_labels_are_not_spread_over_the_predictions_of_other_rows(metric, y_true, y_pred):
+    metric = metrics.get(metric)
+    with pytest.raises(ValueError, match=f"{metric.name}.*{re.escape(str(y_pred))}"):
+        metric.update_state(numpy.zeros(y_true), numpy.zeros(y_pred))
+    assert metric.result() == 0
