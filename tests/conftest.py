@@ -49,6 +49,15 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """Have no collector of garbage: what is gone was freed by its last reference."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"mpidist on Python {platform.python_version()}, NumPy {numpy.__version__}"
 

@@ -59,7 +59,7 @@ class Chooser(PlainCollectives):
         shares = self.topology.node_count == 1 and self.size > 1
         self.segments = world.segments if shares else None
         scratch = Scratch()
-        self._memory = NodeMemory(self.control.line, self.size, self.segments, self._lanes, scratch)
+        self._memory = NodeMemory(self.control.line, self.segments, self._lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._contests = Contests()
         self._forced = self.control.settings.algorithm

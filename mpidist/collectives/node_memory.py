@@ -20,7 +20,7 @@ class NodeMemory(NamedTuple):
 
     Attributes
     ----------
-    rank, size : int
+    rank : int
         Among the ranks of the node.
     segments : SharedSegments or None
     lanes : Lanes or None
@@ -30,7 +30,6 @@ class NodeMemory(NamedTuple):
     """
 
     rank: int
-    size: int
     segments: SharedSegments | None
     lanes: Lanes | None
     scratch: Scratch

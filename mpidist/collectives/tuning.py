@@ -78,7 +78,7 @@ def key_of(communicator: Communicator) -> Key:
         "ranks": topology.describe(),
         "mpi": communicator.transport.library,
         "shared_memory": facts.has_segments,
-        "algorithms": [*selection.eligible(facts)],
+        "algorithms": list(selection.eligible(facts)),
     }
 
 

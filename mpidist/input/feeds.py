@@ -174,7 +174,7 @@ class ExactFeed(Feed):
         if part.num_replicas == 1:
             return None
         assert part.rows is not None, "a batch was made without a look at its part"
-        found, expected = _rows_of(batch), len(self._part.of(part.rows))
+        found, expected = structure.first_length(batch), len(self._part.of(part.rows))
         if found != expected:
             raise ValueError(
                 f"map(..., by_rows=True) has made {found} rows of {expected}; a function that changes the number of "
@@ -267,7 +267,7 @@ class _VotingFeed(Feed):
     def _offer(self, batch: Any) -> int:
         if batch is END:
             return _NOTHING if self._empty is END else _SHAPES
-        return _BATCH + _rows_of(batch)
+        return _BATCH + structure.first_length(batch)
 
     def _share_shapes(self, without: list[int], step: int) -> None:
         """Let a rank that never had a batch know from another what batches are like.  Collective."""
@@ -490,11 +490,6 @@ def _progress(rows: numpy.ndarray, begun: list[tuple[int, int]], handed: int) ->
     for (pipeline, first), end in zip(begun, ends, strict=True):
         found[pipeline] += max(min(end, handed) - first, 0)
     return found
-
-
-def _rows_of(batch: Any) -> int:
-    """Return the length of a batch's first array; 0 where it has none, and so no rows that could be counted."""
-    return next((length for leaf in structure.leaves(batch) for length in numpy.shape(leaf)[:1]), 0)
 
 
 # -- empty batches ----------------------------------------------------------------------------------------------------

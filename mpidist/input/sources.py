@@ -257,8 +257,7 @@ class Read:
 
     def after(self, batch: Any) -> Read:
         """Return it with one batch more."""
-        rows = next((length for leaf in structure.leaves(batch) for length in numpy.shape(leaf)[:1]), 0)
-        return Read(self.rows + rows, checksum_of(batch, self.checksum))
+        return Read(self.rows + structure.first_length(batch), checksum_of(batch, self.checksum))
 
 
 def _tell_epoch(batches: Any, epoch: int) -> bool:

@@ -146,6 +146,11 @@ def rows_of(batch: Any) -> int:
     return shapes[0][0]
 
 
+def first_length(element: Any) -> int:
+    """Return the length of an element's first array that has one; 0 where none has, and so no rows to be counted."""
+    return next((length for leaf in leaves(element) for length in numpy.shape(leaf)[:1]), 0)
+
+
 def rows(batch: Any, wanted: range) -> Any:
     """Return these contiguous rows of a batch, without a copy.  Local."""
     return map_leaves(lambda leaf: leaf[wanted.start : wanted.stop], batch)

@@ -86,20 +86,21 @@ class Accumulation:
     def check(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
         """Raise ValueError if `restore` cannot take over a state.  Local."""
         micro_step, count = int(state.get("micro_step", 0)), state.get("gradient_accumulation_steps")
+        if not micro_step:
+            return
         version = int(state.get("accumulated_version", 1))
-        if micro_step and version != _VERSION:
+        if version != _VERSION:
             raise ValueError(
                 f"the checkpoint was saved after micro-batch {micro_step} of an update, by another version of mpidist: "
                 f"its sums of gradients are of version {version}, expected {_VERSION}. Those of version 1 depend on "
                 "the number of ranks. Restore a checkpoint that was saved between two updates"
             )
-        if micro_step and (micro_step >= self.count or count not in (None, self.count)):
+        if micro_step >= self.count or count not in (None, self.count):
             raise ValueError(
                 f"it was saved after {micro_step} of {count or 'several'} micro-batches, this optimizer has "
                 f"gradient_accumulation_steps={self.count}; finish the update with as many as it was begun with"
             )
-        if micro_step:
-            accumulated_in(state, variables)
+        accumulated_in(state, variables)
 
     def restore(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
         """Take over what `state` gave; errors as for `check`.  Local."""

@@ -43,7 +43,7 @@ class Held:
 def fixed_choices(communicator: Communicator) -> list[str]:
     """Return every algorithm that AUTO could take here, and the rest of the table.  Local."""
     facts = communicator.facts()
-    names = [*selection.eligible(facts)]
+    names = list(selection.eligible(facts))
     has_levels = 1 < facts.topology.node_count < facts.topology.size
     rest = ["rabenseifner", "binomial", *(["hierarchical"] if has_levels else [])]
     return [*names, *(name for name in rest if name not in names)]

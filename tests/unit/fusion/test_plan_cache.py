@@ -1,6 +1,5 @@
 """Which plans are kept: bounded in bytes, by the calls alone, and without anything that needs a garbage collector."""
 
-import gc
 import random
 import tracemalloc
 from types import SimpleNamespace
@@ -107,14 +106,6 @@ def test_ranks_that_hold_results_differently_keep_the_same_plans_of_500_random_l
     assert all(kept == expected for kept, _ in others)
     assert most <= 3 * (6000 * 2 * 4 + 80 * 1024 + 4096)
     assert len(expected[-1]) < 500
-
-
-@pytest.fixture
-def without_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.usefixtures("without_collector")

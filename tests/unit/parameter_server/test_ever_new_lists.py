@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import tracemalloc
 from weakref import ref
@@ -39,14 +38,6 @@ WAYS = pytest.mark.parametrize(
 def little_room(monkeypatch):
     monkeypatch.setattr(plan_cache, "_LEAST_BYTES", LEAST_BYTES)
     monkeypatch.setattr(plan_cache, "_PLAN_BYTES", PLAN_BYTES)
-
-
-@pytest.fixture
-def without_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def random_lists(number=LISTS, seed=0):
