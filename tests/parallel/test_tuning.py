@@ -83,7 +83,7 @@ def test_the_first_long_all_reduce_measures_once_and_the_next_launch_finds_it(la
     second = launch()
     ok = sums(second, LONG) and asked == [first] and ok
     assert second.exchange(b"1" if ok else b"0") == [b"1"] * second.size
-    choices = [selection.near(1 << power, second.facts()) for power in range(28)]
+    choices = [selection.choose(1 << power, second.facts()) for power in range(28)]
     assert agreed(second, choices)
 
 
@@ -93,7 +93,7 @@ def test_what_is_stored_on_rank_0_is_what_all_take(launch):
         store(communicator, name)
         for count in (LONG, LONG + 1, SHORT, 1 << 20):
             assert sums(communicator, count), (name, count)
-        assert communicator.ways(4 * LONG, None)[0].algorithm == name
+        assert communicator.way(4 * LONG, None).algorithm == name
 
 
 def test_an_explicit_choice_wins(launch):
@@ -102,8 +102,8 @@ def test_an_explicit_choice_wins(launch):
     for algorithm in ("ring", "native", "pinned", *selection.eligible(communicator.facts())):
         assert sums(communicator, LONG, algorithm), algorithm
     fixed = selection.pinned(4 * LONG, communicator.facts())
-    assert communicator.ways(4 * LONG, "ring")[0].algorithm == "ring"
-    assert communicator.ways(4 * LONG, "pinned")[0].algorithm == fixed
+    assert communicator.way(4 * LONG, "ring").algorithm == "ring"
+    assert communicator.way(4 * LONG, "pinned").algorithm == fixed
 
 
 def test_a_deterministic_launch_neither_looks_nor_measures(launch, monkeypatch):
@@ -119,4 +119,4 @@ def test_a_deterministic_launch_neither_looks_nor_measures(launch, monkeypatch):
         bits.append(values.tobytes())
     assert communicator.exchange(b"1" if bits[0] == bits[1] else b"0") == [b"1"] * communicator.size
     assert agreed(communicator, bits)
-    assert communicator.ways(4 * LONG, None)[0].algorithm == selection.pinned(4 * LONG, communicator.facts())
+    assert communicator.way(4 * LONG, None).algorithm == selection.pinned(4 * LONG, communicator.facts())

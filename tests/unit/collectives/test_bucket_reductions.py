@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces, owned
-from mpidist.collectives.ways import Way
+from mpidist.collectives.selection import Way
 from mpidist.testing import run_ranks
 from tests.grid import grid
 

@@ -10,7 +10,7 @@ from mpidist.collectives import direct_sum
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.ways import Way
+from mpidist.collectives.selection import Way
 from mpidist.testing import run_ranks
 
 SIZES = [2, 3, 4, 5, 8]
