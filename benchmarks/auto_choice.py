@@ -33,7 +33,7 @@ from mpidist.commands.bench.ranks import Ranks
 from mpidist.commands.bench.results import Launch
 from mpidist.commands.bench.rows import Row, all_reduce_factor, row_of
 from mpidist.commands.machine import machine
-from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.collectives.fused import FusedAllReduce
 
 #: Seconds that a contender's part of a round takes at least, and the most calls in it.
 ROUND_SECONDS, MOST_CALLS = 4e-3, 200

@@ -123,7 +123,7 @@ def kind(name: str) -> str:
 
 def contenders(buffer: Any, communicator: Any, comm: Any) -> dict[str, Callable[[], Any]]:
     """Return what is measured, by name: each returns the sum of `buffer` over all ranks."""
-    from mpidist.fusion.pipeline import FusedAllReduce
+    from mpidist.collectives.fused import FusedAllReduce
 
     cuts = numpy.linspace(0, buffer.size, 162).astype(int)[1:-1]
     fused, out = FusedAllReduce(communicator), numpy.empty_like(buffer)

@@ -21,11 +21,11 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.selection import PINNED
+from mpidist.collectives.update import FusedUpdate
 from mpidist.errors import MissingDependencyError
-from mpidist.fusion.pipeline import FusedAllReduce
-from mpidist.fusion.plan_cache import PlanCache
-from mpidist.fusion.update import FusedUpdate
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
 
@@ -92,8 +92,6 @@ class CrossDeviceOps:
     """
 
     communicator: Communicator
-    #: Whether each all-reduce may be the quickest there is.
-    leaves_choice = False
     devices: tuple[str, ...] = ()
     options = CommunicationOptions()
 
@@ -315,11 +313,6 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Reduce some arrays, fused."""
         values, destinations = zip(*value_destination_pairs, strict=True)
         return self._reduce_all(reduce_op, values, destinations, options)
-
-    @property
-    def leaves_choice(self) -> bool:  # type: ignore[override]
-        """Whether each all-reduce may be the quickest there is.  Local."""
-        return self.algorithm is None and not self._has_own_way()
 
     def reduce_list(
         self,

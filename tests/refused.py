@@ -6,8 +6,8 @@ import numpy
 
 import mpidist
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion.gradient_buffers import GradientBuffers
-from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.gradient_buffers import GradientBuffers
 
 
 def masked():

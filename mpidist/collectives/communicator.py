@@ -2,59 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy
-
-from mpidist import transports
-from mpidist.arrays import is_device, plain, wire_dtype
-from mpidist.collectives import selection, tracing, tuning
+from mpidist import arrays, transports
+from mpidist.collectives import plain, selection, tracing, tuning
 from mpidist.collectives.bucket_reduction import BucketReduction
+from mpidist.collectives.buffers import bind_buffer
 from mpidist.collectives.call import Call
+from mpidist.collectives.call_check import CallCheck
 from mpidist.collectives.chooser import Chooser
-from mpidist.collectives.messages import Replay
+from mpidist.collectives.header import Header
+from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.messages import Messages, Replay
+from mpidist.collectives.node_memory import NodeMemory
+from mpidist.collectives.persistent import Bound, Once, Started
 from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.plain import not_contiguous
-from mpidist.collectives.selection import Way
+from mpidist.collectives.scratch import Scratch
+from mpidist.collectives.selection import Choices, Facts, Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import Trace
+from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
-
-#: Arrays of so many bytes at most are looked at for the quickest way; for longer ones it saves nothing.
-_SHORT_BYTES = 1 << 14
-
-#: From what size in bytes on it matters what is chosen.
-_MEASURED_BYTES = 1 << 18
 
 #: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
 _KEPT_CALLS = 256
 
+#: From what size in bytes on it matters what is chosen.
+_MEASURED_BYTES = 1 << 18
+
 _communicators: WeakKeyDictionary[World, Communicator] = WeakKeyDictionary()
 
 
-class Communicator(Chooser):
+class Communicator:
     """The collectives of one world, for one of its ranks.
 
     Parameters
     ----------
     world : World
+    whole : Communicator, optional
+        Of the world that this one is a part of, which numbers and compares the calls.
 
     Attributes
     ----------
-    rank, size, topology, control, transport, segments, choices
-        As of `Caller` and `Chooser`.
+    rank, size : int
+    topology : Topology
+    control : ControlChannel
+    transport : Transport
+    segments : SharedSegments or None
+        Of all ranks, where they are on one node.
+    begin : callable
+        See `CallCheck.begin`.
+    started : Started
+        The collectives of this rank that were started and not carried out yet.
     trace : Trace or None
         Where events are noted, if ``MPIDIST_TRACE`` asks for it.
     """
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, whole: Communicator | None = None) -> None:
+        self.transport = world.transport
+        self.topology = world.topology
+        self.control = world.control
+        self.rank = world.transport.rank
+        self.size = world.transport.size
         self.trace: Trace | None = None
         self.in_shared_memory: dict[int, Any] = {}
-        self._calls: dict[Any, _BufferReduction] = {}
-        self._short: dict[Any, tuple[Call, SegmentAllReduce | None, float | None]] = {}
+        self.started: Started = Started() if whole is None else whole.started
+        self._calls: dict[Any, Bound] = {}
+        lanes = _lanes(world)
+        # Short all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
+        self.segments = world.segments if self.topology.node_count == 1 and self.size > 1 else None
+        check = CallCheck(world, _header(world, lanes))
+        self.begin: Callable[..., Watch] = check.begin if whole is None else whole.begin
+        self.miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
+        scratch = Scratch()
+        self._memory = NodeMemory(self.control.line, self.segments, lanes, scratch)
+        self._messages = Messages(self.transport, self.topology, scratch)
+        self._chooser = self._make_chooser(lanes)
+        self._is_tuned = self.size == 1 or not self.transport.library or whole is not None
 
     @classmethod
     def world(cls) -> Communicator:
@@ -69,28 +97,114 @@ class Communicator(Chooser):
                 communicator.trace = tracing.attach(communicator, communicator.control.settings.trace)
         return _communicators[world]
 
-    def prepare(
-        self,
-        nbytes: int,
-        call: Call,
-        algorithm: str | None = None,
-        on_host: bool = True,
-        timeout_seconds: float | None = None,
-    ) -> None:
-        """Get what was measured of these ranks, or measure it, before the first `call` that is long enough to matter.
+    # -- what an all-reduce is bound to -------------------------------------------------------------------------------
 
-        Collective: every rank calls it in the same order, before it plans an all-reduce of `nbytes`.  It does something
-        once in a launch at most.  Errors as for `begin`.
-        """
-        if self._is_tuned or not on_host or self._asked(algorithm) != selection.AUTO:
+    def _make_chooser(self, lanes: Lanes | None) -> Chooser:
+        segments = self.segments
+        facts = Facts(self.topology, tuple(self.transport.native), segments is not None or lanes is not None)
+        is_short = segments is not None and segments.room != segments.place_bytes
+        return Chooser(facts, self.control.settings, segments.room if segments is not None and is_short else None)
+
+    @property
+    def choices(self) -> Choices | None:
+        """What follows from measurements, if a user asked for some."""
+        return self._chooser.choices
+
+    def prepare(self, nbytes: int, call: Call, algorithm: str | None, timeout_seconds: float | None = None) -> None:
+        """Get what was measured of these ranks, before the first plan.  Collective."""
+        if self._is_tuned or self._chooser.asked(algorithm) != selection.AUTO or nbytes < _MEASURED_BYTES:
             return
-        if nbytes >= _MEASURED_BYTES:
-            self.check(call, timeout_seconds)
-            self._is_tuned = True
-            with self.control.deadline(timeout_seconds):
-                self.choices = tuning.choices_for(self)
-            self._calls.clear()  # what was planned before by the fixed table
-            self._short.clear()
+        self.check(call, timeout_seconds)
+        self._is_tuned = True
+        with self.control.deadline(timeout_seconds):
+            self._chooser.choices = tuning.choices_for(self)
+        self._calls.clear()
+
+    def facts(self, has_segments: bool = True) -> Facts:
+        """Return what the choice of an algorithm depends on.  Local."""
+        return self._chooser.facts(has_segments)
+
+    def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:
+        """Return the way of a unit of `nbytes`; an explicit choice wins.  Local.
+
+        Raises
+        ------
+        ValueError
+            There is no such algorithm here.
+        """
+        return self._chooser.way(nbytes, algorithm, on_host)
+
+    def bytes_per_pack(self, algorithm: str | None) -> int:
+        """Return from what size in bytes on a pack is closed when the user leaves it to us.  Local."""
+        return self._chooser.bytes_per_pack(algorithm)
+
+    def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for so many elements.  Local."""
+        return self._memory.small(elements, dtype, op)
+
+    def reduction(
+        self,
+        way: Way,
+        sources: Pieces,
+        targets: Pieces,
+        dtypes: Sequence[Any],
+        op: str,
+        scale: float | None = None,
+    ) -> BucketReduction | None:
+        """Return the reduction of tensors where they lie, None for a way that needs them packed and `bind`.  Local.
+
+        Parameters as for `NodeMemory.reduction`.
+        """
+        return self._memory.reduction(way, sources, targets, dtypes, op, scale)
+
+    def bind(self, buffer: Any, op: str, algorithm: str | None = None, is_example: bool = False) -> Replay:
+        """Return what reduces `buffer` in place every time it is called with the watch of a begun call.  Local.
+
+        Parameters
+        ----------
+        buffer : array, shape (n,), contiguous, in a dtype that is added as such
+        op : str
+        algorithm : str, optional
+        is_example : bool
+            Whether every call is given a buffer of its own, of the same length and dtype; this one is not kept.
+        """
+        return self._messages.bind(buffer, op, self._chooser.by_messages(buffer.nbytes, algorithm), is_example)
+
+    # -- collectives --------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        name: str,
+        tensors: Sequence[tuple[str, Any, Sequence[int]]] = (),
+        packs: Sequence[tuple[str, int]] = (),
+    ) -> Call:
+        """Return what stands for a call of that name; parameters as for `Call`.  Local."""
+        return Call(name, tensors, packs)
+
+    def check(self, call: Call, timeout_seconds: float | None = None) -> None:
+        """Make sure that all ranks are at the same place and describe it alike.
+
+        Collective: every rank calls it in the same order.  Errors as for `Bound`.
+        """
+        Once(self, call)(None, timeout_seconds)
+
+    def barrier(self, what: str = "barrier", timeout_seconds: float | None = None) -> None:
+        """Return when all ranks have come here.
+
+        Collective: every rank calls it in the same order.
+        """
+        self.check(Call(what), timeout_seconds)
+
+    def exchange(self, payload: bytes, what: str = "exchange", timeout_seconds: float | None = None) -> list[bytes]:
+        """Return the small byte string that every rank gave, in rank order; for agreement, not for data.
+
+        Collective: every rank calls it in the same order.
+        """
+
+        def move(watch: Watch) -> list[bytes]:
+            return [payload] if self.size == 1 else self.transport.exchange(payload, watch)
+
+        return Once(self, Call(what), move)(None, timeout_seconds)
 
     def all_reduce(
         self, buffer: Any, op: str = "sum", algorithm: str | None = None, timeout_seconds: float | None = None
@@ -116,104 +230,93 @@ class Communicator(Chooser):
         ValueError
             The array is not C-contiguous, or there is no such reduction or algorithm.
         """
-        buffer = plain(buffer)
+        buffer = arrays.plain(buffer)
         key = (type(buffer), buffer.shape, buffer.dtype, op, algorithm)
-        planned = self._calls.get(key)
-        if not buffer.flags.c_contiguous:
-            raise not_contiguous("all_reduce", buffer)
-        if planned is None:
+        bound = self._calls.get(key)
+        plain.check_contiguous("all_reduce", buffer)
+        if bound is None:
+            self._plain(buffer, op)
             if len(self._calls) >= _KEPT_CALLS:
                 del self._calls[next(iter(self._calls))]
-            planned = self._calls[key] = self._plan(buffer, op, algorithm, timeout_seconds)
-        flat = buffer.reshape(-1)
-        with self.control.turnstile:
-            if planned.segment is not None:
-                numpy.copyto(planned.segment.slot(self.control.call + 1), flat)
-                planned.segment.combine(self.begin(planned.call, timeout_seconds), flat)
-            else:
-                planned.run(self, flat, timeout_seconds)
+            bound = self._calls[key] = bind_buffer(self, buffer, op, algorithm, timeout_seconds)
+        bound(buffer.reshape(-1), timeout_seconds)
 
-    def _plan(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> _BufferReduction:
-        self._plain(buffer, op)
-        wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
-        name, tensors, nbytes = f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], buffer.size * wire.itemsize
-        self.prepare(nbytes, Call(name, tensors), algorithm, on_host, timeout_seconds)
-        way = self.way(nbytes, algorithm, on_host)
-        call = Call(name, tensors, [(way.label, nbytes)])
-        small = way.algorithm == "shared_memory" and wire == buffer.dtype
-        segment = self.small(buffer.size, wire, op) if small else None
-        pieces, dtypes = Pieces((0, buffer.size)), (buffer.dtype, wire, buffer.dtype)
-        reduction = None if segment is not None else self.reduction(way, pieces, pieces, dtypes, op)
-        return _BufferReduction(op, call, way, reduction, segment)
+    def reduce_scatter(self, buffer: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
+        """Return this rank's share of the reduced array: of n elements those from r * n // size to (r + 1) * n // size.
 
-    def reduced(self, array: Any, op: str) -> Any | None:
-        """Return a short array reduced over all ranks, as a new one; None where that is not the way, and nothing done.
-
-        The quickest way for a single number.  Collective, as `all_reduce`, and the same call as a fused one of one
-        tensor.
+        Collective: every rank calls it in the same order.
 
         Parameters
         ----------
-        array : numpy.ndarray, unchanged
+        buffer : array, C-contiguous, any shape, unchanged
         op : str
-            ``"sum"`` or ``"mean"``.
         """
-        key = (op, array.shape, array.dtype)
-        planned = self._short.get(key)
-        if planned is None:
-            planned = self._short[key] = self._short_plan(array, op)
-        call, segment, scale = planned
-        if segment is None:
-            return None
-        out, control = array.copy(), self.control  # a copy is quicker to be had than an empty array
-        with control.turnstile:
-            segment.slot(control.call + 1)[...] = out
-            segment.combine(self.begin(call), out)
-        return out if scale is None else numpy.multiply(out, scale, out=out)
+        buffer = self._plain(buffer, op)
+        call = Call(f"reduce_scatter({op})", [("", buffer.dtype, buffer.shape)])
+        return Once(self, call, partial(plain.reduce_scatter, self.transport, buffer, op))(None, timeout_seconds)
 
-    def _short_plan(self, array: Any, op: str) -> tuple[Call, SegmentAllReduce | None, float | None]:
-        if len(self._short) >= _KEPT_CALLS:
-            self._short.clear()
-        name, nbytes = f"all_reduce({op})", array.nbytes
-        kinds = "f" if op == "mean" else "fiu"
-        if self.segments is None or nbytes > _SHORT_BYTES or array.dtype.kind not in kinds or array.itemsize < 4:
-            return Call(name), None, None
-        way = self.way(nbytes, None)
-        if way.algorithm != "shared_memory":
-            return Call(name), None, None
-        call = Call(name, [("", array.dtype, array.shape)], [(way.label, nbytes)])
-        segment = SegmentAllReduce(self.segments, self.control.line, array.shape, array.dtype, "sum")
-        return call, segment, 1.0 / self.size if op == "mean" else None
+    def all_gather(self, array: Any, axis: int = 0, timeout_seconds: float | None = None) -> Any:
+        """Return the arrays of all ranks, joined along `axis` in rank order.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        array : array, at least one dimension
+            Ranks may differ in the length of `axis`, and in nothing else.
+        axis : int
+        """
+        array = self._plain(array)
+        axis = plain.checked_axis(array, axis)
+        others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
+        call = Call(f"all_gather(axis={axis})", [("", array.dtype, others)])
+        return Once(self, call, partial(plain.all_gather, self.transport, array, axis))(None, timeout_seconds)
+
+    def broadcast(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> None:
+        """Give all ranks the array of rank `root`, in place.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        array : array, C-contiguous, any dtype, modified in place on all ranks but `root`
+        root : int
+        """
+        if not 0 <= root < self.size:
+            raise ValueError(f"root {root} is no rank of a world of {self.size}")
+        array = self._plain(array)
+        plain.check_contiguous("broadcast", array)
+        call = Call(f"broadcast(root={root})", [("", array.dtype, array.shape)])
+        Once(self, call, partial(plain.broadcast, self.transport, array, root))(None, timeout_seconds)
+
+    def _plain(self, array: Any, op: str | None = None) -> Any:
+        """Return an array as `arrays.plain` does; raise, before any communication, if it cannot be moved or reduced.
+
+        Raises
+        ------
+        TypeError, UnsupportedDtypeError
+        ValueError
+            There is no reduction `op`.
+        """
+        array = arrays.plain(array)
+        if op is not None:
+            arrays.check_reducible(array.dtype, op)
+        arrays.check_movable(array.dtype)
+        if self.size > 1:
+            arrays.check_memory(array, self.transport.memory, self.transport.name)
+        return array
 
 
-class _BufferReduction:
-    """The all-reduce of buffers of one shape, with its call."""
+def _lanes(world: World) -> Lanes | None:
+    """Return who carries what between nodes, where the ranks of each node share memory."""
+    if world.segments is None or world.topology.node_count == 1 or not world.transport.has_channels:
+        return None
+    across = schedule_of("all_reduce", selection.between_carriers(world.topology))
+    return Lanes(world.segments, world.transport, world.topology, across)
 
-    __slots__ = ("op", "call", "way", "reduction", "segment", "_replay")
 
-    def __init__(
-        self, op: str, call: Call, way: Way, reduction: BucketReduction | None, segment: SegmentAllReduce | None
-    ) -> None:
-        self.op = op
-        self.call = call
-        self.way = way
-        self.reduction = reduction
-        self.segment = segment
-        self._replay: Replay | None = None
-
-    def run(self, communicator: Communicator, flat: Any, timeout_seconds: float | None) -> None:
-        """Reduce the flat buffer."""
-        watch = communicator.begin(self.call, timeout_seconds)
-        if self.reduction is not None:
-            self.reduction.run(watch, (flat,), (flat,))
-        else:
-            self._send(communicator, flat, watch)
-
-    def _send(self, communicator: Communicator, flat: Any, watch: Watch) -> None:
-        wire = wire_dtype(flat.dtype)
-        work = flat if wire == flat.dtype else flat.astype(wire)
-        if self._replay is None:
-            self._replay = communicator.bind(work, self.op, self.way.algorithm, is_example=True)
-        self._replay(watch, work)
-        if work is not flat:
-            flat[...] = work
+def _header(world: World, lanes: Lanes | None) -> Header | None:
+    """Return what compares the calls of several nodes whose ranks share memory."""
+    if lanes is None or world.control.arbiter is None:
+        return None
+    return Header(lanes.segments, world.control, world.transport, world.topology)

@@ -15,9 +15,11 @@ import numpy
 
 from mpidist import arrays
 from mpidist.cluster.topology import Topology
+from mpidist.collectives import plain
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import mismatch_error
+from mpidist.collectives.persistent import Once
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
 
@@ -41,17 +43,7 @@ class GroupCommunicator(Communicator):
         assert tuple(members) == transport.world_ranks, f"{tuple(members)} in place of {transport.world_ranks}"
         # As if on one node each: what is chosen for a size must be the same in every group.
         topology = Topology([f"{member}" for member in range(transport.size)])
-        super().__init__(World(transport, topology, whole.control, "group"))
-        self._whole = whole
-        self._is_tuned = True
-
-    def begin(self, call: Call, timeout_seconds: float | None = None) -> Watch:
-        """Number a call, and make sure that all ranks of the world make the same one; as `Communicator.begin`."""
-        return self._whole.begin(call, timeout_seconds)
-
-    def miss(self, error: BaseException) -> None:
-        """Make no call of the next number; as `Communicator.miss`.  Local."""
-        self._whole.miss(error)
+        super().__init__(World(transport, topology, whole.control, "group"), whole)
 
     # -- on values whose shapes are the group's own affair ------------------------------------------------------------
 
@@ -69,11 +61,13 @@ class GroupCommunicator(Communicator):
         work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
         work[...] = array
         name = f"all_reduce({op}) inside replicas"
-        with self.control.turnstile:
-            watch = self.begin(Call(name, [("", array.dtype, [-1] * array.ndim)]), timeout_seconds)
+
+        def move(watch: Watch) -> None:
             if self.size > 1:
                 self._compare_shapes(name, array.dtype, array.shape, watch)
             self.bind(work.reshape(-1), op)(watch)
+
+        Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
         return work.astype(array.dtype, copy=False)
 
     def all_gather_here(self, array: Any, axis: int, timeout_seconds: float | None = None) -> Any:
@@ -89,17 +83,16 @@ class GroupCommunicator(Communicator):
             The arrays of a group do not fit together; raised in that group.
         """
         array = self._plain(array)
-        if not -array.ndim <= axis < array.ndim:
-            raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
-        axis %= array.ndim
+        axis = plain.checked_axis(array, axis)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
         name = f"all_gather(axis={axis}) inside replicas"
-        with self.control.turnstile:
-            watch = self.begin(Call(name, [("", array.dtype, [-1] * array.ndim)]), timeout_seconds)
-            if self.size == 1:
-                return array.copy()
-            self._compare_shapes(name, array.dtype, others, watch)
-            return self._joined(array, axis, others, watch)
+
+        def move(watch: Watch) -> Any:
+            if self.size > 1:
+                self._compare_shapes(name, array.dtype, others, watch)
+            return plain.all_gather(self.transport, array, axis, watch)
+
+        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
 
     def broadcast_here(self, array: Any, root: int, timeout_seconds: float | None = None) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.
@@ -108,17 +101,20 @@ class GroupCommunicator(Communicator):
         """
         if array is not None:
             array = self._plain(array)
-        with self.control.turnstile:
-            watch = self.begin(Call(f"broadcast(root={root}) inside replicas"), timeout_seconds)
-            if self.size == 1:
-                return array
-            described = b"" if array is None else pickle.dumps((array.dtype, array.shape))
-            dtype, shape = pickle.loads(self.transport.exchange(described, watch)[root])
-            result = arrays.empty(shape, dtype, numpy.empty(0) if array is None else array)
-            if self.rank == root:
-                result[...] = array
-            self._send_from(root, result, watch)
-            return result
+        call = Call(f"broadcast(root={root}) inside replicas")
+        return Once(self, call, lambda watch: self._from_root(root, array, watch))(None, timeout_seconds)
+
+    def _from_root(self, root: int, array: Any, watch: Watch) -> Any:
+        """Return the array of `root`; the others learn its shape first."""
+        if self.size == 1:
+            return array
+        described = b"" if array is None else pickle.dumps((array.dtype, array.shape))
+        dtype, shape = pickle.loads(self.transport.exchange(described, watch)[root])
+        result = arrays.empty(shape, dtype, numpy.empty(0) if array is None else array)
+        if self.rank == root:
+            result[...] = array
+        self._send_from(root, result, watch)
+        return result
 
     def _send_from(self, root: int, array: Any, watch: Watch) -> None:
         """Give the array of `root` to the others of the group, in place."""

@@ -11,12 +11,16 @@ from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.selection import Way
+from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.transports.shared import SharedSegments
 
+#: In one step through shared memory every rank reads the values of all ranks; from so many bytes on each reads a share.
+_MOST_BYTES_READ = 1 << 22
+
 
 class NodeMemory(NamedTuple):
-    """What the ranks of a node see of each other's memory.
+    """What the ranks of a node see of each other's memory, and the reductions that go through it.
 
     Attributes
     ----------
@@ -33,6 +37,20 @@ class NodeMemory(NamedTuple):
     segments: SharedSegments | None
     lanes: Lanes | None
     scratch: Scratch
+
+    def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
+        segments = self.segments
+        if segments is None:
+            return None
+        nbytes, size = elements * dtype.itemsize, len(segments.filled_words)
+        if nbytes > segments.place_bytes:
+            return None
+        if nbytes <= segments.segment_bytes and nbytes * size <= _MOST_BYTES_READ:
+            kind = SegmentAllReduce
+        else:
+            kind = PlaceAllReduce if size == 2 else ShareAllReduce
+        return kind(segments, self.rank, (elements,), dtype, op)
 
     def reduction(
         self,

@@ -7,23 +7,23 @@ from typing import Any
 import numpy
 
 from mpidist.arrays import reduction, wire_dtype
-from mpidist.collectives.plain import PlainCollectives
+from mpidist.collectives.ranks import Ranks
 
 
-def all_reduce(collectives: PlainCollectives, buffer: Any, op: str = "sum") -> None:
+def all_reduce(ranks: Ranks, buffer: Any, op: str = "sum") -> None:
     """Reduce an array over all ranks, in place, adding in rank order.
 
     Collective: every rank calls it in the same order.
 
     Parameters
     ----------
-    collectives : PlainCollectives
+    ranks : Ranks
     buffer : numpy.ndarray, modified in place
         16-bit floats are summed in float32 and rounded once.
     op : str
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
     """
-    total, *others = collectives.all_gather(buffer[None]).astype(wire_dtype(buffer.dtype))
+    total, *others = ranks.all_gather(buffer[None]).astype(wire_dtype(buffer.dtype))
     for values in others:
         total = reduction(op, numpy)(total, values)
     buffer[...] = total

@@ -72,7 +72,7 @@ class _Tracer:
         self._bind, self._wait = communicator.bind, communicator.transport.wait
         with self._control.turnstile:
             self._compare_clocks(self._begin(communicator.call("clocks of a trace")))
-        communicator.begin = self.begin  # type: ignore[method-assign]
+        communicator.begin = self.begin
         communicator.reduction = self.reduction  # type: ignore[method-assign]
         communicator.small = self.small  # type: ignore[method-assign]
         communicator.bind = self.bind  # type: ignore[method-assign]

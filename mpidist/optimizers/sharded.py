@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from mpidist.collectives.pieces import Piece
-from mpidist.fusion.update import FusedUpdate, PlannedUpdate
+from mpidist.collectives.update import FusedUpdate, PlannedUpdate
 from mpidist.optimizers.slots import Slots
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.plan_cache import PlanCache
 from mpidist.errors import PeerLostError, ServerError
-from mpidist.fusion.plan_cache import PlanCache
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order

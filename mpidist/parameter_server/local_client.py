@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.fusion.plan_cache import PlanCache
+from mpidist.collectives.plan_cache import PlanCache
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, in_order
 from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.fusion.rows import Rows
+from mpidist.collectives.rows import Rows
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.parameter_server.server_end import ServerEnd

@@ -9,8 +9,8 @@ from typing import Any
 from mpidist import arrays
 from mpidist.cluster.devices import Device, parse_device
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
-from mpidist.fusion.update import FusedUpdate
 from mpidist.options import VariableSynchronization
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.one_node import devices_of_ranks, require_one_node

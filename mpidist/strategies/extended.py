@@ -12,12 +12,12 @@ from mpidist import context, transports
 from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.mismatch import MERGE_CALL
+from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
 from mpidist.errors import RemoteReplicaError
-from mpidist.fusion.gradient_buffers import GradientBuffers
-from mpidist.fusion.update import FusedUpdate
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fed, fetch_to
@@ -34,10 +34,6 @@ from mpidist.variables import DistributedVariable, IndexedSlices
 
 if TYPE_CHECKING:
     from mpidist.strategies.base import Strategy
-
-
-#: Looked up in every short call; the hash of an enumeration is slow.
-_SUM = ReduceOp.SUM
 
 
 class StrategyExtended:
@@ -475,8 +471,6 @@ class MirroredExtended(StrategyExtended):
         # The quickest way for a short array is that of the communicator, where nobody has chosen another.
         # Who overrides `reduce_arrays` wants every gradient to pass through it.
         self._is_plain = type(self).reduce_arrays is MirroredExtended.reduce_arrays
-        is_default = self._options == CommunicationOptions() and cross_device_ops.leaves_choice
-        self._may_be_quick = is_default and self._is_plain
 
     def reduce_arrays(
         self,
@@ -515,11 +509,8 @@ class MirroredExtended(StrategyExtended):
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
-        if options is None and self._may_be_quick:
-            result = self.communicator.reduced(value, "sum" if reduce_op is _SUM else "mean")
-            if result is not None:
-                return result
-        return self.reduce_arrays(reduce_op, [value], options)[0]
+        results = self.reduce_again(reduce_op, [value], options)
+        return (self.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         communicator = self.communicator

@@ -127,11 +127,13 @@ class MpiTransport(Transport):
         if self._comm != self._mpi.COMM_NULL:
             self._comm.Free()
 
-    def _all_reduce(self, buffer: Any, op: str) -> list[Any]:
-        """Start MPI's own all-reduce of a contiguous host array, in place."""
+    def _all_reduce(self, buffer: Any, op: str, source: Any = None) -> list[Any]:
+        """Start MPI's own all-reduce of a contiguous host array, in place or of what is in `source`."""
         flat, step = buffer.reshape(-1), max(1, self._chunk_bytes // max(1, buffer.itemsize))
-        pieces = [flat[start : start + step] for start in range(0, flat.size, step)]
-        return [self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._operations[op]) for piece in pieces]
+        parts = [slice(start, start + step) for start in range(0, flat.size, step)]
+        values = [self._mpi.IN_PLACE if source is None else source.reshape(-1)[part] for part in parts]
+        operation = self._operations[op]
+        return [self._comm.Iallreduce(own, flat[part], operation) for own, part in zip(values, parts, strict=True)]
 
     def _refused(self, error: Any, statuses: Sequence[Any]) -> TransportError:
         """Return what to raise for an error of MPI's: it names the senders of messages that are too long.

@@ -23,8 +23,8 @@ import numpy
 import mpidist
 from mpidist.collectives import bucket_reduction, pieces
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion import update
-from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.collectives import update
+from mpidist.collectives.fused import FusedAllReduce
 
 communicator = Communicator.world()
 rank, size = communicator.rank, communicator.size
@@ -74,7 +74,7 @@ def step():
     fused([numpy.ones(1_500_000, "f4"), numpy.ones(7, "f4")])
 """
 BUFFERS = """
-from mpidist.fusion.gradient_buffers import GradientBuffers
+from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives import shared_sum
 buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (1_500_000,))])
 whole = shared_sum.reduction

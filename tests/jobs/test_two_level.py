@@ -13,7 +13,7 @@ START = """
 import math, os, signal, sys
 import ml_dtypes, numpy
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.collectives.fused import FusedAllReduce
 
 communicator = Communicator.world()
 rank, size, topology = communicator.rank, communicator.size, communicator.topology

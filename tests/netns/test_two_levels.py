@@ -19,7 +19,7 @@ SUMS = """
 import os, sys
 import numpy
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.collectives.fused import FusedAllReduce
 
 def bytes_sent():
     with open("/proc/net/dev") as file:

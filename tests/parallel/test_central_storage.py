@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.fusion import update
+from mpidist.collectives import update
 from mpidist.optimizers import SGD, Adam
 from mpidist.variables import IndexedSlices
 

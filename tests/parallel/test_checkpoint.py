@@ -8,9 +8,9 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives import update
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
-from mpidist.fusion import update
 from mpidist.input import Dataset
 
 pytestmark = pytest.mark.mpi

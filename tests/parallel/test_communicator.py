@@ -9,8 +9,8 @@ import pytest
 
 from mpidist.collectives import reference
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.selection import AUTOMATIC, eligible
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.runtime.board import StatusBoard
 from mpidist.schedules.table import names
 from mpidist.transports.mpi import MpiTransport

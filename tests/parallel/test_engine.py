@@ -23,12 +23,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.collectives import selection
+from mpidist.collectives import gradient_buffers, plan_cache, selection, update
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.selection import Way
-from mpidist.fusion import gradient_buffers, plan_cache, update
-from mpidist.fusion.gradient_buffers import GradientBuffers
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
 from mpidist.transports.shared import SharedSegments

@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives import update
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion import update
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback
 

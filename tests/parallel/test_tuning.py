@@ -11,8 +11,8 @@ from mpidist import transports
 from mpidist.collectives import selection, tuning
 from mpidist.collectives.calibration import calibrate
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.tuning import Record, key_of
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures
 

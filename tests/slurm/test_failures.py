@@ -17,7 +17,7 @@ STEPS = """
 import os, signal, sys, time
 import numpy
 import mpidist.collectives.communicator as collectives
-from mpidist.fusion.pipeline import FusedAllReduce
+from mpidist.collectives.fused import FusedAllReduce
 
 communicator = collectives.Communicator.world()
 rank, size = communicator.rank, communicator.size

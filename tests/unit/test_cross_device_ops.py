@@ -9,6 +9,7 @@ import pytest
 
 from mpidist import arrays, context
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
 from mpidist.cross_device_ops import (
     AllReduceCrossDeviceOps,
     CrossDeviceOps,
@@ -18,7 +19,6 @@ from mpidist.cross_device_ops import (
     RingAllReduce,
 )
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.extended import MirroredExtended

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist import optimizers
+from mpidist.collectives import update
 from mpidist.errors import CheckpointError
-from mpidist.fusion import update
 from mpidist.testing import run_ranks
 from tests.unit.parameter_server.jobs import one_worker
 

@@ -4,8 +4,8 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives import update
 from mpidist.errors import CollectiveMismatchError, RankFailedError, TornVariableError
-from mpidist.fusion import update
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.testing import run_ranks
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.fusion import plan_cache
+from mpidist.collectives import plan_cache
 from mpidist.optimizers import SGD, Adam
 from mpidist.parameter_server import push_part
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous

@@ -13,8 +13,8 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives import plan_cache
 from mpidist.errors import CheckpointError, PeerLostError
-from mpidist.fusion import plan_cache
 from mpidist.parameter_server.registry import of_job
 from mpidist.parameter_server.server import Server
 from mpidist.testing import run_ranks

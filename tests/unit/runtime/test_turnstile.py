@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
 from mpidist.errors import CollectiveMismatchError, RankFailedError, TransportError
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.options import Settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.testing import run_ranks
@@ -83,7 +83,7 @@ def test_no_rank_computes_with_the_values_of_a_call_that_was_broken_off(count):
         (planned,) = fused.plans
         if communicator.rank == 0:
             with pytest.raises(Broken), communicator.control.turnstile:
-                communicator.begin(planned._call)
+                communicator.begin(planned.call)
                 raise Broken
         with pytest.raises(TransportError, match="broken off by Broken"):
             for _ in range(2):

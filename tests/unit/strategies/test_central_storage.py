@@ -10,9 +10,9 @@ import pytest
 
 import mpidist
 from mpidist import CentralStorageStrategy, MirroredStrategy, Variable
+from mpidist.collectives import update
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, TornVariableError, TransportError
-from mpidist.fusion import update
 from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.runtime import shared_memory
 from mpidist.testing import run_ranks

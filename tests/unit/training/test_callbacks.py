@@ -18,8 +18,8 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives import update
 from mpidist.errors import MissingDependencyError
-from mpidist.fusion import update
 from mpidist.testing import run_ranks
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback, progress_bar

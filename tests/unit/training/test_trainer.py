@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 import mpidist
+from mpidist.collectives import update
 from mpidist.errors import InputError
-from mpidist.fusion import update
 from mpidist.input import Dataset
 from mpidist.testing import run_ranks
 from mpidist.training.callbacks import Callback, LambdaCallback, ModelCheckpoint

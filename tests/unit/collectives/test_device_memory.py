@@ -5,8 +5,8 @@ import pytest
 
 from mpidist.arrays import as_host
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
 from mpidist.errors import UnsupportedDtypeError
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.testing import run_ranks
 from mpidist.testing.device import DeviceArray, on_device, pretended_device
 

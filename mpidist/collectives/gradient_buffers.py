@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 from weakref import finalize, ref
 
@@ -18,14 +19,15 @@ from mpidist.arrays import wire_dtype
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.chooser import ONE_PACK
-from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.persistent import Bound
 from mpidist.collectives.pieces import Pieces
+from mpidist.collectives.plan import Plan, Signature, build
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.results import ResultSet
 from mpidist.collectives.selection import SEGMENT_BYTES
 from mpidist.collectives.shared_sum import SharedSum
 from mpidist.collectives.tracing import traced_reduction
 from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
-from mpidist.fusion.plan import Plan, Signature, build
-from mpidist.fusion.results import ResultSet
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import map_together
 
@@ -45,7 +47,7 @@ class GradientBuffers:
 
     Parameters
     ----------
-    communicator : Communicator
+    ranks : Ranks
         Of ranks that share memory.
     signatures : sequence of (name, dtype, shape)
     timeout_seconds : float, optional
@@ -58,24 +60,23 @@ class GradientBuffers:
         On all ranks: there is not so much shared memory.
     """
 
-    def __init__(
-        self, communicator: Communicator, signatures: Sequence[Signature], timeout_seconds: float | None = None
-    ) -> None:
+    def __init__(self, ranks: Ranks, signatures: Sequence[Signature], timeout_seconds: float | None = None) -> None:
         for name, dtype, _ in signatures:
             if wire_dtype(dtype) != dtype:
                 raise UnsupportedDtypeError(f"variable {name!r} is {dtype}: gradient buffers are for 32 bits or more")
-        assert communicator.segments is not None
-        self._communicator = communicator
-        self._segments = communicator.segments
+        assert ranks.segments is not None
+        self._ranks = ranks
+        self._segments = ranks.segments
         self._plan = build(signatures, "sum", ONE_PACK)
-        self._line = communicator.control.line
+        self._line = ranks.control.line
         self._timeout_seconds = timeout_seconds
-        memory = self._map(communicator.size, self._exchange)
-        self._by_rank = [_flat(part, self._plan) for part in _parts(memory, communicator.size)]
+        memory = self._map(ranks.size, self._exchange)
+        self._by_rank = [_flat(part, self._plan) for part in _parts(memory, ranks.size)]
         self._arrays: list[ref[Any]] = []
         self._results: list[ResultSet] = []
         self._ways: dict[tuple[int, str], list[BucketReduction]] = {}
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, _BoundBuffers] = {}
+        self._update_results: list[Any] | None = None
 
     def hand_out(self) -> list[Any]:
         """Return this rank's buffers, zeros at first: a call with all of them reduces them where they are.  Local.
@@ -84,13 +85,13 @@ class GradientBuffers:
         """
         found = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).hand_out()
         self._arrays = [ref(each) for each in found]
-        known, key = self._communicator.in_shared_memory, id(found[0])
+        known, key = self._ranks.in_shared_memory, id(found[0])
         known[key] = self
         finalize(found[0], known.pop, key, None).atexit = False  # before another array may get that id
         return found
 
     def _exchange(self, raw: bytes) -> list[bytes]:
-        return self._communicator.exchange(raw, "gradient_buffers", self._timeout_seconds)
+        return self._ranks.exchange(raw, "gradient_buffers", self._timeout_seconds)
 
     def _map(self, copies: int, exchange: Callable[[bytes], list[bytes]]) -> Any:
         return map_together(copies * _nbytes(self._plan), self._line, exchange)
@@ -112,25 +113,33 @@ class GradientBuffers:
         TransportError, MemoryError
             On all ranks, which can go on: so many results are held that there is no memory for one more.
         """
-        communicator = self._communicator
-        call = self._calls.get(op)
-        if call is None:
+        bound = self._calls.get(op)
+        if bound is None:
             self._check(op)
-            call = self._calls[op] = self.call(f"all_reduce({op})", with_names=False)
+            bound = self._calls[op] = _BoundBuffers(self, op, self._ranks)
+        found = bound((), timeout_seconds)
+        if isinstance(found, Exception):
+            raise found  # not inside the call, which all ranks have left in step
+        return found
+
+    def fill(self) -> None:
+        """Show the other ranks to which results nobody refers on this one.  Local."""
         free = sum(1 << number for number, results in enumerate(self._results) if results.is_free())
-        with communicator.control.turnstile:
-            tables = self._segments.segments[communicator.control.call + 1 & 1]
-            words = [table[:8].view(numpy.uint64) for table in tables]
-            words[self._line][0] = free
-            watch = communicator.begin(call, timeout_seconds)
-            for word in words:
-                free &= int(word[0])
-            refused = self._more(watch) if free == 0 else None
-            number = (free & -free).bit_length() - 1 if free else len(self._results) - 1
-            for way in self._reductions(number, op) if refused is None else ():
-                way.run(watch, (), ())
+        self._words(self._ranks.control.call + 1)[self._line][0] = free
+
+    def _words(self, call: int) -> list[Any]:
+        """Return by rank the word of a call in which it shows its free results."""
+        return [table[:8].view(numpy.uint64) for table in self._segments.segments[call & 1]]
+
+    def move(self, watch: Watch, op: str) -> list[Any] | Exception:
+        """Reduce the buffers into a result that no rank refers to; return why there is none."""
+        free = reduce(operator.and_, [int(word[0]) for word in self._words(watch.call)])
+        refused = self._more(watch) if free == 0 else None
         if refused is not None:
-            raise refused  # not inside the call, which all ranks have left in step
+            return refused
+        number = (free & -free).bit_length() - 1 if free else len(self._results) - 1
+        for reduction in self._reductions(number, op):
+            reduction.run(watch, (), ())
         return self._results[number].hand_out()
 
     def _check(self, op: str) -> None:
@@ -148,7 +157,7 @@ class GradientBuffers:
         if len(self._results) == _MOST_RESULTS:
             return MemoryError(f"{_MOST_RESULTS} results of gradient buffers are held; copy those that are kept")
         try:
-            memory = self._map(1, lambda raw: self._communicator.transport.exchange(raw, watch))
+            memory = self._map(1, lambda raw: self._ranks.transport.exchange(raw, watch))
         except (TransportTimeoutError, RankFailedError):
             raise
         except TransportError as error:
@@ -163,7 +172,7 @@ class GradientBuffers:
     def _reductions(self, number: int, op: str) -> list[BucketReduction]:
         found = self._ways.get((number, op))
         if found is None:
-            reduced, size = ("sum", self._communicator.size) if op == "mean" else (op, 1)
+            reduced, size = ("sum", self._ranks.size) if op == "mean" else (op, 1)
             buffers = self._results[number].results
             found = [self._sum(index, result, reduced, size) for index, result in enumerate(buffers)]
             self._ways[number, op] = found
@@ -176,7 +185,7 @@ class GradientBuffers:
         is_used_once = targets is None and scale is None and len(buffers) == 2
         share_bytes = _LONG_BYTES if is_used_once else min(SEGMENT_BYTES, segments.room)
         bound = SharedSum(segments, self._line, buffers, result, op, scale, len(buffers) * share_bytes, targets)
-        return traced_reduction(self._communicator, bound)
+        return traced_reduction(self._ranks, bound)
 
     def call(self, name: str, with_names: bool = True) -> Call:
         """Return a call on these buffers.  Local."""
@@ -186,14 +195,34 @@ class GradientBuffers:
     def updates(self, targets: Sequence[Pieces]) -> list[BucketReduction]:
         """Return the sums of all buckets for an update of parameters that lie at `targets`.
 
-        Collective: every rank calls it in the same order.
+        Collective at first: every rank calls it in the same order; local later.
         """
-        memory = self._map(1, self._exchange)
-        flat = _flat(memory, self._plan)
+        if self._update_results is None:  # one for all updates, which run one at a time
+            self._update_results = _flat(self._map(1, self._exchange), self._plan)
         return [
             self._sum(index, each, "sum", 1, where)
-            for index, (each, where) in enumerate(zip(flat, targets, strict=True))
+            for index, (each, where) in enumerate(zip(self._update_results, targets, strict=True))
         ]
+
+
+class _BoundBuffers(Bound):
+    """The all-reduce of gradient buffers by one operation."""
+
+    def __init__(self, buffers: GradientBuffers, op: str, ranks: Ranks) -> None:
+        super().__init__(ranks, buffers.call(f"all_reduce({op})", with_names=False))
+        self._buffers, self._op = ref(buffers), op
+
+    def _alive(self) -> GradientBuffers:
+        found = self._buffers()
+        assert found is not None  # who calls this has them
+        return found
+
+    def fill(self, arrays: Any) -> bool:
+        self._alive().fill()
+        return True
+
+    def move(self, watch: Watch, arrays: Any) -> Any:
+        return self._alive().move(watch, self._op)
 
 
 def _nbytes(plan: Plan) -> int:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion.pipeline import FusedAllReduce
-from mpidist.fusion.sources import Sources
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.sources import Sources
 from mpidist.testing import run_ranks
 
 

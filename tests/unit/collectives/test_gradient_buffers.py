@@ -7,11 +7,11 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives import gradient_buffers, update
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
-from mpidist.fusion import gradient_buffers, update
-from mpidist.fusion.gradient_buffers import GradientBuffers
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam
 from mpidist.testing import run_ranks
 from mpidist.transports import shared

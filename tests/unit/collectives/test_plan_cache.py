@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpidist.collectives import plan_cache
 from mpidist.collectives.communicator import Communicator
-from mpidist.fusion import plan_cache
-from mpidist.fusion.pipeline import FusedAllReduce
-from mpidist.fusion.plan_cache import PlanCache
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.plan_cache import PlanCache
 from mpidist.testing import run_ranks
 
 #: Bytes of some lists, by key: 40 short ones, some of a few MiB, and large ones of about the same size.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
 from typing import Any
 
 from mpidist import arrays
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.messages import Replay
-from mpidist.fusion.plan import Bucket, Plan
+from mpidist.collectives.plan import Bucket, Plan
 
 
 class ResultSet:
@@ -44,7 +43,7 @@ class ResultSet:
             result if owner is buffer else buffer
             for result, owner, buffer in zip(self.results, self._owners, buffers, strict=True)
         ]
-        self._replays: dict[tuple[int, str], Replay] = {}
+        self._replays: dict[int, Replay] = {}
         self._views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
@@ -60,11 +59,11 @@ class ResultSet:
                 back = sorted(range(len(order)), key=order.__getitem__)
                 self._views[position] = result[start:end].reshape([shape[axis] for axis in order]).transpose(back)
 
-    def replay(self, index: int, communicator: Communicator, op: str, algorithm: str) -> Replay:
-        """Return what reduces buffer `index` over messages; it is bound to the buffer once."""
-        bound = self._replays.get((index, algorithm))
+    def replay(self, index: int, bind: Callable[[Any], Replay]) -> Replay:
+        """Return what reduces buffer `index` over messages; ``bind(buffer)`` makes it once."""
+        bound = self._replays.get(index)
         if bound is None:
-            bound = self._replays[index, algorithm] = communicator.bind(self.buffers[index], op, algorithm)
+            bound = self._replays[index] = bind(self.buffers[index])
             self.settle()  # what is bound refers to the buffer
         return bound
 
@@ -79,6 +78,10 @@ class ResultSet:
     def hand_out(self) -> list[Any]:
         """Return the results as new array objects, in the caller's shapes."""
         return list(map(self._new_view, self._views))
+
+    def flat(self) -> list[Any]:
+        """Return the results by bucket, as flat arrays that the next call writes to."""
+        return list(self.results)
 
     def protect(self) -> None:
         """Let callers only read what they get: others see the same memory."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.collectives.plan import build
 from mpidist.errors import UnsupportedDtypeError
-from mpidist.fusion.plan import build
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 SIGNATURES = st.lists(st.tuples(st.just(""), st.sampled_from(["f4", "f8", "i4", "f2"]), SHAPES), max_size=12)

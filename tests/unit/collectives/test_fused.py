@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
 from mpidist.errors import CollectiveMismatchError, RankFailedError
-from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.testing import run_ranks
 
 SIZES = [1, 2, 3, 4, 8]

@@ -17,11 +17,13 @@ from mpidist.arrays import wire_dtype
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.chooser import ONE_PACK
-from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.persistent import Bound
 from mpidist.collectives.pieces import Pieces, SeenByAll, Transform
+from mpidist.collectives.plan import Bucket, Plan, build
+from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.selection import SEGMENT_BYTES, SEGMENTED, Way
-from mpidist.fusion.gradient_buffers import GradientBuffers
-from mpidist.fusion.plan import Bucket, Plan, build
+from mpidist.runtime.control import Watch
 
 #: Below so many bytes a step is short whoever updates what, and every rank keeps everything.
 LEAST_BYTES = 1 << 20
@@ -52,7 +54,7 @@ class FusedUpdate:
 
     Parameters
     ----------
-    communicator : Communicator
+    ranks : Ranks
     algorithm : str, optional
         As in `Communicator.all_reduce`.
     timeout_seconds : float, optional
@@ -62,12 +64,12 @@ class FusedUpdate:
 
     def __init__(
         self,
-        communicator: Communicator,
+        ranks: Ranks,
         algorithm: str | None = None,
         timeout_seconds: float | None = None,
         in_one_copy: bool = False,
     ) -> None:
-        self.communicator = communicator
+        self.communicator = ranks
         self.in_one_copy = in_one_copy
         self._algorithm = algorithm
         self._timeout_seconds = timeout_seconds
@@ -93,7 +95,7 @@ class FusedUpdate:
         if not is_plain or not self.pays(nbytes):
             return None
         signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
-        communicator.prepare(nbytes, Call("apply_gradients", signatures), self._algorithm, True, self._timeout_seconds)
+        communicator.prepare(nbytes, Call("apply_gradients", signatures), self._algorithm, self._timeout_seconds)
         plan = build(signatures, "sum", ONE_PACK)
         largest = max(bucket.nbytes for bucket in plan.buckets)
         algorithm = communicator.way(largest, self._algorithm).algorithm
@@ -109,7 +111,7 @@ class PlannedUpdate:
     Parameters
     ----------
     plan : Plan
-    communicator : Communicator
+    ranks : Ranks
     way : Way
     timeout_seconds : float or None
     in_one_copy : bool
@@ -125,32 +127,33 @@ class PlannedUpdate:
     def __init__(
         self,
         plan: Plan,
-        communicator: Communicator,
+        ranks: Ranks,
         way: Way,
         timeout_seconds: float | None,
         in_one_copy: bool,
     ) -> None:
         self.in_one_copy = in_one_copy
         self._plan = plan
-        self._communicator = communicator
+        self._ranks = ranks
         self._timeout_seconds = timeout_seconds
         self._copies: dict[int, Any] = {}
-        self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
+        self._in_buffers: tuple[GradientBuffers, _BoundUpdate] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
         self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
-        self._reductions = self._bind(way)
-        self._call = _call(plan, way.label)
+        reductions = self._bind(way)
+        packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
+        self._bound = _BoundUpdate(ranks, Call("apply_gradients", plan.signatures, packs), reductions)
         self.slices = [
             Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
-            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions, strict=True)
+            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, reductions, strict=True)
         ]
 
     def _bind(self, way: Way) -> list[BucketReduction]:
         found = []
         for bucket, pieces, targets in zip(self._plan.buckets, self._pieces, self._targets, strict=True):
             dtypes = (bucket.dtype,) * 3
-            bound = self._communicator.reduction(way, pieces, targets, dtypes, "sum")
+            bound = self._ranks.reduction(way, pieces, targets, dtypes, "sum")
             assert bound is not None  # there are elements, and the way has segments
             found.append(bound)
         return found
@@ -180,25 +183,20 @@ class PlannedUpdate:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError
         """
-        communicator = self._communicator
-        buffers = communicator.in_shared_memory.get(id(gradients[0]))
+        buffers = self._ranks.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):
-            call, reductions = self._in(buffers)
+            bound = self._bound_in(buffers)
         else:
-            call, reductions = self._call, self._reductions
-            gradients = self._contiguous(gradients)
-        with communicator.control.turnstile:
-            places = [self._parts_of(bucket, gradients, parameters) for bucket in self._plan.buckets]
-            watch = communicator.begin(call, self._timeout_seconds)
-            on_begin()
-            for reduction, parts, transform in zip(reductions, places, transforms, strict=True):
-                reduction.run(watch, *parts, transform)
+            bound, gradients = self._bound, self._contiguous(gradients)
+        places = [self._parts_of(bucket, gradients, parameters) for bucket in self._plan.buckets]
+        bound((places, transforms, on_begin), self._timeout_seconds)
 
-    def _in(self, buffers: GradientBuffers) -> tuple[Call, list[BucketReduction]]:
-        """Return the call and the reductions for gradients that lie in shared buffers.  Collective at first."""
-        if self._buffered is None or self._buffered[0] is not buffers:
-            self._buffered = buffers, buffers.call("apply_gradients"), buffers.updates(self._targets)
-        return self._buffered[1:]
+    def _bound_in(self, buffers: GradientBuffers) -> _BoundUpdate:
+        """Return the update for gradients that lie in shared buffers.  Collective at first."""
+        if self._in_buffers is None or self._in_buffers[0] is not buffers:
+            bound = _BoundUpdate(self._ranks, buffers.call("apply_gradients"), buffers.updates(self._targets))
+            self._in_buffers = buffers, bound
+        return self._in_buffers[1]
 
     @staticmethod
     def _parts_of(bucket: Bucket, gradients: Sequence[Any], parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -227,13 +225,13 @@ class PlannedUpdate:
         index : int
         values : array, shape (elements owned,)
         """
-        communicator, part = self._communicator, self.slices[index]
+        ranks, part = self._ranks, self.slices[index]
         whole = numpy.zeros(part.pieces.elements, values.dtype)
-        if communicator.topology.node_of[communicator.rank] == 0:  # on other nodes others own the same
+        if ranks.topology.node_of[ranks.rank] == 0:  # on other nodes others own the same
             for (start, stop), own in zip(part.owned, self.cut(index, values), strict=True):
                 whole[start:stop] = own
         # As integers: a sum with zeros keeps the bits, those of -0.0 too.
-        communicator.all_reduce(whole.view(f"u{whole.itemsize}"), timeout_seconds=self._timeout_seconds)
+        ranks.all_reduce(whole.view(f"u{whole.itemsize}"), timeout_seconds=self._timeout_seconds)
         return whole
 
     def cut(self, index: int, values: Any) -> list[Any]:
@@ -242,6 +240,15 @@ class PlannedUpdate:
         return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]
 
 
-def _call(plan: Plan, label: str) -> Call:
-    """Return the call by ways of that label, which all ranks must make alike."""
-    return Call("apply_gradients", plan.signatures, [(label, bucket.nbytes) for bucket in plan.buckets])
+class _BoundUpdate(Bound):
+    """An update that is made in the reduction of its gradients."""
+
+    def __init__(self, ranks: Ranks, call: Call, reductions: Sequence[BucketReduction]) -> None:
+        super().__init__(ranks, call)
+        self._reductions = reductions
+
+    def move(self, watch: Watch, step: tuple[Any, Sequence[Transform], Callable[[], None]]) -> None:
+        places, transforms, on_begin = step
+        on_begin()
+        for reduction, (gradients, parameters), transform in zip(self._reductions, places, transforms, strict=True):
+            reduction.run(watch, gradients, parameters, transform)

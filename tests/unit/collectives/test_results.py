@@ -3,8 +3,8 @@
 import numpy
 import pytest
 
-from mpidist.fusion.plan import build
-from mpidist.fusion.results import ResultSet
+from mpidist.collectives.plan import build
+from mpidist.collectives.results import ResultSet
 
 SHAPES = [(3,), (2, 2), (), (5,)]
 

@@ -1,0 +1,202 @@
+"""Persistent collectives: bound once, started every step; here is the only copy of what every call does.
+
+MPI has the same idea (`MPI_Allreduce_init`, `MPI_Start`).  A bound object holds the plan, the memory, the algorithm and
+the description of one collective.  A call numbers it, compares it with the calls of the other ranks, and moves the
+values.  Binding sends nothing: the description is compared at every call, so one rank may drop a bound object and bind
+it anew by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mpidist.collectives.call import Call
+from mpidist.runtime.control import ControlChannel, Watch
+
+
+class Caller(Protocol):
+    """Who makes collective calls: one rank of a world, or of a part of one.
+
+    Attributes
+    ----------
+    control : ControlChannel
+    begin : callable
+        ``begin(call, timeout_seconds)`` numbers a call, compares it, and returns its watch.
+    started : Started
+    """
+
+    control: ControlChannel
+    begin: Callable[..., Watch]
+    started: Started
+
+
+class Bound:
+    """A collective that is bound to what it moves.
+
+    Calling it is collective: every rank calls it, or starts it, in the same order.
+
+    Parameters
+    ----------
+    caller : Caller
+    call : Call
+        The same on all ranks.
+    """
+
+    def __init__(self, caller: Caller, call: Call) -> None:
+        self.call = call
+        self._caller = caller
+        self._handle: _Start | None = None
+
+    def fill(self, arrays: Any) -> bool:
+        """Return whether this collective is for such arrays; short ones are put where all ranks see them.  Local."""
+        return True
+
+    def move(self, watch: Watch, arrays: Any) -> Any:
+        """Move the values within the begun call of `watch`, and return the results."""
+        raise NotImplementedError
+
+    def __call__(self, arrays: Any, timeout_seconds: float | None = None) -> Any:
+        """Carry the collective out, after those that were started before.
+
+        Returns
+        -------
+        The results; None, and nothing is done, where the collective is not for such arrays.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks: names the ranks that differ, the tensor, and both shapes.
+        RemoteReplicaError
+            The function given to `run` raised on another rank, which therefore does not make this call.
+        TransportTimeoutError, RankFailedError
+            A rank did not come, and why as far as it is known.
+        """
+        if self._caller.started.waiting:
+            self._caller.started.finish()
+        return self.carry_out(arrays, timeout_seconds)
+
+    def carry_out(self, arrays: Any, timeout_seconds: float | None) -> Any:
+        """Number the call, compare it, move the values; as a call, but nothing else is finished before."""
+        control = self._caller.control
+        with control.turnstile:
+            if not self.fill(arrays):
+                return None
+            return self.move(self._caller.begin(self.call, timeout_seconds), arrays)
+
+    def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
+        """Take the collective's place in the order of calls; it is carried out when its handle is waited for.
+
+        Collective: every rank starts, or calls, its collectives in the same order.  Several bound objects may be under
+        way.  Every later collective of this rank first carries out what was started before it.
+
+        Parameters
+        ----------
+        arrays
+            As for a call.  They must not change before `Handle.wait` returns.
+        timeout_seconds : float, optional
+
+        Raises
+        ------
+        RuntimeError
+            This bound object is under way.
+        """
+        if self._handle is not None:
+            raise RuntimeError(
+                f"{self._caller.control.own_name}: {self.call.what} is under way; "
+                "wait() for its handle before the next start, or bind a second one"
+            )
+        self._handle = _Start(self, arrays, timeout_seconds)
+        self._caller.started.waiting.append(self._handle)
+        return Handle(self._handle, self._caller)
+
+    def finish(self) -> None:
+        """Take note that what was started is over.  Local."""
+        self._handle = None
+
+
+class Once(Bound):
+    """A collective that is called once.
+
+    Parameters
+    ----------
+    caller : Caller
+    call : Call
+    move : callable, optional
+        ``move(watch)`` moves the values and returns the results; None compares the calls only.
+    """
+
+    def __init__(self, caller: Caller, call: Call, move: Callable[[Watch], Any] | None = None) -> None:
+        super().__init__(caller, call)
+        self._move = move
+
+    def move(self, watch: Watch, arrays: Any) -> Any:
+        """Move the values."""
+        return None if self._move is None else self._move(watch)
+
+
+class _Start:
+    """A collective that was started, and what came of it."""
+
+    def __init__(self, bound: Bound, arrays: Any, timeout_seconds: float | None) -> None:
+        self.bound = bound
+        self.arrays = arrays
+        self.timeout_seconds = timeout_seconds
+        self.results: Any = None
+        self.error: BaseException | None = None
+        self.is_over = False
+
+    def carry_out(self) -> None:
+        """Carry it out; its results, or its error, are kept for `Handle.wait`."""
+        self.is_over = True
+        self.bound.finish()
+        try:
+            self.results = self.bound.carry_out(self.arrays, self.timeout_seconds)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.arrays = None
+
+
+class Started:
+    """The collectives of a rank that were started and not carried out yet, in order."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Start] = deque()
+
+    def finish(self, last: _Start | None = None) -> None:
+        """Carry out what was started, in order, up to `last` or to the end.  Collective."""
+        while self.waiting:
+            first = self.waiting.popleft()
+            first.carry_out()
+            if first is last:
+                return
+
+
+class Handle:
+    """A collective that was started."""
+
+    def __init__(self, start: _Start, caller: Caller) -> None:
+        self._start = start
+        self._caller = caller
+
+    def wait(self) -> Any:
+        """Carry out what was started, up to this one, and return the results.
+
+        Collective: every rank waits for its handles, or makes a later call, in the same order.  A second call returns
+        the same results.  Errors as for a call of the bound object.
+        """
+        if not self._start.is_over:
+            self._caller.started.finish(self._start)
+        if self._start.error is not None:
+            raise self._start.error
+        return self._start.results
+
+    def __del__(self) -> None:
+        if not self._start.is_over:
+            what = self._start.bound.call.what
+            self._caller.control.warn(
+                f"the handle of {what} was dropped before wait(): the next collective finishes it"
+            )
