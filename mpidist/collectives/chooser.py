@@ -68,7 +68,6 @@ class Chooser(PlainCollectives):
         self._nearness = self._make_nearness()
         self.modes = 1 if self._nearness is None else FAR + 1
         self.choices: selection.Choices | None = None
-        self._is_tuned = self.size == 1 or not self.transport.library
         self._comparisons: dict[int, tuple[Call, SegmentAllReduce | None]] = {}
 
     def _make_nearness(self) -> Nearness | None:

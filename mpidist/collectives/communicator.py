@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy
 
-from mpidist import transports
 from mpidist.arrays import is_device, plain, wire_dtype
-from mpidist.collectives import selection, tracing, tuning
+from mpidist.collectives import selection
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.chooser import Chooser
@@ -31,8 +29,6 @@ _SHORT_BYTES = 1 << 14
 #: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
 _KEPT_CALLS = 256
 
-_communicators: WeakKeyDictionary[World, Communicator] = WeakKeyDictionary()
-
 
 class Communicator(Chooser):
     """The collectives of one world, for one of its ranks.
@@ -46,51 +42,47 @@ class Communicator(Chooser):
     rank, size, topology, control, transport, segments, choices, modes
         As of `Caller` and `Chooser`.
     trace : Trace or None
-        Where events are noted, if ``MPIDIST_TRACE`` asks for it.
+        Where events are noted; set by `mpidist.world` if ``MPIDIST_TRACE`` asks for it.
+    load_choices : callable or None
+        Returns what `mpidist tune` stored of these ranks; set by `mpidist.world`, called once.  Collective.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.trace: Trace | None = None
+        self.load_choices: Callable[[], selection.Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}
         self._calls: dict[Any, _BufferReduction] = {}
         self._short: dict[Any, tuple[Call, SegmentAllReduce | None, float | None]] = {}
 
-    @classmethod
-    def world(cls) -> Communicator:
-        """Return the communicator of all ranks of the job, the same object every time.
-
-        Collective at the first call, which may start MPI; local later.
-        """
-        world = transports.world()
-        if world not in _communicators:
-            communicator = _communicators[world] = cls(world)
-            if communicator.control.settings.trace:
-                communicator.trace = tracing.attach(communicator, communicator.control.settings.trace)
-        return _communicators[world]
-
     def prepare(
         self,
-        nbytes: int,
         call: Call,
         algorithm: str | None = None,
         on_host: bool = True,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Get what was measured of these ranks, or measure it, before the first `call` that is long enough to matter.
+        """Load what `mpidist tune` stored, before the first `call` that may be chosen by it.
 
-        Collective: every rank calls it in the same order, before it plans an all-reduce of `nbytes`.  It does something
-        once in a launch at most.  Errors as for `begin`.
+        Collective: every rank calls it in the same order, before it plans an all-reduce.  Errors as for `begin`.
         """
-        if self._is_tuned or not on_host or self._asked(algorithm) != selection.AUTO:
+        load = self.load_choices
+        if load is None or not on_host or self._asked(algorithm) != selection.AUTO:
             return
-        if nbytes >= selection.least_bytes(self.facts()):
-            self.check(call, timeout_seconds)
-            self._is_tuned = True
-            with self.control.deadline(timeout_seconds):
-                self.choices = tuning.choices_for(self)
-            self._calls.clear()  # what was planned before by the fixed table
-            self._short.clear()
+        self.check(call, timeout_seconds)
+        self.load_choices = None
+        with self.control.deadline(timeout_seconds):
+            self.choices = load()
+        self._calls.clear()  # what was planned before by the fixed table
+        self._short.clear()
+
+    def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `fn`, with an event around each of its calls if there is a trace; Local."""
+        return fn if self.trace is None else self.trace.wrapped(kind, fn)
+
+    def observed(self, reduction: BucketReduction) -> BucketReduction:
+        """Return a reduction that was made elsewhere; a trace puts another method in this one's place.  Local."""
+        return reduction
 
     def all_reduce(
         self, buffer: Any, op: str = "sum", algorithm: str | None = None, timeout_seconds: float | None = None
@@ -139,7 +131,7 @@ class Communicator(Chooser):
         self._plain(buffer, op)
         wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
         name, tensors, nbytes = f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], buffer.size * wire.itemsize
-        self.prepare(nbytes, Call(name, tensors), algorithm, on_host, timeout_seconds)
+        self.prepare(Call(name, tensors), algorithm, on_host, timeout_seconds)
         ways = self.ways(nbytes, algorithm, on_host)
         contest = self.contest(ways, nbytes)
         calls = Calls(contest, lambda label: Call(name, tensors, [(label, nbytes)]))
@@ -178,6 +170,7 @@ class Communicator(Chooser):
         if len(self._short) >= _KEPT_CALLS:
             self._short.clear()
         name, nbytes = f"all_reduce({op})", array.nbytes
+        self.prepare(Call(name, [("", array.dtype, array.shape)]))
         kinds = "f" if op == "mean" else "fiu"
         if self.segments is None or nbytes > _SHORT_BYTES or array.dtype.kind not in kinds or array.itemsize < 4:
             return Call(name), None, None

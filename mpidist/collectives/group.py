@@ -44,7 +44,6 @@ class GroupCommunicator(Communicator):
         topology = Topology([f"{member}" for member in range(transport.size)])
         super().__init__(World(transport, topology, whole.control, "group"))
         self._whole = whole
-        self._is_tuned = True
 
     def begin(self, call: Call, timeout_seconds: float | None = None) -> Watch:
         """Number a call, and make sure that all ranks of the world make the same one; as `Communicator.begin`."""

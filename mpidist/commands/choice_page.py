@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from mpidist.collectives import selection
 from mpidist.collectives.selection import Facts
-from mpidist.collectives.tuning import Record
 from mpidist.commands.quantities import show_bytes, show_seconds, table
 from mpidist.schedules.cost import Level
 from mpidist.schedules.figures import Figures
+from mpidist.tuning.store import Record
 
 #: Sizes in bytes on the page: powers of four.
 SIZES = tuple(4**power for power in range(1, 15))
@@ -20,7 +20,7 @@ def page(record: Record, sizes: Sequence[int] = SIZES) -> str:
     facts = record.facts()
     topology = facts.topology
     shown = ", ".join(topology.node_names[:4]) + (", ..." if topology.node_count > 4 else "")
-    lines = [f"{topology.describe()} ({shown}), {record.key['mpi']}, measured by {record.measured_by}"]
+    lines = [f"{topology.describe()} ({shown}), {record.key['mpi']}, {record.key['processor']}"]
     return "\n".join([*lines, "", levels(record.figures, facts), "", choices(record.figures, facts, sizes)])
 
 

@@ -17,7 +17,6 @@ import mpidist
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import AUTO, check_name
-from mpidist.collectives.tuning import folder, key_of, look_up, stored
 from mpidist.commands.choice_page import page
 from mpidist.commands.cores import visible_cores
 from mpidist.commands.launcher import find_launcher
@@ -25,6 +24,7 @@ from mpidist.commands.probe import GET_MPI, MpiFound, probe_mpi, without_launche
 from mpidist.errors import LaunchError, MpidistError
 from mpidist.options import Settings, settings
 from mpidist.transports import world
+from mpidist.tuning.store import folder, key_of, look_up, stored
 
 #: A line of the page: what, and what about it.
 Row = tuple[str, str]
@@ -140,7 +140,7 @@ def all_reduces() -> list[str]:
             records = [record for record in stored(where) if platform.node() in map(_host, record.hosts)]
             problem = f"nothing was measured on this host yet: mpidist tune -n 2 does so ({where})"
         else:
-            record, problem = look_up(key_of(Communicator.world()), where)
+            record, problem = look_up(key_of(Communicator(world())), where)
             records = [] if record is None else [record]
             problem = problem or f"by a fixed table, nothing was measured for these ranks yet: mpidist tune ({where})"
     except (MpidistError, ValueError, ImportError, RuntimeError, OSError) as error:

@@ -7,14 +7,16 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import TextIO
 
 from mpidist.cluster.launchers import detect_launcher
-from mpidist.collectives import tuning
-from mpidist.collectives.calibration import calibrate
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.tuning import Record, key_of
 from mpidist.commands import choice_page, quantities, run
 from mpidist.errors import MpidistError
+from mpidist.tuning import store
+from mpidist.tuning.calibration import calibrate
+from mpidist.tuning.store import Record, key_of
+from mpidist.world import world_communicator
 
 #: How often the contenders take turns: more often than in a calibration, which a job waits for.
 _ROUNDS = 15
@@ -37,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if detect_launcher() is None:
         parser.error("-n RANKS is needed, or a launcher such as srun: mpidist tune -n 2")
     try:
-        return _tune(Communicator.world(), options)
+        return _tune(world_communicator(), options)
     except (MpidistError, ValueError) as error:
         print(f"mpidist tune: {error}", file=sys.stderr)
         return 1
@@ -76,11 +78,19 @@ def _tune(communicator: Communicator, options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     if communicator.rank != 0:
         return 0
-    record = Record(key_of(communicator), communicator.topology.hosts, "mpidist tune", figures)
+    record = Record(key_of(communicator), communicator.topology.hosts, figures)
     print(json.dumps(figures.to_json()) if options.json else choice_page.page(record), flush=True)
-    if not options.dry_run:
-        path = tuning.keep(communicator, figures, "mpidist tune")
-        if path is None:
-            return 1
-        print(f"\nmeasured in {seconds:.1f} s, kept in {path}", file=sys.stderr if options.json else sys.stdout)
+    return 0 if options.dry_run else _keep(record, seconds, sys.stderr if options.json else sys.stdout)
+
+
+def _keep(record: Record, seconds: float, output: TextIO) -> int:
+    """Write figures where the next launch finds them; return the exit status (Local)."""
+    where = store.folder()
+    try:
+        path = store.write(record, where)
+    except OSError as error:
+        cure = "set MPIDIST_TUNING_FOLDER to a folder that can be written"
+        print(f"mpidist tune: the figures cannot be kept in {where} ({error}); {cure}", file=sys.stderr)
+        return 1
+    print(f"\nmeasured in {seconds:.1f} s, kept in {path}", file=output)
     return 0

@@ -21,7 +21,6 @@ from mpidist.collectives.chooser import ONE_PACK
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_sum import SharedSum
-from mpidist.collectives.tracing import traced_reduction
 from mpidist.collectives.ways import SEGMENT_BYTES
 from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, Signature, build
@@ -176,7 +175,7 @@ class GradientBuffers:
         is_used_once = targets is None and scale is None and len(buffers) == 2
         share_bytes = _LONG_BYTES if is_used_once else min(SEGMENT_BYTES, segments.room)
         bound = SharedSum(segments, self._line, buffers, result, op, scale, len(buffers) * share_bytes, targets)
-        return traced_reduction(self._communicator, bound)
+        return self._communicator.observed(bound)
 
     def call(self, name: str, with_names: bool = True) -> Call:
         """Return a call on these buffers.  Local."""

@@ -23,7 +23,6 @@ from mpidist.collectives.contest import Calls
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.collectives.tracing import traced
 from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
@@ -181,7 +180,7 @@ class FusedAllReduce:
         signatures = [(name, array.dtype, tuple(array.shape)) for name, array in zip(labels, tensors, strict=True)]
         on_host = not (tensors and arrays.is_device(tensors[0]))
         nbytes = sum(array.nbytes for array in tensors)
-        communicator.prepare(nbytes, Call(f"all_reduce({op})", signatures), self._algorithm, on_host, timeout_seconds)
+        communicator.prepare(Call(f"all_reduce({op})", signatures), self._algorithm, on_host, timeout_seconds)
         plan = build(signatures, op, self._bytes_per_pack or communicator.bytes_per_pack(self._algorithm))
         any_strides = on_host and len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors)
         sources = Sources([] if any_strides else tensors, in_memory_order)
@@ -262,7 +261,7 @@ class _PlannedReduction:
         self.last_call = 0
         self._plan = plan
         self._communicator = communicator
-        self._pack = traced(communicator, PACK, _pack)
+        self._pack = communicator.traced(PACK, _pack)
         self._sources = sources
         on_host = not (tensors and arrays.is_device(tensors[0]))
         # An empty array of the tensors' kind: no reference to a user's array is kept.
@@ -276,7 +275,7 @@ class _PlannedReduction:
         rows = None
         if takes_any_strides and self._segment is not None:
             rows = Rows.of(tensors, plan.buckets[0].dtype)
-        self._pack_rows = None if rows is None else traced(communicator, PACK, rows.pack_arrays)
+        self._pack_rows = None if rows is None else communicator.traced(PACK, rows.pack_arrays)
         in_place = on_host and self._segment is None
         self._ways = [_Way(plan, communicator, way, self._scale, in_place) for way in ways]
         self.calls = Calls(self.contest, partial(_call, plan, sources.orders))

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.collectives import nearness, selection, ways
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.ways import Way
 from mpidist.fusion import gradient_buffers, plan_cache, update
 from mpidist.fusion.gradient_buffers import GradientBuffers
@@ -32,6 +31,7 @@ from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
 from mpidist.transports.shared import SharedSegments
+from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi
 
@@ -47,7 +47,7 @@ GRID += [(numpy.dtype("c8"), op) for op in ("sum", "mean", "prod")] + [(numpy.dt
 
 @pytest.fixture
 def communicator():
-    return Communicator.world()
+    return world_communicator()
 
 
 def _all_ways(communicator):

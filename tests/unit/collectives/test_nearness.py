@@ -19,6 +19,7 @@ from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.runtime.control import _let_threads_run
 from mpidist.testing import run_ranks
 from mpidist.transports.shared import SharedSegments
+from mpidist.world import world_communicator
 
 
 class Patient:
@@ -136,7 +137,7 @@ def test_ranks_must_have_all_ways_in_common_that_a_call_may_take():
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_that_yield_do_not_look(size):
-    assert run_ranks(size, lambda: Communicator.world().modes) == [1] * size
+    assert run_ranks(size, lambda: world_communicator().modes) == [1] * size
 
 
 @pytest.mark.parametrize("is_list", [True, False], ids=["list", "buffer"])
@@ -146,7 +147,7 @@ def test_results_are_right_while_modes_change_within_a_trial_and_after_it(is_lis
     steps = 150  # long enough for the trial of five ways in either mode
 
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         assert communicator.modes == 2
         fused, modes, chosen = FusedAllReduce(communicator), [], []
         choose = communicator.choose

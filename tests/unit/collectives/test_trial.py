@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.collectives import ways
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.contest import Contests
 from mpidist.collectives.trial import Trial
 from mpidist.errors import CollectiveMismatchError, TransportError, TransportTimeoutError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 
 
 def _try(trial, seconds, calls=1000):
@@ -112,7 +112,7 @@ def _sums(monkeypatch, size, steps):
     monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
 
     def run():
-        fused = FusedAllReduce(Communicator.world())
+        fused = FusedAllReduce(world_communicator())
         wrong = 0
         for step in range(steps):
             first, second = fused(
@@ -149,7 +149,7 @@ def test_what_was_settled_is_not_tried_again_for_lists_of_about_the_same_size(mo
     monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
 
     def run():
-        fused = FusedAllReduce(Communicator.world())
+        fused = FusedAllReduce(world_communicator())
         for _ in range(30):
             fused([numpy.ones(3000, "f4")])
         fused([numpy.ones((3, 1001), "f4")])
@@ -181,7 +181,7 @@ def test_a_way_that_has_become_slow_is_left_for_one_that_is_quicker_now():
 
 def test_an_explicit_choice_is_not_tried_against_others():
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         return [communicator.ways(1 << 30, name) for name in ("ring", "shared_memory")]
 
     assert run_ranks(2, run)[0] == [[("ring", 0)], [("shared_memory", 1 << 20)]]
@@ -201,7 +201,7 @@ def test_ranks_whose_tensors_lie_otherwise_in_memory_try_the_same_way(kind, size
     monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
 
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         fused = FusedAllReduce(communicator)
         for step in range(100):
             (result,) = fused([_as_it_lies(kind, communicator.rank, step)])
@@ -226,7 +226,7 @@ def test_ranks_that_compare_their_times_keep_the_deadline_of_the_call(is_list, m
     given_up = threading.Event()
 
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         fused, gradient = FusedAllReduce(communicator), numpy.ones(3000, "f4")
 
         def step(**limit):
@@ -253,7 +253,7 @@ def test_a_rank_that_does_not_compare_its_times_is_told_what_the_other_does(host
     monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
 
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         gradient = numpy.ones(3000, "f4")
         contest = _until_times_are_compared(communicator, lambda: communicator.all_reduce(gradient))
         with pytest.raises(CollectiveMismatchError, match="rank 0 called comparison of times before an all-reduce"):
@@ -272,7 +272,7 @@ def test_a_rank_that_is_interrupted_when_times_are_compared_ends_the_job(monkeyp
     monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
 
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         gradient = numpy.ones(3000, "f4")
         contest = _until_times_are_compared(communicator, lambda: communicator.all_reduce(gradient))
         if communicator.rank == 1:

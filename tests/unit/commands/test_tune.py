@@ -8,10 +8,10 @@ import pytest
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
-from mpidist.collectives.tuning import Record, write
 from mpidist.commands import choice_page, info, tune
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures
+from mpidist.tuning.store import Record, write
 
 MODEL = CostModel(Level(2e-6, 1e-10, 5e-11), Level(30e-6, 8e-10, 5e-11))
 TAKEN = {"shared_memory": 50e-6, "native": 20e-6, "recursive_doubling": 30e-6, "ring": 90e-6}
@@ -20,10 +20,15 @@ TAKEN = {"shared_memory": 50e-6, "native": 20e-6, "recursive_doubling": 30e-6, "
 def record(host="n1", hosts=None, **taken):
     hosts = (host, host) if hosts is None else hosts
     names = [*{**TAKEN, **taken}]
-    key = {"hosts": sorted(set(hosts)), "ranks": Topology(hosts).describe(), "mpi": "Some MPI 1.2"}
+    key = {
+        "hosts": sorted(set(hosts)),
+        "ranks": Topology(hosts).describe(),
+        "mpi": "Some MPI 1.2",
+        "processor": "Some CPU",
+    }
     key |= {"shared_memory": len(set(hosts)) == 1, "algorithms": names}
     points = {name: ((4096.0, seconds),) for name, seconds in {**TAKEN, **taken}.items()}
-    return Record(key, hosts, "mpidist tune", Figures(MODEL, points))
+    return Record(key, hosts, Figures(MODEL, points))
 
 
 def row(text, nbytes):
@@ -33,7 +38,7 @@ def row(text, nbytes):
 
 def test_the_page_says_what_is_chosen_with_the_seconds_of_all_candidates_and_why():
     text = choice_page.page(record())
-    assert text.startswith("1 node x 2 ranks (n1), Some MPI 1.2, measured by mpidist tune")
+    assert text.startswith("1 node x 2 ranks (n1), Some MPI 1.2, Some CPU")
     assert row(text, 4096) == "4096 native 50 us 20 us 30 us 90 us quickest".split()
     assert "inside a node" in text and "between nodes" not in text
     assert "10 GB/s" in text and "20 GB/s" in text  # 1 / beta and 1 / gamma

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
 from mpidist.collectives.call import Call
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures
-
-if TYPE_CHECKING:
-    from mpidist.collectives.communicator import Communicator
 
 #: Seconds that a calibration may take, about, and the longest all-reduce in it: beyond it seconds grow with the bytes.
 BUDGET_SECONDS, LARGEST_BYTES = 1.0, 1 << 24

@@ -8,18 +8,20 @@ from types import SimpleNamespace
 import pytest
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import calibration, selection
-from mpidist.collectives.calibration import Stopwatch, calibrate, measure_levels
+from mpidist.collectives import selection
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import RankFailedError
 from mpidist.testing import run_ranks
+from mpidist.tuning import calibration
+from mpidist.tuning.calibration import Stopwatch, calibrate, measure_levels
+from mpidist.world import world_communicator
 
 #: Enough for the smallest sizes, which are measured in any case.
 NO_BUDGET = 0.0
 
 
 def measured(budget_seconds=60.0, largest_bytes=1 << 16):
-    communicator = Communicator.world()
+    communicator = world_communicator()
     figures = calibrate(communicator, budget_seconds, largest_bytes, rounds=1)
     return figures, selection.eligible(communicator.facts())
 
@@ -56,7 +58,7 @@ def test_without_a_budget_there_are_still_points_of_each_candidate():
 
 def test_the_slowest_rank_counts():
     def ranks():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         return Stopwatch(communicator).slowest([communicator.rank, -communicator.rank]).tolist()
 
     assert run_ranks(3, ranks) == [[2.0, 0.0]] * 3
@@ -69,7 +71,7 @@ def test_contenders_take_turns_and_are_called_as_often_on_all_ranks():
         def run(index):
             called[index] += 1
 
-        stopwatch = Stopwatch(Communicator.world(), rounds=3)
+        stopwatch = Stopwatch(world_communicator(), rounds=3)
         seconds = stopwatch.compare([lambda: run(0), lambda: run(1)])
         return called, seconds
 
@@ -155,7 +157,7 @@ def test_a_calibration_takes_less_than_five_seconds_however_slow_the_ranks_are(
     clocks = Clocks(monkeypatch, latency, 1 / bytes_per_second)
 
     def ranks():
-        calibrate(Communicator.world())
+        calibrate(world_communicator())
         return clocks.now()
 
     taken = run_ranks(len(hosts), ranks, hosts=list(hosts))
@@ -174,7 +176,7 @@ def test_neighbours_on_the_node_and_between_nodes(rank):
 
 def test_a_rank_that_fails_meanwhile_ends_it_on_the_others():
     def ranks():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         if communicator.rank == 1:
             raise ArithmeticError("not me")
         measure_levels(communicator, 1.0, 1 << 16, rounds=1)

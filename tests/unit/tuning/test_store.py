@@ -1,17 +1,16 @@
-"""The store of figures, and when a launch looks into it, measures, or does neither."""
+"""The store of figures, and when a launch looks into it."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 
 import numpy
 import pytest
 
+from mpidist import transports
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import tuning
-from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.tuning import Record, folder, look_up, path_of, read, stored, write
 from mpidist.errors import CollectiveMismatchError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.fusion.update import FusedUpdate
@@ -19,17 +18,21 @@ from mpidist.options import Settings
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures
 from mpidist.testing import run_ranks
+from mpidist.tuning import store
+from mpidist.tuning.processor import processor
+from mpidist.tuning.store import Record, folder, key_of, load_choices, look_up, path_of, read, stored, write
+from mpidist.world import world_communicator
 
 LIBRARY = "Some MPI 1.2.3"
 KEY = {
     "hosts": ["a"],
     "ranks": "1 node x 2 ranks",
+    "processor": "Some CPU",
     "mpi": LIBRARY,
     "shared_memory": True,
     "algorithms": ["shared_memory", "recursive_doubling", "ring"],
 }
 
-#: An all-reduce of so many float32 is long enough to measure for; one of ten is not.
 LONG = 1 << 16
 
 
@@ -37,26 +40,13 @@ def figures(**seconds):
     return Figures(CostModel.flat(1e-6, 1e-9), {name: ((4.0, taken),) for name, taken in seconds.items()})
 
 
-RECORD = Record(KEY, ("a", "a"), "mpidist tune", figures(shared_memory=9.0, recursive_doubling=5.0, ring=1.0))
+RECORD = Record(KEY, ("a", "a"), figures(shared_memory=9.0, recursive_doubling=5.0, ring=1.0))
 
 
 @pytest.fixture
 def where(tmp_path, monkeypatch):
     monkeypatch.setenv("MPIDIST_TUNING_FOLDER", str(tmp_path / "tuning"))
     return tmp_path / "tuning"
-
-
-@pytest.fixture
-def measuring(monkeypatch):
-    """Give measured figures without measuring; return the list of the ranks that asked for them."""
-    asked = []
-
-    def calibrate(communicator):
-        asked.append(communicator.rank)
-        return RECORD.figures
-
-    monkeypatch.setattr(tuning, "calibrate", calibrate)
-    return asked
 
 
 # -- the store --------------------------------------------------------------------------------------------------------
@@ -72,7 +62,14 @@ def test_what_is_written_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"hosts": ["b"]}, {"ranks": "1 node x 3 ranks"}, {"mpi": "Some MPI 1.2.4"}, {"shared_memory": False}]
+    "change",
+    [
+        {"hosts": ["b"]},
+        {"ranks": "1 node x 3 ranks"},
+        {"mpi": "Some MPI 1.2.4"},
+        {"processor": "Another"},
+        {"shared_memory": False},
+    ],
 )
 def test_other_ranks_have_a_file_of_their_own(tmp_path, change):
     write(RECORD, tmp_path)
@@ -84,7 +81,9 @@ def test_nothing_is_stored_in_a_folder_that_is_not_there(tmp_path):
     assert stored(tmp_path / "none") == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"format": 0}', '{"format": 1}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "null", '{"format": 0}', '{"format": 1}', '{"format": 2}', "\x00\xff"]
+)
 def test_a_damaged_file_is_said_so(tmp_path, text):
     path = path_of(KEY, tmp_path)
     path.write_bytes(text.encode("latin-1"))
@@ -94,7 +93,7 @@ def test_a_damaged_file_is_said_so(tmp_path, text):
     assert stored(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["key", "hosts", "measured_by", "figures"])
+@pytest.mark.parametrize("name", ["key", "hosts", "figures"])
 @pytest.mark.parametrize("value", [None, 3, [], {}, "x"])
 def test_a_file_with_something_else_in_a_place_is_no_crash(tmp_path, name, value):
     path = write(RECORD, tmp_path)
@@ -112,7 +111,7 @@ def test_a_file_of_other_ranks_under_this_name_is_not_used(tmp_path):
 
 
 def _rest():
-    return RECORD.hosts, RECORD.measured_by, RECORD.figures
+    return RECORD.hosts, RECORD.figures
 
 
 def test_a_file_that_cannot_be_replaced_leaves_no_piece_behind(tmp_path):
@@ -138,7 +137,38 @@ def test_where_files_are(monkeypatch, tmp_path):
     assert folder(Settings(tuning_folder=str(tmp_path))) == tmp_path
 
 
-# -- when a launch measures -------------------------------------------------------------------------------------------
+# -- when a launch looks into it --------------------------------------------------------------------------------------
+
+
+def _communicator(library=LIBRARY):
+    """Return this rank's communicator; threads whose transport names no library have nothing stored."""
+    transports.world().transport.library = library
+    return world_communicator()
+
+
+def _store():
+    communicator = _communicator()
+    record = Record(key_of(communicator), communicator.topology.hosts, RECORD.figures)
+    return write(record, folder(communicator.control.settings)) if communicator.rank == 0 else None
+
+
+@pytest.fixture
+def path(where):
+    """Store figures of two ranks by which the ring is the quickest; return their file."""
+    return run_ranks(2, _store)[0]
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Return the list of the ranks that asked for what is stored."""
+    asked = []
+
+    def load(communicator):
+        asked.append(communicator.rank)
+        return load_choices(communicator)
+
+    monkeypatch.setattr(store, "load_choices", load)
+    return asked
 
 
 def reduced(count, algorithm=None, fused=False, library=LIBRARY):
@@ -153,53 +183,51 @@ def reduced(count, algorithm=None, fused=False, library=LIBRARY):
     return communicator.ways(1 << 30, None)[0].algorithm
 
 
-def _communicator(library=LIBRARY):
-    from mpidist import transports
-
-    transports.world().transport.library = library
-    return Communicator.world()
-
-
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_first_long_all_reduce_measures_and_keeps_what_was_measured(where, measuring, fused):
-    assert run_ranks(2, reduced, LONG, None, fused) == ["ring", "ring"]
-    assert sorted(measuring) == [0, 1]
-    (record,) = stored(where)
-    assert (record.measured_by, record.figures) == ("calibration", RECORD.figures)
-    assert run_ranks(2, reduced, LONG, None, fused) == ["ring", "ring"]
-    assert len(measuring) == 2  # the second launch found it
+@pytest.mark.parametrize("count", [10, LONG])
+def test_the_first_all_reduce_loads_what_is_stored_once(path, loads, fused, count):
+    def ranks():
+        return reduced(count, None, fused), reduced(LONG, None, fused), reduced(1, None, fused)
+
+    assert run_ranks(2, ranks) == [("ring",) * 3] * 2
+    assert sorted(loads) == [0, 1]
 
 
-def test_what_was_planned_before_is_chosen_anew_when_there_are_measurements(where, measuring):
-    def run():
-        communicator, chosen = _communicator(), []
-        begin = communicator.begin
+def test_the_first_short_array_loads_it_too(path, loads):
+    def ranks():
+        communicator = _communicator()
+        return communicator.reduced(numpy.ones(3, "f4"), "sum"), communicator.ways(1 << 30, None)[0].algorithm
 
-        def noted(call, timeout_seconds=None):
-            chosen.extend(name for name, nbytes in call.description["packs"] if nbytes == 40)
-            return begin(call, timeout_seconds)
+    assert run_ranks(2, ranks) == [(None, "ring")] * 2
+    assert sorted(loads) == [0, 1]
 
-        communicator.begin = noted
-        quick = []
-        for count in (10, LONG, 10):
-            communicator.all_reduce(numpy.ones(count, "f4"))
-            quick.append(communicator.reduced(numpy.ones(3, "f4"), "sum") is not None)
-        return chosen, quick
 
-    assert run_ranks(2, run) == [(["shared_memory in segments of 512 KiB", "ring"], [True, False, False])] * 2
+def test_nothing_is_measured_or_written_where_nothing_is_stored(where, loads):
+    assert run_ranks(2, reduced, LONG) == ["shared_memory"] * 2
+    assert sorted(loads) == [0, 1] and not where.exists()
+
+
+def test_what_was_planned_before_is_chosen_anew_by_what_is_loaded(path):
+    def ranks():
+        communicator, values = _communicator(), numpy.ones(10, "f4")
+        communicator.all_reduce(values, algorithm="ring")
+        before, call = communicator.choices, communicator.control.call
+        communicator.all_reduce(values)
+        return before, communicator.choices is not None, communicator.control.call - call
+
+    assert run_ranks(2, ranks) == [(None, True, 3)] * 2  # a check, the choices, and the all-reduce
 
 
 @pytest.mark.parametrize("is_update", [False, True])
-def test_the_deadline_of_the_call_that_measures_is_that_of_measuring(where, monkeypatch, is_update):
+def test_the_deadline_of_the_call_that_loads_is_that_of_loading(path, monkeypatch, is_update):
     seen = []
 
-    def calibrate(communicator):
+    def load(communicator):
         seen.append(communicator.control.watch("a message").timeout_seconds)
-        return RECORD.figures
 
-    monkeypatch.setattr(tuning, "calibrate", calibrate)
+    monkeypatch.setattr(store, "load_choices", load)
 
-    def run():
+    def ranks():
         communicator, gradient = _communicator(), numpy.ones(1 << 18, "f4")
         before = communicator.control.watch("a message").timeout_seconds
         if is_update:
@@ -208,94 +236,72 @@ def test_the_deadline_of_the_call_that_measures_is_that_of_measuring(where, monk
             communicator.all_reduce(gradient, timeout_seconds=77.0)
         assert communicator.control.watch("a message").timeout_seconds == before
 
-    run_ranks(2, run)
+    run_ranks(2, ranks)
     assert seen == [77.0, 77.0]
 
 
-def test_a_short_one_does_not(where, measuring):
-    assert run_ranks(2, reduced, 10) == ["shared_memory", "shared_memory"]
-    assert not measuring and not where.exists()
-
-
 @pytest.mark.parametrize("algorithm", ["ring", "shared_memory", "pinned"])
-def test_an_explicit_choice_does_not(where, measuring, algorithm):
+def test_an_explicit_choice_does_not_load(path, loads, algorithm):
     run_ranks(2, reduced, LONG, algorithm)
-    assert not measuring and not where.exists()
+    assert not loads
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "chosen"),
-    [
-        ("CALIBRATE", "0", "shared_memory"),
-        ("DETERMINISTIC", "1", "shared_memory"),
-        ("ALGORITHM", "recursive_doubling", "recursive_doubling"),
-    ],
+    [("DETERMINISTIC", "1", "shared_memory"), ("ALGORITHM", "recursive_doubling", "recursive_doubling")],
 )
-def test_settings_that_keep_it_from_measuring(where, measuring, monkeypatch, variable, value, chosen):
+def test_settings_that_keep_it_from_loading(path, loads, monkeypatch, variable, value, chosen):
     monkeypatch.setenv(f"MPIDIST_{variable}", value)
     assert run_ranks(2, reduced, LONG) == [chosen, chosen]
-    assert not measuring and not where.exists()
+    assert not loads
 
 
-def test_one_rank_and_ranks_that_are_threads_do_not(where, measuring):
+def test_a_pinned_choice_does_not_load_though_auto_is_asked_for(path, loads, monkeypatch):
+    monkeypatch.setenv("MPIDIST_DETERMINISTIC", "1")
+    assert run_ranks(2, reduced, LONG, "auto") == ["shared_memory"] * 2
+    assert not loads
+
+
+def test_one_rank_and_ranks_that_are_threads_do_not_load(path, loads):
     assert run_ranks(1, reduced, LONG) == ["none"]
     assert run_ranks(2, reduced, LONG, None, False, "") == ["shared_memory"] * 2
-    assert not measuring and not where.exists()
+    assert not loads
 
 
-@pytest.mark.parametrize("calibrate", ["0", "1"])
-def test_what_is_stored_is_used_whether_it_may_measure_or_not(where, measuring, monkeypatch, calibrate):
-    run_ranks(2, reduced, LONG)
-    del measuring[:]
-    monkeypatch.setenv("MPIDIST_CALIBRATE", calibrate)
-    assert run_ranks(2, reduced, LONG) == ["ring", "ring"]
-    assert not measuring
-
-
-def test_a_pinned_choice_does_not_look_at_what_is_stored(where, measuring, monkeypatch):
-    run_ranks(2, reduced, LONG)
-    monkeypatch.setenv("MPIDIST_DETERMINISTIC", "1")
-    assert run_ranks(2, reduced, LONG) == ["shared_memory"] * 2
-    assert run_ranks(2, reduced, LONG, "auto") == ["shared_memory"] * 2
-
-
-def test_a_damaged_file_is_measured_anew_with_a_line(where, measuring, capsys):
-    run_ranks(2, reduced, LONG)
-    (path,) = where.iterdir()
+def test_a_damaged_file_is_a_line_with_the_cure_and_the_fixed_table_serves(path, capsys):
     path.write_text(path.read_text()[:100])
-    assert run_ranks(2, reduced, LONG) == ["ring", "ring"]
-    assert len(measuring) == 4 and read(path).figures == RECORD.figures
-    said = capsys.readouterr().err
-    assert said.count("mpidist:") == 1 and str(path) in said and "measured anew" in said
-
-
-def test_a_damaged_file_that_may_not_be_measured_anew_is_a_line_with_the_cure(where, measuring, capsys, monkeypatch):
-    run_ranks(2, reduced, LONG)
-    (path,) = where.iterdir()
-    path.write_text("{")
-    monkeypatch.setenv("MPIDIST_CALIBRATE", "0")
     assert run_ranks(2, reduced, LONG) == ["shared_memory"] * 2
-    assert "mpidist tune measures them anew" in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_written_is_a_line_and_the_launch_works(where, measuring, capsys):
-    where.write_text("a file in the way")
-    assert run_ranks(2, reduced, LONG) == ["ring", "ring"]
     said = capsys.readouterr().err
-    assert "cannot be kept" in said and "MPIDIST_TUNING_FOLDER" in said
+    assert said.count("mpidist:") == 1 and str(path) in said and "mpidist tune measures anew" in said
 
 
-def test_ranks_with_other_tensors_are_named_before_anything_is_measured(where, measuring):
+def test_ranks_with_other_tensors_are_named_before_anything_is_loaded(path, loads):
     def ranks():
         communicator = _communicator()
         with pytest.raises(CollectiveMismatchError, match=r"in all_reduce\(sum\), tensor 0: .*\(10,\).*\(65536,\)"):
             communicator.all_reduce(numpy.ones(LONG if communicator.rank == 0 else 10, "f4"))
+        assert not loads
+        communicator.barrier()
         return reduced(LONG)  # and the ranks are in step still
 
     assert run_ranks(2, ranks) == ["ring", "ring"]
-    assert sorted(measuring) == [0, 1]
+    assert sorted(loads) == [0, 1]
 
 
-def test_real_figures_of_threads_give_right_sums(where):
-    assert set(run_ranks(3, reduced, LONG)) <= {"shared_memory", "recursive_doubling", "ring", "rabenseifner"}
-    assert len(stored(where)) == 1
+# -- the processor ----------------------------------------------------------------------------------------------------
+
+
+def test_the_processor_is_named_with_its_caches(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name : Some CPU @ 3 GHz\nprocessor : 1\nmodel name : x\n")
+    for index, (level, kind, size) in enumerate([(1, "Data", "32K"), (1, "Instruction", "64K"), (3, "Unified", "32M")]):
+        cache = tmp_path / f"cpu0/cache/index{index}"
+        cache.mkdir(parents=True)
+        for name, value in (("level", level), ("type", kind), ("size", size)):
+            (cache / name).write_text(f"{value}\n")
+    (tmp_path / "cpu0/cache/index3").mkdir()  # and one that says nothing
+    found = processor(tmp_path / "cpuinfo", tmp_path)
+    assert found == f"Some CPU @ 3 GHz, {os.cpu_count()} cores, L1 32K, L3 32M"
+
+
+def test_a_system_that_tells_nothing_is_named_by_its_machine(tmp_path):
+    assert processor(tmp_path / "none", tmp_path) == f"{platform.machine()}, {os.cpu_count()} cores"
