@@ -57,7 +57,7 @@ def main() -> None:
     for nbytes in sizes(options.smallest, options.largest):
         found, left_out = measure(nbytes, options.rounds, ranks, names)
         rows, hopeless = rows + found, hopeless | left_out
-        ranks.say(f"{line(held(rows)[-1]):<80} AUTO takes {communicator.ways(nbytes, AUTO)[0].label}")
+        ranks.say(f"{line(held(rows)[-1]):<80} AUTO takes {communicator.way(nbytes, AUTO).label}")
     ranks.say(f"{verdict(held(rows))}\n# cache mode: {ranks.probe.describe()}")
     if options.save and ranks.rank == 0:
         options.save.mkdir(parents=True, exist_ok=True)

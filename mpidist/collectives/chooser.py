@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
-
 from mpidist.collectives import selection
 from mpidist.collectives.bucket_reduction import BucketReduction
-from mpidist.collectives.call import Call
-from mpidist.collectives.contest import Contest, Contests
 from mpidist.collectives.header import Header
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.messages import Messages, Replay
-from mpidist.collectives.nearness import FAR, Nearness
 from mpidist.collectives.node_memory import NodeMemory
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plain import PlainCollectives
 from mpidist.collectives.scratch import Scratch
+from mpidist.collectives.selection import SEGMENTED, Way
 from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce
-from mpidist.collectives.ways import SEGMENTED, Way, worth_trying
-from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
 
@@ -45,8 +39,6 @@ class Chooser(PlainCollectives):
         Of all ranks, where they are on one node.
     choices : Choices or None
         What follows from measurements, once there are any: what was chosen before may be chosen otherwise now.
-    modes : int
-        In how many modes the cores are in turn, as far as it can be told; the same on all ranks.
     """
 
     def __init__(self, world: World) -> None:
@@ -61,20 +53,10 @@ class Chooser(PlainCollectives):
         scratch = Scratch()
         self._memory = NodeMemory(self.control.line, self.segments, self._lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
-        self._contests = Contests()
         self._forced = self.control.settings.algorithm
         if self._forced == selection.AUTO and self.control.settings.deterministic:
             self._forced = selection.PINNED
-        self._nearness = self._make_nearness()
-        self.modes = 1 if self._nearness is None else FAR + 1
         self.choices: selection.Choices | None = None
-        self._comparisons: dict[int, tuple[Call, SegmentAllReduce | None]] = {}
-
-    def _make_nearness(self) -> Nearness | None:
-        """Return what looks how near two ranks are, each of which has a core for itself and is free to choose."""
-        if self.segments is None or self.size != 2 or self.control.pause is not None or self._forced != selection.AUTO:
-            return None
-        return Nearness(self.segments, self.control.line)
 
     def facts(self, has_segments: bool = True) -> selection.Facts:
         """Return what the choice of an algorithm depends on; Local."""
@@ -115,8 +97,8 @@ class Chooser(PlainCollectives):
         """
         return self._memory.reduction(way, sources, targets, dtypes, op, scale)
 
-    def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[Way]:
-        """Return the ways worth trying for a unit of `nbytes`; an explicit choice is the only one.  Local.
+    def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:
+        """Return the way of a unit of `nbytes`; an explicit choice wins.  Local.
 
         Raises
         ------
@@ -126,49 +108,12 @@ class Chooser(PlainCollectives):
         asked = self._asked(algorithm)
         if self.size == 1:
             selection.check_name(asked)
-            return [Way("none")]
-        found = worth_trying(nbytes, asked, self.facts(on_host))
+            return Way("none")
+        found = selection.way(nbytes, asked, self.facts(on_host))
         if self.segments is None or self.segments.room == self.segments.place_bytes:
             return found
-        room = self.segments.room  # many ranks have less of each other's memory than the longest segment
-        return list(dict.fromkeys(way._replace(segment_bytes=min(way.segment_bytes, room)) for way in found))
-
-    def settle(self, contest: Contest, timeout_seconds: float | None = None) -> None:
-        """Compare the times that ranks took, and choose among ways by them, where that is due.
-
-        Collective, and numbered like any call: all ranks come to it at the same step, before the call that is tried.
-        """
-        if not contest.is_due:
-            return
-        times = contest.times()
-        call, segment = self._comparison(times)
-        with self.control.turnstile:  # who is interrupted before it has settled would be out of step for ever
-            if segment is not None:
-                numpy.copyto(segment.slot(self.control.call + 1), times)
-                segment.combine(self.begin(call, timeout_seconds), times)
-            else:
-                watch = self.begin(call, timeout_seconds)
-                self.bind(times, "max", selection.PINNED)(watch)
-            contest.settle(times)
-
-    def _comparison(self, times: Any) -> tuple[Call, SegmentAllReduce | None]:
-        if times.size not in self._comparisons:
-            call = Call("comparison of times before an all-reduce", [("", times.dtype, times.shape)])
-            self._comparisons[times.size] = call, self.small(times.size, times.dtype, "max")
-        return self._comparisons[times.size]
-
-    def contest(self, ways: Sequence[Way], nbytes: int) -> Contest:
-        """Return the contest of some ways for a unit of `nbytes`; Local."""
-        return self._contests.of(ways, nbytes, self.modes)
-
-    def choose(self, contest: Contest, watch: Watch) -> int:
-        """Return which way of a contest to take, one of its `turns`, in a call that has begun.
-
-        Collective: every rank calls it in the same order, within the call.  Errors as for `Watch.tick`.
-        """
-        if contest.modes > 1 and self._nearness is not None:
-            contest.mode = self._nearness.look(watch)
-        return contest.at
+        # many ranks have less of each other's memory than a long segment
+        return found._replace(segment_bytes=min(found.segment_bytes, self.segments.room))
 
     def bytes_per_pack(self, algorithm: str | None) -> int:
         """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""

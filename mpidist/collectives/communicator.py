@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -13,12 +12,11 @@ from mpidist.collectives import selection
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.chooser import Chooser
-from mpidist.collectives.contest import Calls, Contest
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plain import not_contiguous
+from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.collectives.ways import Way
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import Trace
 from mpidist.transports import World
@@ -39,7 +37,7 @@ class Communicator(Chooser):
 
     Attributes
     ----------
-    rank, size, topology, control, transport, segments, choices, modes
+    rank, size, topology, control, transport, segments, choices
         As of `Caller` and `Chooser`.
     trace : Trace or None
         Where events are noted; set by `mpidist.world` if ``MPIDIST_TRACE`` asks for it.
@@ -117,13 +115,11 @@ class Communicator(Chooser):
             if len(self._calls) >= _KEPT_CALLS:
                 del self._calls[next(iter(self._calls))]
             planned = self._calls[key] = self._plan(buffer, op, algorithm, timeout_seconds)
-        if planned.contest.is_due:
-            self.settle(planned.contest, timeout_seconds)
         flat = buffer.reshape(-1)
         with self.control.turnstile:
             if planned.segment is not None:
                 numpy.copyto(planned.segment.slot(self.control.call + 1), flat)
-                planned.segment.combine(self.begin(planned.calls[0,], timeout_seconds), flat)
+                planned.segment.combine(self.begin(planned.call, timeout_seconds), flat)
             else:
                 planned.run(self, flat, timeout_seconds)
 
@@ -132,14 +128,13 @@ class Communicator(Chooser):
         wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
         name, tensors, nbytes = f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], buffer.size * wire.itemsize
         self.prepare(Call(name, tensors), algorithm, on_host, timeout_seconds)
-        ways = self.ways(nbytes, algorithm, on_host)
-        contest = self.contest(ways, nbytes)
-        calls = Calls(contest, lambda label: Call(name, tensors, [(label, nbytes)]))
-        small = ways[0].algorithm == "shared_memory" and wire == buffer.dtype
+        way = self.way(nbytes, algorithm, on_host)
+        call = Call(name, tensors, [(way.label, nbytes)])
+        small = way.algorithm == "shared_memory" and wire == buffer.dtype
         segment = self.small(buffer.size, wire, op) if small else None
         pieces, dtypes = Pieces((0, buffer.size)), (buffer.dtype, wire, buffer.dtype)
-        reductions = [self.reduction(way, pieces, pieces, dtypes, op) for way in ways if segment is None]
-        return _BufferReduction(op, contest, calls, reductions, segment)
+        reduction = None if segment is not None else self.reduction(way, pieces, pieces, dtypes, op)
+        return _BufferReduction(op, call, way, reduction, segment)
 
     def reduced(self, array: Any, op: str) -> Any | None:
         """Return a short array reduced over all ranks, as a new one; None where that is not the way, and nothing done.
@@ -174,7 +169,7 @@ class Communicator(Chooser):
         kinds = "f" if op == "mean" else "fiu"
         if self.segments is None or nbytes > _SHORT_BYTES or array.dtype.kind not in kinds or array.itemsize < 4:
             return Call(name), None, None
-        (way, *_) = self.ways(nbytes, None)
+        way = self.way(nbytes, None)
         if way.algorithm != "shared_memory":
             return Call(name), None, None
         call = Call(name, [("", array.dtype, array.shape)], [(way.label, nbytes)])
@@ -183,43 +178,33 @@ class Communicator(Chooser):
 
 
 class _BufferReduction:
-    """The all-reduce of buffers of one shape: the ways that are tried, each with its call."""
+    """The all-reduce of buffers of one shape, with its call."""
 
-    __slots__ = ("op", "contest", "calls", "reductions", "segment", "_replays")
+    __slots__ = ("op", "call", "way", "reduction", "segment", "_replay")
 
     def __init__(
-        self,
-        op: str,
-        contest: Contest,
-        calls: Calls,
-        reductions: Sequence[BucketReduction | None],
-        segment: SegmentAllReduce | None,
+        self, op: str, call: Call, way: Way, reduction: BucketReduction | None, segment: SegmentAllReduce | None
     ) -> None:
         self.op = op
-        self.contest = contest
-        self.calls = calls
-        self.reductions = reductions
+        self.call = call
+        self.way = way
+        self.reduction = reduction
         self.segment = segment
-        self._replays: dict[Way, Replay] = {}
+        self._replay: Replay | None = None
 
     def run(self, communicator: Communicator, flat: Any, timeout_seconds: float | None) -> None:
-        """Reduce the flat buffer by the way whose turn it is."""
-        watch = communicator.begin(self.calls[self.contest.turns], timeout_seconds)
-        at = communicator.choose(self.contest, watch)
-        reduction = self.reductions[at]
-        start = time.perf_counter()
-        if reduction is not None:
-            reduction.run(watch, (flat,), (flat,))
+        """Reduce the flat buffer."""
+        watch = communicator.begin(self.call, timeout_seconds)
+        if self.reduction is not None:
+            self.reduction.run(watch, (flat,), (flat,))
         else:
-            self._send(communicator, flat, self.contest.ways[at], watch)
-        self.contest.record(time.perf_counter() - start, flat.nbytes)
+            self._send(communicator, flat, watch)
 
-    def _send(self, communicator: Communicator, flat: Any, way: Way, watch: Watch) -> None:
+    def _send(self, communicator: Communicator, flat: Any, watch: Watch) -> None:
         wire = wire_dtype(flat.dtype)
         work = flat if wire == flat.dtype else flat.astype(wire)
-        replay = self._replays.get(way)
-        if replay is None:
-            replay = self._replays[way] = communicator.bind(work, self.op, way.algorithm, is_example=True)
-        replay(watch, work)
+        if self._replay is None:
+            self._replay = communicator.bind(work, self.op, self.way.algorithm, is_example=True)
+        self._replay(watch, work)
         if work is not flat:
             flat[...] = work

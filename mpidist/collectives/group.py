@@ -18,7 +18,6 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.mismatch import mismatch_error
-from mpidist.collectives.ways import Way
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
 
@@ -52,10 +51,6 @@ class GroupCommunicator(Communicator):
     def miss(self, error: BaseException) -> None:
         """Make no call of the next number; as `Communicator.miss`.  Local."""
         self._whole.miss(error)
-
-    def ways(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> list[Way]:
-        """Return the one way that is taken in all groups; nothing is tried.  Local."""
-        return super().ways(nbytes, algorithm, on_host)[:1]
 
     # -- on values whose shapes are the group's own affair ------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.scratch import Scratch
+from mpidist.collectives.selection import Way
 from mpidist.collectives.two_level import TwoLevel
-from mpidist.collectives.ways import Way
 from mpidist.transports.shared import SharedSegments
 
 

@@ -1,9 +1,9 @@
-"""Which all-reduce to use for how many bytes: policy, in one place.
+"""Which all-reduce to use for how many bytes: a table, and the rules around it.
 
-An explicit choice always wins.  Left to itself, mpidist takes what was measured (`Choices`, worked out on rank 0 and
-sent to all) or, where nothing was or `deterministic` asks for it, a fixed table whose thresholds are what
-`mpidist bench all-reduce` showed on one node.  Every algorithm that may be chosen here gives the same bits on all
-ranks: for schedules the checker proves it, for shared memory and MPI's own all-reduce a parallel test does.
+An explicit choice wins.  AUTO takes what `mpidist tune` stored, if a user asked for that (`Choices`, worked out on rank
+0 and sent to all), else a row of `TABLE`.  `deterministic` takes the table, without MPI's own all-reduce.  A choice is
+the same from the first step to the last.  Every algorithm of the table gives the same bits on all ranks: the checker
+proves it for schedules, a parallel test shows it for shared memory and for MPI's own all-reduce.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpidist.cluster.topology import Topology
 from mpidist.schedules.figures import Figures
@@ -27,6 +27,45 @@ AUTO, PINNED = "auto", "pinned"
 #: From this size in bytes on, moving every byte once counts more than the number of messages.
 _LARGE_BYTES = 1 << 16
 
+#: A unit from this size in bytes on goes through memory in segments of `SEGMENT_BYTES`; a shorter one in shorter
+#: segments: one or two MiB in a single segment would be out of cache when they are added.
+LONG_BYTES, SEGMENT_BYTES, _SHORT_SEGMENT_BYTES = 1 << 21, 1 << 20, 1 << 19
+
+#: The algorithms that work on segments of tensors, which need not be packed.
+SEGMENTED = ("shared_memory", "two_level")
+
+
+class Row(NamedTuple):
+    """What AUTO takes for units of at least so many bytes.
+
+    Attributes
+    ----------
+    place : str
+        ``"node"``: one node whose ranks share memory; ``"nodes"``: several nodes, with shared memory in each;
+        ``"levels"``: several nodes, without; ``"flat"``: one rank a node, or one node without shared memory.
+    least_bytes : int
+    algorithm : str
+    evidence : str
+        The file in ``benchmarks/results`` that the row follows from, or "not measured".
+    """
+
+    place: str
+    least_bytes: int
+    algorithm: str
+    evidence: str
+
+
+#: The rows of a place ascend by size.
+TABLE = (
+    Row("node", 0, "shared_memory", "all-reduce-openmpi-2.json, gradients-2.json, gradients-4.json"),
+    Row("nodes", 0, "native", "two_hosts-openmpi.json"),
+    Row("nodes", _LARGE_BYTES, "two_level", "two_hosts-openmpi.json"),
+    Row("levels", 0, "native", "not measured"),
+    Row("levels", _LARGE_BYTES, "hierarchical", "not measured"),
+    Row("flat", 0, "native", "not measured"),
+    Row("flat", _LARGE_BYTES, "ring", "not measured"),
+)
+
 #: From so many nodes on the 2 (nodes - 1) messages of a ring between them cost more than they save.
 _MANY_NODES = 8
 
@@ -34,15 +73,25 @@ _MANY_NODES = 8
 #: differ by more than the noise of a measurement.
 _GAIN, _GAIN_SECONDS = 0.92, 2e-6
 
-#: Others whose predicted time is at most so many times the best one are worth trying in real steps.
-_NEAR, _MOST_NEAR = 2.0, 4
-
 #: Sizes in bytes for which a choice is worked out: two for each doubling, up to 4 GiB.
 _SIZES = tuple(size for power in range(32) for size in (1 << power, (3 << power) >> 1) if size != 1 or power == 0)
 
 #: Sizes of units between nodes, in bytes, and how far above the least a unit's seconds a byte may be.
 _BUCKETS = tuple(1 << power for power in range(18, 27))
 _BUCKET_SLACK = 1.1
+
+
+class Way(NamedTuple):
+    """An algorithm, and the bytes of a segment where it has segments, else 0."""
+
+    algorithm: str
+    segment_bytes: int = 0
+
+    @property
+    def label(self) -> str:
+        """What ranks must have in common: those that cut differently would read what is not there."""
+        size = self.segment_bytes
+        return f"{self.algorithm} in segments of {size >> 10} KiB" if size else self.algorithm
 
 
 @dataclass(frozen=True)
@@ -57,13 +106,22 @@ class Facts:
     has_segments : bool
         Whether the ranks of each node share memory, and the buffer is the host's.
     choices : Choices or None
-        What follows from measurements; None for the fixed table.
+        What follows from measurements; None for the table.
     """
 
     topology: Topology
     native: tuple[str, ...]
     has_segments: bool
     choices: Choices | None = None
+
+    @property
+    def place(self) -> str:
+        """Which rows of the table are for these ranks."""
+        if self.has_segments and self.topology.node_count == 1:
+            return "node"
+        if self.topology.node_count == 1 or max(self.topology.local_size_of) == 1:
+            return "flat"
+        return "nodes" if self.has_segments else "levels"
 
 
 @dataclass(frozen=True)
@@ -72,62 +130,76 @@ class Choices:
 
     Attributes
     ----------
-    shared, messages : tuple of (bytes, algorithms)
-        From so many bytes on, the algorithm to choose, and behind it those that are not far behind.  `shared` is empty
-        where the ranks share no memory.
+    shared, messages : tuple of (bytes, algorithm)
+        From so many bytes on, the algorithm to choose.  `shared` is empty where the ranks share no memory.
     bucket_bytes : int
         The size of a unit that messages are fused into.
     """
 
-    shared: tuple[tuple[int, tuple[str, ...]], ...]
-    messages: tuple[tuple[int, tuple[str, ...]], ...]
+    shared: tuple[tuple[int, str], ...]
+    messages: tuple[tuple[int, str], ...]
     bucket_bytes: int
 
-    def near(self, nbytes: int, has_segments: bool) -> tuple[str, ...]:
-        """Return the algorithm for so many bytes, and those not far behind it, the quickest first (Local)."""
+    def algorithm(self, nbytes: int, has_segments: bool) -> str:
+        """Return the algorithm for so many bytes (Local)."""
         rows = self.shared if has_segments and self.shared else self.messages
         return rows[max(0, bisect_right(rows, nbytes, key=lambda row: row[0]) - 1)][1]
 
     def to_bytes(self) -> bytes:
-        """Return the choices as bytes that can be sent (Local)."""
+        """Return what `from_bytes` reads (Local)."""
         return json.dumps([self.shared, self.messages, self.bucket_bytes]).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Choices:
-        """Return the choices that `to_bytes` gave (Local)."""
+        """Return what `to_bytes` wrote (Local)."""
         shared, messages, bucket_bytes = json.loads(raw)
-        rows = [tuple((start, tuple(algorithms)) for start, algorithms in rows) for rows in (shared, messages)]
-        return cls(rows[0], rows[1], bucket_bytes)
+        rows = [tuple((int(least), str(name)) for least, name in table) for table in (shared, messages)]
+        return cls(rows[0], rows[1], int(bucket_bytes))
+
+
+def way(nbytes: int, asked: str, facts: Facts) -> Way:
+    """Return the way of an all-reduce of one unit of `nbytes` (Local).
+
+    Parameters
+    ----------
+    nbytes : int
+    asked : str
+        ``"auto"``, ``"pinned"``, or an algorithm by name.
+
+    Raises
+    ------
+    ValueError
+        There is no such algorithm, or not for these ranks and this kind of memory.
+    """
+    chosen = asked_for(nbytes, asked, facts)
+    if chosen not in SEGMENTED:
+        return Way(chosen)
+    return Way(chosen, SEGMENT_BYTES if nbytes >= LONG_BYTES else _SHORT_SEGMENT_BYTES)
 
 
 def choose(nbytes: int, facts: Facts) -> str:
-    """Return the name of the algorithm for an all-reduce of `nbytes`; the same on all ranks (Local)."""
-    return fixed(nbytes, facts) if facts.choices is None else facts.choices.near(nbytes, facts.has_segments)[0]
+    """Return the algorithm for so many bytes, by what was measured or by the table (Local)."""
+    return by_table(nbytes, facts) if facts.choices is None else facts.choices.algorithm(nbytes, facts.has_segments)
 
 
-def near(nbytes: int, facts: Facts) -> tuple[str, ...]:
-    """Return what `choose` does, and the algorithms that are not far behind by what was measured (Local)."""
-    return (fixed(nbytes, facts),) if facts.choices is None else facts.choices.near(nbytes, facts.has_segments)
+def by_table(nbytes: int, facts: Facts) -> str:
+    """Return the algorithm by the table (Local)."""
+    row = row_of(nbytes, facts)
+    is_missing = row.algorithm == "native" and "all_reduce" not in facts.native
+    return "recursive_doubling" if is_missing else row.algorithm
 
 
-def fixed(nbytes: int, facts: Facts) -> str:
-    """Return the algorithm by the fixed table (Local)."""
-    topology = facts.topology
-    if facts.has_segments and topology.node_count == 1:
-        return "shared_memory"
-    if nbytes < _LARGE_BYTES:
-        return "native" if "all_reduce" in facts.native else "recursive_doubling"
-    if topology.node_count > 1 and max(topology.local_size_of) > 1:
-        return "two_level" if facts.has_segments else "hierarchical"
-    return "ring"
+def row_of(nbytes: int, facts: Facts) -> Row:
+    """Return the row of the table for so many bytes (Local)."""
+    return [row for row in TABLE if row.place == facts.place and row.least_bytes <= nbytes][-1]
 
 
 def pinned(nbytes: int, facts: Facts) -> str:
-    """Return the algorithm of a deterministic all-reduce: by the fixed table, but never MPI's own (Local).
+    """Return the algorithm of a deterministic all-reduce: by the table, but never MPI's own (Local).
 
     MPI only recommends that the same values give the same sum in each launch.
     """
-    chosen = fixed(nbytes, facts)
+    chosen = by_table(nbytes, facts)
     return "recursive_doubling" if chosen == "native" else chosen
 
 
@@ -143,11 +215,6 @@ def eligible(facts: Facts) -> tuple[str, ...]:
         "rabenseifner": topology.size > 2,  # of two ranks it is the ring
     }
     return tuple(name for name in AUTOMATIC if usable.get(name, True))
-
-
-def least_bytes(facts: Facts) -> int:
-    """Return from what size in bytes on it matters enough what is chosen that it is worth measuring (Local)."""
-    return _LARGE_BYTES << 2 if facts.has_segments and facts.topology.node_count == 1 else _LARGE_BYTES
 
 
 def worked_out(figures: Figures, facts: Facts) -> Choices:
@@ -169,25 +236,19 @@ def is_gain(seconds: float, default_seconds: float) -> bool:
     return seconds <= min(_GAIN * default_seconds, default_seconds - _GAIN_SECONDS)
 
 
-def _rows(figures: Figures, facts: Facts) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    rows: list[tuple[int, tuple[str, ...]]] = []
+def _rows(figures: Figures, facts: Facts) -> tuple[tuple[int, str], ...]:
+    rows: list[tuple[int, str]] = []
     for nbytes in _SIZES:
-        ranking = _ranking(predictions(figures, nbytes, facts), fixed(nbytes, facts))
-        if not rows or rows[-1][1] != ranking:
-            rows.append((nbytes, ranking))
+        chosen = _best(predictions(figures, nbytes, facts), by_table(nbytes, facts))
+        if not rows or rows[-1][1] != chosen:
+            rows.append((nbytes, chosen))
     return tuple(rows)
 
 
-def _ranking(seconds: dict[str, float], default: str) -> tuple[str, ...]:
-    """Return what is to be chosen, which is `default` unless another one is clearly quicker, and what is near it."""
-    order = sorted(seconds, key=lambda name: (seconds[name], name))
-    if not order:
-        return (default,)
-    best = order[0]
-    if default in seconds and not is_gain(seconds[best], seconds[default]):
-        best = default
-    others = [name for name in order if name != best and seconds[name] <= _NEAR * seconds[order[0]]]
-    return (best, *others[: _MOST_NEAR - 1])
+def _best(seconds: dict[str, float], default: str) -> str:
+    """Return the quickest, or `default` unless another one is clearly quicker."""
+    best = min(seconds, key=lambda name: (seconds[name], name), default=default)
+    return default if default in seconds and not is_gain(seconds[best], seconds[default]) else best
 
 
 def _bucket_bytes(figures: Figures, facts: Facts) -> int:

@@ -48,7 +48,7 @@ def choices(figures: Figures, facts: Facts, sizes: Sequence[int] = SIZES) -> str
     found, names = selection.worked_out(figures, facts), selection.eligible(facts)
     rows = [("bytes", "chosen", *names, "because")]
     for nbytes in sizes:
-        chosen = found.near(nbytes, facts.has_segments)[0]
+        chosen = found.algorithm(nbytes, facts.has_segments)
         seconds = selection.predictions(figures, nbytes, facts)
         cells = [show_seconds(seconds[name]) if name in seconds else "-" for name in names]
         rows.append((str(nbytes), chosen, *cells, _reason(chosen, seconds)))

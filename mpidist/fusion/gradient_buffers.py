@@ -20,8 +20,8 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.chooser import ONE_PACK
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces
+from mpidist.collectives.selection import SEGMENT_BYTES
 from mpidist.collectives.shared_sum import SharedSum
-from mpidist.collectives.ways import SEGMENT_BYTES
 from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, Signature, build
 from mpidist.fusion.results import ResultSet

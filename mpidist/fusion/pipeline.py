@@ -7,9 +7,7 @@ drops its gradients every step, allocates nothing after the first.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import attrgetter, eq
 from typing import Any
 from weakref import ref
@@ -19,11 +17,10 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.contest import Calls
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.pieces import Pieces
+from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.collectives.ways import Way
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.fusion.plan import Plan, build
 from mpidist.fusion.plan_cache import PlanCache
@@ -119,8 +116,6 @@ class FusedAllReduce:
         fits = planned is None or planned.fits(tensors)
         if planned is None or not fits:
             planned = self._plan(tensors, op, names, timeout_seconds, in_memory_order=fits)
-        if planned.contest.is_due:
-            self._communicator.settle(planned.contest, timeout_seconds)
         try:
             return self._run(planned, tensors, timeout_seconds)
         except OrdersDiffer:  # on all ranks
@@ -257,7 +252,6 @@ class _PlannedReduction:
     ) -> None:
         self.key = key
         self.nbytes = plan.nbytes + _BYTES_PER_TENSOR * len(plan.signatures)
-        self._wire_bytes = max(1, plan.nbytes)
         self.last_call = 0
         self._plan = plan
         self._communicator = communicator
@@ -269,18 +263,25 @@ class _PlannedReduction:
         self._scale = 1.0 / communicator.size if plan.op == "mean" and communicator.size > 1 else None
         self._sets: list[ResultSet] = []
         largest = max((bucket.nbytes for bucket in plan.buckets), default=0)
-        ways = communicator.ways(largest, algorithm, on_host)
-        self.contest = communicator.contest(ways, largest)
-        self._segment = self._small(ways[0]) if on_host else None
+        self._way = communicator.way(largest, algorithm, on_host)
+        self._segment = self._small(self._way) if on_host else None
         rows = None
         if takes_any_strides and self._segment is not None:
             rows = Rows.of(tensors, plan.buckets[0].dtype)
         self._pack_rows = None if rows is None else communicator.traced(PACK, rows.pack_arrays)
         in_place = on_host and self._segment is None
-        self._ways = [_Way(plan, communicator, way, self._scale, in_place) for way in ways]
-        self.calls = Calls(self.contest, partial(_call, plan, sources.orders))
-        # In one step there is one way: no turns are taken, and no times.
-        self._small_call = self.calls[0,]
+        self._reductions = self._bind(in_place)
+        self._call = _call(plan, sources.orders, self._way.label)
+
+    def _bind(self, in_place: bool) -> list[Any]:
+        """Return the reduction of each bucket; a bucket without one is packed and sent as messages."""
+        found: list[Any] = [None] * len(self._plan.buckets)
+        for index, bucket in enumerate(self._plan.buckets if in_place else ()):
+            sources, targets = Pieces(bucket.offsets), Pieces((0, bucket.elements))
+            dtypes = (self._plan.signatures[bucket.tensors[0]][1], bucket.dtype, bucket.result)
+            op = self._plan.reduction
+            found[index] = self._communicator.reduction(self._way, sources, targets, dtypes, op, self._scale)
+        return found
 
     def fits(self, tensors: Sequence[Any]) -> bool:
         """Whether the plan is for tensors that lie in memory like these, whose shapes and dtypes are its own."""
@@ -303,17 +304,14 @@ class _PlannedReduction:
         if self._segment is not None:
             return self._run_small(self._segment, tensors, timeout_seconds)
         results, members = self._free_set(), self._members(tensors)
-        watch = self._communicator.begin(self.calls[self.contest.turns], timeout_seconds)
-        way = self._ways[self._communicator.choose(self.contest, watch)]
-        start = time.perf_counter()
-        for index, (reduction, sources) in enumerate(zip(way.reductions, members, strict=True)):
+        watch = self._communicator.begin(self._call, timeout_seconds)
+        for index, (reduction, sources) in enumerate(zip(self._reductions, members, strict=True)):
             if reduction is not None:
                 reduction.run(watch, sources, (results.results[index],))
             else:
                 self._pack(sources, results.buffers[index])
-                results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
+                results.replay(index, self._communicator, self._plan.reduction, self._way.algorithm)(watch)
                 results.finish(index, self._scale)
-        self.contest.record(time.perf_counter() - start, self._wire_bytes)
         return results.hand_out()
 
     def _members(self, tensors: Sequence[Any]) -> list[Sequence[Any]]:
@@ -340,7 +338,7 @@ class _PlannedReduction:
 
     def _combine_small(self, segment: SegmentAllReduce, timeout_seconds: float | None) -> list[Any]:
         results = self._free_set()
-        watch = self._communicator.begin(self._small_call, timeout_seconds)
+        watch = self._communicator.begin(self._call, timeout_seconds)
         segment.combine(watch, results.buffers[0])
         results.finish(0, self._scale)
         return results.hand_out()
@@ -353,28 +351,6 @@ class _PlannedReduction:
         results.settle()
         self._sets = [*self._sets, results][-_KEPT_SETS:]
         return results
-
-
-class _Way:
-    """A way bound to a plan: the reduction of each bucket.
-
-    A bucket without one is packed and sent as messages.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        communicator: Communicator,
-        way: Way,
-        scale: float | None,
-        in_place: bool,
-    ) -> None:
-        self.algorithm = way.algorithm
-        self.reductions: list[Any] = [None] * len(plan.buckets)
-        for index, bucket in enumerate(plan.buckets if in_place else ()):
-            sources, targets = Pieces(bucket.offsets), Pieces((0, bucket.elements))
-            dtypes = (plan.signatures[bucket.tensors[0]][1], bucket.dtype, bucket.result)
-            self.reductions[index] = communicator.reduction(way, sources, targets, dtypes, plan.reduction, scale)
 
 
 def _call(plan: Plan, orders: Mapping[int, Sequence[int]], label: str) -> Call:

@@ -7,9 +7,7 @@ optimizer keeps for them can live on that rank alone.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
@@ -20,9 +18,8 @@ from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.chooser import ONE_PACK
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.contest import Calls, Contest
 from mpidist.collectives.pieces import Pieces, SeenByAll, Transform
-from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
+from mpidist.collectives.selection import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.plan import Bucket, Plan, build
 
@@ -99,9 +96,11 @@ class FusedUpdate:
         communicator.prepare(Call("apply_gradients", signatures), self._algorithm, True, self._timeout_seconds)
         plan = build(signatures, "sum", ONE_PACK)
         largest = max(bucket.nbytes for bucket in plan.buckets)
-        names_of_ways = dict.fromkeys(way.algorithm for way in communicator.ways(largest, self._algorithm))
-        ways = [Way(name, SEGMENT_BYTES) for name in names_of_ways if name in SEGMENTED]
-        return PlannedUpdate(plan, communicator, ways, self._timeout_seconds, self.in_one_copy) if ways else None
+        algorithm = communicator.way(largest, self._algorithm).algorithm
+        if algorithm not in SEGMENTED:
+            return None
+        way = Way(algorithm, SEGMENT_BYTES)
+        return PlannedUpdate(plan, communicator, way, self._timeout_seconds, self.in_one_copy)
 
 
 class PlannedUpdate:
@@ -111,7 +110,7 @@ class PlannedUpdate:
     ----------
     plan : Plan
     communicator : Communicator
-    ways : sequence of Way
+    way : Way
     timeout_seconds : float or None
     in_one_copy : bool
 
@@ -127,7 +126,7 @@ class PlannedUpdate:
         self,
         plan: Plan,
         communicator: Communicator,
-        ways: Sequence[Way],
+        way: Way,
         timeout_seconds: float | None,
         in_one_copy: bool,
     ) -> None:
@@ -135,19 +134,16 @@ class PlannedUpdate:
         self._plan = plan
         self._communicator = communicator
         self._timeout_seconds = timeout_seconds
-        self._nbytes = plan.nbytes
-        # Of its own: how long it takes depends on the optimizer.
-        self._contest = Contest(ways, self._nbytes, communicator.modes)
         self._copies: dict[int, Any] = {}
         self._buffered: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
         self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
-        self._reductions = [self._bind(way) for way in ways]
-        self._calls = Calls(self._contest, partial(_call, plan))
+        self._reductions = self._bind(way)
+        self._call = _call(plan, way.label)
         self.slices = [
             Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
-            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions[0], strict=True)
+            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions, strict=True)
         ]
 
     def _bind(self, way: Way) -> list[BucketReduction]:
@@ -184,25 +180,19 @@ class PlannedUpdate:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError
         """
-        communicator, contest = self._communicator, self._contest
-        if contest.is_due:
-            communicator.settle(contest, self._timeout_seconds)
+        communicator = self._communicator
         buffers = communicator.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):
-            call, fixed = self._in(buffers)
+            call, reductions = self._in(buffers)
         else:
-            call, fixed = self._calls[contest.turns], None
+            call, reductions = self._call, self._reductions
             gradients = self._contiguous(gradients)
         with communicator.control.turnstile:
             places = [self._parts_of(bucket, gradients, parameters) for bucket in self._plan.buckets]
             watch = communicator.begin(call, self._timeout_seconds)
-            chosen = self._reductions[communicator.choose(contest, watch)] if fixed is None else fixed
             on_begin()
-            start = time.perf_counter()
-            for reduction, parts, transform in zip(chosen, places, transforms, strict=True):
+            for reduction, parts, transform in zip(reductions, places, transforms, strict=True):
                 reduction.run(watch, *parts, transform)
-            if fixed is None:
-                contest.record(time.perf_counter() - start, self._nbytes)
 
     def _in(self, buffers: GradientBuffers) -> tuple[Call, list[BucketReduction]]:
         """Return the call and the reductions for gradients that lie in shared buffers.  Collective at first."""

@@ -19,8 +19,8 @@ from mpidist.collectives import selection
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces
+from mpidist.collectives.selection import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.collectives.ways import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures
 
@@ -94,7 +94,7 @@ def calibrate(
         before = stopwatch.elapsed()
         source, work = _zeros(nbytes), _zeros(nbytes)
         runs = {name: _all_reduce(communicator, name, source, work) for name in contenders}
-        seconds = _confirmed(stopwatch, runs, selection.fixed(nbytes, facts))
+        seconds = _confirmed(stopwatch, runs, selection.by_table(nbytes, facts))
         for name, taken in zip(contenders, seconds, strict=True):
             points[name].append((float(nbytes), taken))
         limit = _FAR * min(seconds) if nbytes >= _FAR_BYTES else float("inf")

@@ -90,7 +90,7 @@ def test_what_is_stored_on_rank_0_is_what_all_take(launch):
         keep(communicator, name)
         for count in (LONG, LONG + 1, SHORT, 1 << 20):
             assert sums(communicator, count), (name, count)
-        assert communicator.ways(4 * LONG, None)[0].algorithm == name
+        assert communicator.way(4 * LONG, None).algorithm == name
 
 
 def test_an_explicit_choice_wins(launch):
@@ -99,8 +99,8 @@ def test_an_explicit_choice_wins(launch):
     for algorithm in ("ring", "native", "pinned", *selection.eligible(communicator.facts())):
         assert sums(communicator, LONG, algorithm), algorithm
     fixed = selection.pinned(4 * LONG, communicator.facts())
-    assert communicator.ways(4 * LONG, "ring")[0].algorithm == "ring"
-    assert communicator.ways(4 * LONG, "pinned")[0].algorithm == fixed
+    assert communicator.way(4 * LONG, "ring").algorithm == "ring"
+    assert communicator.way(4 * LONG, "pinned").algorithm == fixed
 
 
 def test_a_deterministic_launch_does_not_look(launch, monkeypatch):
@@ -116,4 +116,4 @@ def test_a_deterministic_launch_does_not_look(launch, monkeypatch):
         bits.append(values.tobytes())
     assert communicator.exchange(b"1" if bits[0] == bits[1] else b"0") == [b"1"] * communicator.size
     assert agreed(communicator, bits)
-    assert communicator.ways(4 * LONG, None)[0].algorithm == selection.pinned(4 * LONG, communicator.facts())
+    assert communicator.way(4 * LONG, None).algorithm == selection.pinned(4 * LONG, communicator.facts())

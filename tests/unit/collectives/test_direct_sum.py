@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpidist.collectives import direct_sum
 from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.ways import Way
+from mpidist.collectives.selection import Way
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 

@@ -180,7 +180,7 @@ def reduced(count, algorithm=None, fused=False, library=LIBRARY):
     else:
         communicator.all_reduce(values, algorithm=algorithm)
     assert (values == communicator.size * (communicator.size + 1) / 2).all()
-    return communicator.ways(1 << 30, None)[0].algorithm
+    return communicator.way(1 << 30, None).algorithm
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -196,7 +196,7 @@ def test_the_first_all_reduce_loads_what_is_stored_once(path, loads, fused, coun
 def test_the_first_short_array_loads_it_too(path, loads):
     def ranks():
         communicator = _communicator()
-        return communicator.reduced(numpy.ones(3, "f4"), "sum"), communicator.ways(1 << 30, None)[0].algorithm
+        return communicator.reduced(numpy.ones(3, "f4"), "sum"), communicator.way(1 << 30, None).algorithm
 
     assert run_ranks(2, ranks) == [(None, "ring")] * 2
     assert sorted(loads) == [0, 1]
