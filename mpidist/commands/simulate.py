@@ -174,10 +174,11 @@ def _stored(path: str) -> Record:
         except (OSError, ValueError) as error:
             raise ValueError(f"--figures {path}: {error}") from None
     where = folder()
-    found = stored(where)
+    found, problems = stored(where)
     if len(found) != 1:
-        known = "".join(f"\n  {path_of(each.key, where)}: {each.key.get('ranks')}" for each in found)
-        raise ValueError(f"--figures: {where} holds the figures of {len(found)} sets of ranks; name one{known}")
+        known = [f"{path_of(each.key, where)}: {each.key.get('ranks')}" for each in found]
+        text = "\n  ".join([f"--figures: {where} holds the figures of {len(found)} sets of ranks; name one", *known])
+        raise ValueError("\n  ".join([text, *problems]))
     return found[0]
 
 

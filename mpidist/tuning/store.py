@@ -21,6 +21,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import Choices, Facts
 from mpidist.options import Settings, settings
 from mpidist.schedules.figures import Figures
+from mpidist.tuning import plausibility
 from mpidist.tuning.processor import processor
 
 #: To be raised when files of earlier versions of mpidist say something else than those of this one.
@@ -92,7 +93,7 @@ def read(path: Path) -> Record:
     OSError
         It cannot be read, or is not there.
     ValueError
-        It is damaged, or was written by another version; says what is wrong.
+        It is damaged, was written by another version, or its figures are those of no machine; says what is wrong.
     """
     found = json.loads(path.read_text())
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
@@ -102,9 +103,11 @@ def read(path: Path) -> Record:
         hosts = tuple(str(host) for host in found["hosts"])
         if not hosts or not {"mpi", "ranks", "processor", "shared_memory", "algorithms"} <= set(key):
             raise ValueError("it does not say whose figures it has")
-        return Record(key, hosts, Figures.from_json(found["figures"]))
+        record = Record(key, hosts, Figures.from_json(found["figures"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+    plausibility.check(record.figures, Topology(hosts))
+    return record
 
 
 def write(record: Record, where: Path) -> Path:
@@ -144,19 +147,25 @@ def look_up(key: Key, where: Path) -> tuple[Record | None, str]:
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
-        return None, f"what mpidist tune stored in {path} cannot be used ({error})"
+        return None, _problem(path, error)
     if record.key != key:
         return None, f"the figures in {path} are of other ranks ({record.key})"
     return record, ""
 
 
-def stored(where: Path) -> list[Record]:
-    """Return all that can be read in a folder, in order of the files' names (Local)."""
-    found = []
+def stored(where: Path) -> tuple[list[Record], list[str]]:
+    """Return all that can be used in a folder, by name of file, and what is wrong with the rest (Local)."""
+    found, problems = [], []
     for path in sorted(where.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
+        try:
             found.append(read(path))
-    return found
+        except (OSError, ValueError) as error:
+            problems.append(_problem(path, error))
+    return found, problems
+
+
+def _problem(path: Path, error: Exception) -> str:
+    return f"what mpidist tune stored in {path} cannot be used ({error})"
 
 
 def load_choices(communicator: Communicator) -> Choices | None:

@@ -40,7 +40,7 @@ def figures(**seconds):
     return Figures(CostModel.flat(1e-6, 1e-9), {name: ((4.0, taken),) for name, taken in seconds.items()})
 
 
-RECORD = Record(KEY, ("a", "a"), figures(shared_memory=9.0, recursive_doubling=5.0, ring=1.0))
+RECORD = Record(KEY, ("a", "a"), figures(shared_memory=9e-3, recursive_doubling=5e-3, ring=1e-3))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_again(tmp_path):
     assert path == path_of(KEY, tmp_path / "new" / "folder")
     assert read(path) == RECORD
     assert look_up(KEY, path.parent) == (RECORD, "")
-    assert stored(path.parent) == [RECORD]
+    assert stored(path.parent) == ([RECORD], [])
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -78,7 +78,7 @@ def test_other_ranks_have_a_file_of_their_own(tmp_path, change):
 
 def test_nothing_is_stored_in_a_folder_that_is_not_there(tmp_path):
     assert look_up(KEY, tmp_path / "none") == (None, "")
-    assert stored(tmp_path / "none") == []
+    assert stored(tmp_path / "none") == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_damaged_file_is_said_so(tmp_path, text):
     record, problem = look_up(KEY, tmp_path)
     assert record is None
     assert str(path) in problem and "cannot be used" in problem
-    assert stored(tmp_path) == []
+    assert stored(tmp_path) == ([], [problem])
 
 
 @pytest.mark.parametrize("name", ["key", "hosts", "figures"])
@@ -102,6 +102,15 @@ def test_a_file_with_something_else_in_a_place_is_no_crash(tmp_path, name, value
     assert (record is None) == bool(problem)
     if record is not None:
         assert record.key == KEY and record.facts().topology.size >= 1
+
+
+def test_stored_figures_of_no_machine_are_refused_with_the_reason(tmp_path):
+    slow = Figures(CostModel.flat(1e-6, 1 / 372e3), RECORD.figures.points)
+    write(Record(KEY, RECORD.hosts, slow), tmp_path)
+    record, problem = look_up(KEY, tmp_path)
+    assert record is None
+    assert "messages inside a node have 3.72e+05 bytes a second, and real ones 5e+07 to 2e+12" in problem
+    assert stored(tmp_path) == ([], [problem])
 
 
 def test_a_file_of_other_ranks_under_this_name_is_not_used(tmp_path):
