@@ -18,6 +18,7 @@ from typing import Any
 from mpidist.collectives.communicator import Communicator
 from mpidist.commands.machine import machine
 from mpidist.commands.simulate_measure import TARGET, Comparison, compared
+from mpidist.world import world_communicator
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", metavar="FOLDER", help="add the launch to the results there")
     folder = parser.parse_args().save
-    communicator = Communicator.world()
+    communicator = world_communicator()
     turns = [compared(communicator)[1] for _ in range(2)]
     if communicator.rank == 0:
         launch = summary(*turns)

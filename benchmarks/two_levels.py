@@ -48,7 +48,7 @@ def main() -> None:
 
     launches: list[Launch] = []
     with several_hosts(len(options.slots), options.rate) as hosts, tempfile.TemporaryDirectory() as tuning:
-        env = {"MPIDIST_TUNING_FOLDER": tuning, "MPIDIST_CALIBRATE": str(int(options.calibrate))}
+        env = {"MPIDIST_TUNING_FOLDER": tuning}
         for placement in options.placements * options.launches:
             names = ("bytes", "rounds", "rate")
             forwarded = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
@@ -74,7 +74,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--placements", nargs="+", default=["block", "cyclic"], choices=["block", "cyclic"])
     parser.add_argument("--save", type=Path, metavar="DIR", help="add the rows to those that are there")
     parser.add_argument("--launches", type=int, default=1, help="jobs for each placement")
-    parser.add_argument("--calibrate", action="store_true", help="measure first; else AUTO is the fixed table")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -86,9 +85,9 @@ def measure(options: argparse.Namespace) -> None:
     """Print the rows of this placement.  Collective."""
     from mpi4py import MPI
 
-    from mpidist.collectives.communicator import Communicator
+    from mpidist.world import world_communicator
 
-    communicator, comm = Communicator.world(), MPI.COMM_WORLD
+    communicator, comm = world_communicator(), MPI.COMM_WORLD
     buffer = numpy.zeros(options.bytes // 4, "f4")
     running = contenders(buffer, communicator, comm)
     seconds: dict[str, list[float]] = {name: [] for name in running}

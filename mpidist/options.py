@@ -111,8 +111,7 @@ class Settings:
     warn_seconds: float = WARN_SECONDS  # MPIDIST_WARN_SECONDS
     algorithm: str = "auto"  # MPIDIST_ALGORITHM: auto, native, ring, ... for every all-reduce
     deterministic: bool = False  # MPIDIST_DETERMINISTIC=1: no measured choice, the same bits in each launch
-    calibrate: bool = True  # MPIDIST_CALIBRATE=0 measures nothing when nothing is stored
-    tuning_folder: str = ""  # MPIDIST_TUNING_FOLDER: where measurements are kept; empty: the user's cache
+    tuning_folder: str = ""  # MPIDIST_TUNING_FOLDER: where mpidist tune keeps its figures; empty: the user's cache
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing
     snapshots: str = "auto"  # MPIDIST_SNAPSHOTS: whether values of variables are copies; auto, 0 or 1
     sharded_updates: bool = True  # MPIDIST_SHARDED_UPDATES=0: every rank updates all parameters, and keeps all slots

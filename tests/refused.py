@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy
 
 import mpidist
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.world import world_communicator
 
 
 def masked():
@@ -50,8 +50,8 @@ MOVES = {
     "all_gather": _in_replica("all_gather", ..., 0),
     "broadcast_to": lambda strategy, value: strategy.extended.broadcast_to(value, "/cpu:0"),
     "variable": _variable,
-    "communicator.broadcast": lambda strategy, value: Communicator.world().broadcast(value),
-    "communicator.all_gather": lambda strategy, value: Communicator.world().all_gather(value),
+    "communicator.broadcast": lambda strategy, value: world_communicator().broadcast(value),
+    "communicator.all_gather": lambda strategy, value: world_communicator().all_gather(value),
 }
 #: Calls that reduce them.
 SUMS = {
@@ -59,15 +59,15 @@ SUMS = {
     "reduce an axis": lambda strategy, value: strategy.reduce("mean", value, axis=0),
     "all_reduce": _in_replica("all_reduce", "sum", ...),
     "all_reduce of rows": lambda strategy, value: _in_replica("all_reduce", "mean", ...)(strategy, _rows(value)),
-    "communicator.all_reduce": lambda strategy, value: Communicator.world().all_reduce(value),
-    "communicator.reduce_scatter": lambda strategy, value: Communicator.world().reduce_scatter(value),
-    "fused": lambda strategy, value: FusedAllReduce(Communicator.world())([numpy.ones(3), value]),
+    "communicator.all_reduce": lambda strategy, value: world_communicator().all_reduce(value),
+    "communicator.reduce_scatter": lambda strategy, value: world_communicator().reduce_scatter(value),
+    "fused": lambda strategy, value: FusedAllReduce(world_communicator())([numpy.ones(3), value]),
 }
 
 
 def gradient_buffers(strategy, value):
     """Ask for gradient buffers of an array's dtype and shape, where ranks share memory."""
-    GradientBuffers(Communicator.world(), [("v", value.dtype, value.shape)])
+    GradientBuffers(world_communicator(), [("v", value.dtype, value.shape)])
 
 
 def problem(call, make):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from mpidist import arrays, transports
-from mpidist.collectives import plain, selection, tracing, tuning
+from mpidist import arrays
+from mpidist.collectives import plain, selection
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.buffers import bind_buffer
 from mpidist.collectives.call import Call
@@ -30,11 +29,6 @@ from mpidist.transports import World
 
 #: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
 _KEPT_CALLS = 256
-
-#: From what size in bytes on it matters what is chosen.
-_MEASURED_BYTES = 1 << 18
-
-_communicators: WeakKeyDictionary[World, Communicator] = WeakKeyDictionary()
 
 
 class Communicator:
@@ -59,7 +53,9 @@ class Communicator:
     started : Started
         The collectives of this rank that were started and not carried out yet.
     trace : Trace or None
-        Where events are noted, if ``MPIDIST_TRACE`` asks for it.
+        Where events are noted; set by `mpidist.world` if ``MPIDIST_TRACE`` asks for it.
+    load_choices : callable or None
+        Returns what `mpidist tune` stored of these ranks; set by `mpidist.world`, called once.  Collective.
     """
 
     def __init__(self, world: World, whole: Communicator | None = None) -> None:
@@ -69,6 +65,7 @@ class Communicator:
         self.rank = world.transport.rank
         self.size = world.transport.size
         self.trace: Trace | None = None
+        self.load_choices: Callable[[], Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}
         self.started: Started = Started() if whole is None else whole.started
         self._calls: dict[Any, Bound] = {}
@@ -82,20 +79,6 @@ class Communicator:
         self._memory = NodeMemory(self.control.line, self.segments, lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._chooser = self._make_chooser(lanes)
-        self._is_tuned = self.size == 1 or not self.transport.library or whole is not None
-
-    @classmethod
-    def world(cls) -> Communicator:
-        """Return the communicator of all ranks of the job, the same object every time.
-
-        Collective at the first call, which may start MPI; local later.
-        """
-        world = transports.world()
-        if world not in _communicators:
-            communicator = _communicators[world] = cls(world)
-            if communicator.control.settings.trace:
-                communicator.trace = tracing.attach(communicator, communicator.control.settings.trace)
-        return _communicators[world]
 
     # -- what an all-reduce is bound to -------------------------------------------------------------------------------
 
@@ -105,20 +88,26 @@ class Communicator:
         is_short = segments is not None and segments.room != segments.place_bytes
         return Chooser(facts, self.control.settings, segments.room if segments is not None and is_short else None)
 
-    @property
-    def choices(self) -> Choices | None:
-        """What follows from measurements, if a user asked for some."""
-        return self._chooser.choices
+    def prepare(self, call: Call, algorithm: str | None = None, timeout_seconds: float | None = None) -> None:
+        """Load what `mpidist tune` stored, before the first `call` that may be chosen by it.
 
-    def prepare(self, nbytes: int, call: Call, algorithm: str | None, timeout_seconds: float | None = None) -> None:
-        """Get what was measured of these ranks, before the first plan.  Collective."""
-        if self._is_tuned or self._chooser.asked(algorithm) != selection.AUTO or nbytes < _MEASURED_BYTES:
+        Collective: every rank calls it in the same order, before it binds an all-reduce.  Errors as for `Bound`.
+        """
+        load = self.load_choices
+        if load is None or self._chooser.asked(algorithm) != selection.AUTO:
             return
         self.check(call, timeout_seconds)
-        self._is_tuned = True
+        self.load_choices = None
         with self.control.deadline(timeout_seconds):
-            self._chooser.choices = tuning.choices_for(self)
-        self._calls.clear()
+            self._chooser.choices = load()
+
+    def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `fn`, with an event around each of its calls if there is a trace.  Local."""
+        return fn if self.trace is None else self.trace.wrapped(kind, fn)
+
+    def observed(self, reduction: BucketReduction) -> BucketReduction:
+        """Return a reduction that was made elsewhere; a trace puts another method in this one's place.  Local."""
+        return reduction
 
     def facts(self, has_segments: bool = True) -> Facts:
         """Return what the choice of an algorithm depends on.  Local."""

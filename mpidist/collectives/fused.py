@@ -107,9 +107,6 @@ class FusedAllReduce:
         bound = None if last is None else last()
         if bound is None or bound.names != names or (self._ranks.in_shared_memory and self._buffers(tensors)):
             return None
-        if self.plans.basis is not self._ranks.choices:
-            self.plans.clear(self._ranks.choices)
-            return None
         return self._carry_out(bound, tensors, timeout_seconds)
 
     def _buffers(self, tensors: Sequence[Any]) -> Any:

@@ -26,7 +26,6 @@ from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.results import ResultSet
 from mpidist.collectives.selection import SEGMENT_BYTES
 from mpidist.collectives.shared_sum import SharedSum
-from mpidist.collectives.tracing import traced_reduction
 from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.transports.shared import map_together
@@ -185,7 +184,7 @@ class GradientBuffers:
         is_used_once = targets is None and scale is None and len(buffers) == 2
         share_bytes = _LONG_BYTES if is_used_once else min(SEGMENT_BYTES, segments.room)
         bound = SharedSum(segments, self._line, buffers, result, op, scale, len(buffers) * share_bytes, targets)
-        return traced_reduction(self._ranks, bound)
+        return self._ranks.observed(bound)
 
     def call(self, name: str, with_names: bool = True) -> Call:
         """Return a call on these buffers.  Local."""

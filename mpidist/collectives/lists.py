@@ -21,7 +21,6 @@ from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.sources import Sources
-from mpidist.collectives.tracing import traced
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import PACK
@@ -114,7 +113,7 @@ def bind_list(
     on_host = not (tensors and arrays.is_device(tensors[0]))
     nbytes = sum(array.nbytes for array in tensors)
     if on_host:
-        ranks.prepare(nbytes, Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
+        ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
     plan = build(signatures, question.op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm))
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
     segment = _segment(ranks, plan, way) if on_host else None
@@ -204,7 +203,7 @@ class BoundList(Bound):
         self._plan = plan
         self._like = like
         self._scale = 1.0 / ranks.size if plan.op == "mean" and ranks.size > 1 else None
-        self._pack = traced(ranks, PACK, _pack)
+        self._pack = ranks.traced(PACK, _pack)
         self._sets: list[ResultSet] = []
 
     def _free_set(self) -> ResultSet:
@@ -265,7 +264,7 @@ class _ShortList(BoundList):
     ) -> None:
         super().__init__(ranks, call, question, plan, like)
         self._segment, self._control = segment, ranks.control
-        self._pack_rows = None if rows is None else traced(ranks, PACK, rows.pack_arrays)
+        self._pack_rows = None if rows is None else ranks.traced(PACK, rows.pack_arrays)
 
     def fill(self, tensors: Sequence[Any]) -> bool:
         slot = self._segment.slot(self._control.call + 1)

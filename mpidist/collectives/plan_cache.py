@@ -40,16 +40,9 @@ class Kept(Protocol):
 
 
 class PlanCache:
-    """The plans of the lists that were reduced last.
-
-    Attributes
-    ----------
-    basis : object
-        What was known of the ranks when the plans were made.
-    """
+    """The plans of the lists that were reduced last."""
 
     def __init__(self) -> None:
-        self.basis: Any = None
         self._plans: dict[Any, Any] = {}
         self._calls = 0
 
@@ -62,11 +55,6 @@ class PlanCache:
     def find(self, key: Any) -> Any | None:
         """Return the plan for this key, or None.  Local."""
         return self._plans.get(key)
-
-    def clear(self, basis: Any) -> None:
-        """Forget all plans, because more is known now.  Local; at the same call on all ranks."""
-        self.basis = basis
-        self._plans.clear()
 
     def use(self, plan: Kept) -> None:
         """Take note of a call that all ranks have made by `plan`: it is kept, and others may be dropped for it.

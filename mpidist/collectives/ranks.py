@@ -11,7 +11,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.persistent import Started
 from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.selection import Choices, Way
+from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.transports.base import Transport
@@ -31,12 +31,16 @@ class Ranks(Protocol):
     started: Started
     in_shared_memory: dict[int, Any]
 
-    @property
-    def choices(self) -> Choices | None:
-        """What follows from measurements, if a user asked for some."""
+    def prepare(self, call: Call, algorithm: str | None = None, timeout_seconds: float | None = None) -> None:
+        """Load what was stored of these ranks, before the first binding.  Collective."""
 
-    def prepare(self, nbytes: int, call: Call, algorithm: str | None, timeout_seconds: float | None = None) -> None:
-        """Get what is known of these ranks, before the first plan.  Collective."""
+    def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `fn`, with an event around each of its calls if there is a trace.  Local."""
+        ...
+
+    def observed(self, reduction: BucketReduction) -> BucketReduction:
+        """Return a reduction that was made elsewhere, with its events if there is a trace.  Local."""
+        ...
 
     def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:
         """Return the way of a unit of `nbytes`.  Local."""

@@ -71,7 +71,7 @@ _MANY_NODES = 8
 
 #: What must be measured before the fixed table is left: this part of its time, and so many seconds less.  Then times
 #: differ by more than the noise of a measurement.
-_GAIN, _GAIN_SECONDS = 0.92, 2e-6
+GAIN, _GAIN_SECONDS = 0.92, 2e-6
 
 #: Sizes in bytes for which a choice is worked out: two for each doubling, up to 4 GiB.
 _SIZES = tuple(size for power in range(32) for size in (1 << power, (3 << power) >> 1) if size != 1 or power == 0)
@@ -134,11 +134,14 @@ class Choices:
         From so many bytes on, the algorithm to choose.  `shared` is empty where the ranks share no memory.
     bucket_bytes : int
         The size of a unit that messages are fused into.
+    segment_bytes : int or None
+        The size of segments of long units through the memory of one node; None for that of the table.
     """
 
     shared: tuple[tuple[int, str], ...]
     messages: tuple[tuple[int, str], ...]
     bucket_bytes: int
+    segment_bytes: int | None = None
 
     def algorithm(self, nbytes: int, has_segments: bool) -> str:
         """Return the algorithm for so many bytes (Local)."""
@@ -147,14 +150,14 @@ class Choices:
 
     def to_bytes(self) -> bytes:
         """Return what `from_bytes` reads (Local)."""
-        return json.dumps([self.shared, self.messages, self.bucket_bytes]).encode()
+        return json.dumps([self.shared, self.messages, self.bucket_bytes, self.segment_bytes]).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Choices:
         """Return what `to_bytes` wrote (Local)."""
-        shared, messages, bucket_bytes = json.loads(raw)
+        shared, messages, bucket_bytes, segment_bytes = json.loads(raw)
         rows = [tuple((int(least), str(name)) for least, name in table) for table in (shared, messages)]
-        return cls(rows[0], rows[1], int(bucket_bytes))
+        return cls(rows[0], rows[1], int(bucket_bytes), segment_bytes)
 
 
 def way(nbytes: int, asked: str, facts: Facts) -> Way:
@@ -174,7 +177,11 @@ def way(nbytes: int, asked: str, facts: Facts) -> Way:
     chosen = asked_for(nbytes, asked, facts)
     if chosen not in SEGMENTED:
         return Way(chosen)
-    return Way(chosen, SEGMENT_BYTES if nbytes >= LONG_BYTES else _SHORT_SEGMENT_BYTES)
+    if nbytes < LONG_BYTES:
+        return Way(chosen, _SHORT_SEGMENT_BYTES)
+    choices = facts.choices if asked == AUTO and chosen == "shared_memory" else None
+    tuned = None if choices is None else choices.segment_bytes
+    return Way(chosen, tuned or SEGMENT_BYTES)
 
 
 def choose(nbytes: int, facts: Facts) -> str:
@@ -221,7 +228,7 @@ def worked_out(figures: Figures, facts: Facts) -> Choices:
     """Return what follows from measured figures; for rank 0, which sends it to all (Local)."""
     messages = Facts(facts.topology, facts.native, has_segments=False)
     shared = _rows(figures, facts) if facts.has_segments else ()
-    return Choices(shared, _rows(figures, messages), _bucket_bytes(figures, messages))
+    return Choices(shared, _rows(figures, messages), _bucket_bytes(figures, messages), figures.segment_bytes)
 
 
 def predictions(figures: Figures, nbytes: int, facts: Facts) -> dict[str, float]:
@@ -233,7 +240,7 @@ def predictions(figures: Figures, nbytes: int, facts: Facts) -> dict[str, float]
 
 def is_gain(seconds: float, default_seconds: float) -> bool:
     """Return whether the one is so much quicker than the default that the default is left (Local)."""
-    return seconds <= min(_GAIN * default_seconds, default_seconds - _GAIN_SECONDS)
+    return seconds <= min(GAIN * default_seconds, default_seconds - _GAIN_SECONDS)
 
 
 def _rows(figures: Figures, facts: Facts) -> tuple[tuple[int, str], ...]:

@@ -95,7 +95,7 @@ class FusedUpdate:
         if not is_plain or not self.pays(nbytes):
             return None
         signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
-        communicator.prepare(nbytes, Call("apply_gradients", signatures), self._algorithm, self._timeout_seconds)
+        communicator.prepare(Call("apply_gradients", signatures), self._algorithm, self._timeout_seconds)
         plan = build(signatures, "sum", ONE_PACK)
         largest = max(bucket.nbytes for bucket in plan.buckets)
         algorithm = communicator.way(largest, self._algorithm).algorithm

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from mpidist.collectives import selection
 from mpidist.collectives.selection import Facts
-from mpidist.collectives.tuning import Record
 from mpidist.commands.quantities import show_bytes, show_seconds, table
 from mpidist.schedules.cost import Level
 from mpidist.schedules.figures import Figures
+from mpidist.tuning.store import Record
 
 #: Sizes in bytes on the page: powers of four.
 SIZES = tuple(4**power for power in range(1, 15))
@@ -20,7 +20,7 @@ def page(record: Record, sizes: Sequence[int] = SIZES) -> str:
     facts = record.facts()
     topology = facts.topology
     shown = ", ".join(topology.node_names[:4]) + (", ..." if topology.node_count > 4 else "")
-    lines = [f"{topology.describe()} ({shown}), {record.key['mpi']}, measured by {record.measured_by}"]
+    lines = [f"{topology.describe()} ({shown}), {record.key['mpi']}, {record.key['processor']}"]
     return "\n".join([*lines, "", levels(record.figures, facts), "", choices(record.figures, facts, sizes)])
 
 
@@ -45,17 +45,38 @@ def _rate(seconds_per_byte: float) -> str:
 
 def choices(figures: Figures, facts: Facts, sizes: Sequence[int] = SIZES) -> str:
     """Return, by size, what is chosen, the predicted seconds of every candidate, and why it is that one (Local)."""
-    found, names = selection.worked_out(figures, facts), selection.eligible(facts)
+    known, names = selection.worked_out(figures, facts), selection.eligible(facts)
     rows = [("bytes", "chosen", *names, "because")]
     for nbytes in sizes:
-        chosen = found.algorithm(nbytes, facts.has_segments)
+        chosen = known.algorithm(nbytes, facts.has_segments)
         seconds = selection.predictions(figures, nbytes, facts)
         cells = [show_seconds(seconds[name]) if name in seconds else "-" for name in names]
         rows.append((str(nbytes), chosen, *cells, _reason(chosen, seconds)))
-    text = table(rows, left=(1, len(rows[0]) - 1))
+    lines = [table(rows, left=(1, len(rows[0]) - 1))]
     if not facts.has_segments:
-        text += f"\nlists of tensors are fused into units of {show_bytes(found.bucket_bytes)}"
-    return text
+        lines.append(f"lists of tensors are fused into units of {show_bytes(known.bucket_bytes)}")
+    if figures.segments:
+        lines += ["", segments(figures)]
+    return "\n".join(lines)
+
+
+def segments(figures: Figures) -> str:
+    """Return, by size, the seconds through memory with every size of segments, and which size is chosen (Local)."""
+    rows = [("bytes", *(f"segments of {size >> 10} KiB" for size in figures.segments))]
+    for found in zip(*figures.segments.values(), strict=True):
+        rows.append((str(int(found[0][0])), *(show_seconds(seconds) for _, seconds in found)))
+    chosen = figures.segment_bytes
+    why = "clearly quicker than those of the table" if chosen else "no other size is clearly quicker"
+    return f"{table(rows)}\nsegments of {(chosen or selection.SEGMENT_BYTES) >> 10} KiB: {why}"
+
+
+def table_page(facts: Facts) -> str:
+    """Return the rows of the fixed table for some ranks, each with the file of results that it follows from (Local)."""
+    rows = [("bytes from", "chosen", "because")]
+    for row in selection.TABLE:
+        if row.place == facts.place:
+            rows.append((str(row.least_bytes), selection.by_table(row.least_bytes, facts), row.evidence))
+    return table(rows, left=(1, 2))
 
 
 def _reason(chosen: str, seconds: dict[str, float]) -> str:

@@ -17,14 +17,14 @@ import mpidist
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import AUTO, check_name
-from mpidist.collectives.tuning import folder, key_of, look_up, stored
-from mpidist.commands.choice_page import page
+from mpidist.commands.choice_page import page, table_page
 from mpidist.commands.cores import visible_cores
 from mpidist.commands.launcher import find_launcher
 from mpidist.commands.probe import GET_MPI, MpiFound, probe_mpi, without_launcher
 from mpidist.errors import LaunchError, MpidistError
 from mpidist.options import Settings, settings
 from mpidist.transports import world
+from mpidist.tuning.store import folder, key_of, look_up, stored
 
 #: A line of the page: what, and what about it.
 Row = tuple[str, str]
@@ -137,15 +137,20 @@ def all_reduces() -> list[str]:
         if chosen.deterministic:
             return [render([("all-reduce", "by a fixed table, since MPIDIST_DETERMINISTIC is set")])]
         if detect_launcher() is None or world().transport.size == 1:
-            records = [record for record in stored(where) if platform.node() in map(_host, record.hosts)]
-            problem = f"nothing was measured on this host yet: mpidist tune -n 2 does so ({where})"
+            found, problems = stored(where)
+            records = [record for record in found if platform.node() in map(_host, record.hosts)]
+            default = f"by a table; nothing was measured on this host yet: mpidist tune -n 2 does so ({where})"
         else:
-            record, problem = look_up(key_of(Communicator.world()), where)
-            records = [] if record is None else [record]
-            problem = problem or f"by a fixed table, nothing was measured for these ranks yet: mpidist tune ({where})"
+            communicator = Communicator(world())
+            record, problem = look_up(key_of(communicator), where)
+            records, problems = [record] if record else [], [problem] if problem else []
+            default = f"by a table, nothing was measured for these ranks yet: mpidist tune ({where})"
+            default = f"{default}\n\n{table_page(communicator.facts())}"
     except (MpidistError, ValueError, ImportError, RuntimeError, OSError) as error:
         return [render([("all-reduce", f"unknown: {error}")])]
-    return [f"all-reduces of {page(record)}" for record in records] or [render([("all-reduce", problem)])]
+    pages = [f"all-reduces of {page(record)}" for record in records]
+    pages += [render([("all-reduce", f"{problem}; mpidist tune measures anew")]) for problem in problems]
+    return pages or [render([("all-reduce", default)])]
 
 
 def _host(name: str) -> str:

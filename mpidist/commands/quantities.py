@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Collection, Sequence
 
+from mpidist.schedules.cost import Level
+
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 
 _BYTES = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
@@ -100,3 +102,10 @@ def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     aligns = ["<" if place in left else ">" for place in range(len(widths))]
     cells = "  ".join(f"{{:{align}{width}}}" for align, width in zip(aligns, widths, strict=True))
     return "\n".join(cells.format(*row).rstrip() for row in rows)
+
+
+def show_level(level: Level) -> str:
+    """Return the figures of a level as text."""
+    rate = f"{show_bytes(1 / level.beta)}/s" if level.beta else "no seconds a byte"
+    points = f" beyond {len(level.exchange)} measured points" if level.exchange else ""
+    return f"{show_seconds(level.alpha)} a message, {rate}{points}"

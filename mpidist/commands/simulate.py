@@ -12,13 +12,13 @@ from typing import Any
 
 from mpidist.cluster.hostlist import expand_hostlist
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.tuning import Record, folder, path_of, read, stored
 from mpidist.commands import quantities
-from mpidist.commands.quantities import show_bytes, show_seconds
+from mpidist.commands.quantities import show_bytes, show_level, show_seconds
 from mpidist.schedules.comparison import Outcome, candidates, compare
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.networks import NETWORKS, network
 from mpidist.schedules.rounds import COLLECTIVES, Schedule
+from mpidist.tuning.store import Record, folder, path_of, read, stored
 
 #: More ranks are not simulated: memory and time grow with them, and names of algorithms do not change any more.
 _MOST_RANKS = 1_000_000
@@ -174,10 +174,11 @@ def _stored(path: str) -> Record:
         except (OSError, ValueError) as error:
             raise ValueError(f"--figures {path}: {error}") from None
     where = folder()
-    found = stored(where)
+    found, problems = stored(where)
     if len(found) != 1:
-        known = "".join(f"\n  {path_of(each.key, where)}: {each.key.get('ranks')}" for each in found)
-        raise ValueError(f"--figures: {where} holds the figures of {len(found)} sets of ranks; name one{known}")
+        known = [f"{path_of(each.key, where)}: {each.key.get('ranks')}" for each in found]
+        text = "\n  ".join([f"--figures: {where} holds the figures of {len(found)} sets of ranks; name one", *known])
+        raise ValueError("\n  ".join([text, *problems]))
     return found[0]
 
 
@@ -228,8 +229,8 @@ def _links(options: argparse.Namespace, model: CostModel) -> list[str]:
     if gamma := model.inter.gamma or model.intra.gamma:
         reducing = f"{show_bytes(1 / gamma)}/s"
     return [
-        f"inside    {_named(options, 'intra', options.network_intra)}: {shown_level(model.intra)}",
-        f"between   {_named(options, 'inter', options.network)}: {shown_level(model.inter)}, {links}",
+        f"inside    {_named(options, 'intra', options.network_intra)}: {show_level(model.intra)}",
+        f"between   {_named(options, 'inter', options.network)}: {show_level(model.inter)}, {links}",
         f"reducing  {reducing}",
     ]
 
@@ -240,13 +241,6 @@ def _named(options: argparse.Namespace, level: str, name: str) -> str:
         return "as stored"
     given = [getattr(options, f"{figure}_{level}") is not None for figure in ("alpha", "beta")]
     return "as given" if all(given) else f"{name}, partly as given" if any(given) else name
-
-
-def shown_level(level: Level) -> str:
-    """Return the figures of a level as text."""
-    rate = f"{show_bytes(1 / level.beta)}/s" if level.beta else "no seconds a byte"
-    points = f" beyond {len(level.exchange)} measured points" if level.exchange else ""
-    return f"{show_seconds(level.alpha)} a message, {rate}{points}"
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> str:

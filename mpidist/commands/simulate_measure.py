@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.measured_rounds import MeasuredRounds
 from mpidist.commands.machine import machine
-from mpidist.commands.quantities import show_bytes, show_seconds, table
-from mpidist.commands.simulate import shown_level
+from mpidist.commands.quantities import show_bytes, show_level, show_seconds, table
 from mpidist.errors import MpidistError
 from mpidist.schedules.comparison import candidates
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.simulator import simulate
+from mpidist.tuning.measured_rounds import MeasuredRounds
+from mpidist.world import world_communicator
 
 #: Sizes in bytes of the buffers.
 SIZES = tuple(1 << power for power in range(10, 25, 2))
@@ -56,7 +56,7 @@ def measure(as_json: bool, most_bytes: int) -> int:
         Longer buffers of `SIZES` are left out.
     """
     try:
-        communicator = Communicator.world()
+        communicator = world_communicator()
     except MpidistError as error:
         print(f"mpidist simulate: {error}", file=sys.stderr)
         return 1
@@ -96,9 +96,9 @@ def _page(communicator: Communicator, model: CostModel, found: Sequence[Comparis
     topology = communicator.topology
     lines = [f"schedules on {topology.describe()}, predicted and measured in one launch"]
     if max(topology.local_size_of) > 1:
-        lines.append(f"inside    {shown_level(model.intra)}")
+        lines.append(f"inside    {show_level(model.intra)}")
     if topology.node_count > 1:
-        lines.append(f"between   {shown_level(model.inter)}")
+        lines.append(f"between   {show_level(model.inter)}")
     return "\n".join([*lines, "", comparison_table(found), verdict(found, crowded)])
 
 

@@ -7,17 +7,20 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import TextIO
 
 from mpidist.cluster.launchers import detect_launcher
-from mpidist.collectives import tuning
-from mpidist.collectives.calibration import calibrate
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.tuning import Record, key_of
 from mpidist.commands import choice_page, quantities, run
 from mpidist.errors import MpidistError
+from mpidist.tuning import plausibility, store
+from mpidist.tuning.calibration import BUDGET_SECONDS, LARGEST_BYTES, calibrate
+from mpidist.tuning.plausibility import ImplausibleFigures
+from mpidist.tuning.store import Record, key_of
+from mpidist.world import world_communicator
 
-#: How often the contenders take turns: more often than in a calibration, which a job waits for.
-_ROUNDS = 15
+#: What to do when a calibration is refused.
+_CURE = "nothing is kept; other programs use these hosts, so run mpidist tune again when they are idle"
 
 _EPILOG = """examples:
   mpidist tune -n 4                          four ranks of this machine
@@ -37,7 +40,12 @@ def main(argv: Sequence[str]) -> int:
     if detect_launcher() is None:
         parser.error("-n RANKS is needed, or a launcher such as srun: mpidist tune -n 2")
     try:
-        return _tune(Communicator.world(), options)
+        communicator = world_communicator()
+        return _tune(communicator, options)
+    except ImplausibleFigures as refused:
+        if communicator.rank == 0:  # all ranks may refuse
+            print(f"mpidist tune: {refused}; {_CURE}", file=sys.stderr)
+        return 1
     except (MpidistError, ValueError) as error:
         print(f"mpidist tune: {error}", file=sys.stderr)
         return 1
@@ -47,15 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="mpidist tune",
-        description="Measures latency, bandwidth, reductions and all-reduces of the ranks, and keeps the figures by "
-        "hosts, ranks on them and MPI library: launches on the same choose their algorithms by them.",
+        description="Measures latency, bandwidth, reductions, all-reduces and sizes of segments of the ranks, and "
+        "keeps the figures by hosts, ranks on them, processor and MPI library: launches on the same choose by them.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("-n", "-np", "--ranks", type=int, metavar="RANKS", help="start so many ranks on this machine")
-    add("--largest", type=quantities.nbytes, default=1 << 28, metavar="BYTES", help="longest all-reduce: 256MiB")
-    add("--seconds", type=quantities.seconds, default=60.0, help="about how long it may take at most: 60")
+    add("--largest", type=quantities.nbytes, default=LARGEST_BYTES, metavar="BYTES", help="longest all-reduce: 256MiB")
+    add("--seconds", type=quantities.seconds, default=BUDGET_SECONDS, help="about how long it may take at most: 50")
     add("--json", action="store_true", help="print the figures as JSON")
     add("--dry-run", action="store_true", help="print the table and keep nothing")
     return parser
@@ -72,15 +80,24 @@ def _tune(communicator: Communicator, options: argparse.Namespace) -> int:
         print("mpidist tune: one rank reduces nothing; use two or more: mpidist tune -n 2", file=sys.stderr)
         return 2
     start = time.perf_counter()
-    figures = calibrate(communicator, options.seconds, options.largest, _ROUNDS)
+    figures = calibrate(communicator, options.seconds, options.largest)
     seconds = time.perf_counter() - start
     if communicator.rank != 0:
         return 0
-    record = Record(key_of(communicator), communicator.topology.hosts, "mpidist tune", figures)
+    plausibility.check(figures, communicator.topology)
+    record = Record(key_of(communicator), communicator.topology.hosts, figures)
     print(json.dumps(figures.to_json()) if options.json else choice_page.page(record), flush=True)
-    if not options.dry_run:
-        path = tuning.keep(communicator, figures, "mpidist tune")
-        if path is None:
-            return 1
-        print(f"\nmeasured in {seconds:.1f} s, kept in {path}", file=sys.stderr if options.json else sys.stdout)
+    return 0 if options.dry_run else _keep(record, seconds, sys.stderr if options.json else sys.stdout)
+
+
+def _keep(record: Record, seconds: float, output: TextIO) -> int:
+    """Write figures where the next launch finds them; return the exit status (Local)."""
+    where = store.folder()
+    try:
+        path = store.write(record, where)
+    except OSError as error:
+        cure = "set MPIDIST_TUNING_FOLDER to a folder that can be written"
+        print(f"mpidist tune: the figures cannot be kept in {where} ({error}); {cure}", file=sys.stderr)
+        return 1
+    print(f"\nmeasured in {seconds:.1f} s, kept in {path}", file=output)
     return 0

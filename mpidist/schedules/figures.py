@@ -7,7 +7,7 @@ and those through shared memory are no schedules, and of a schedule a measuremen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy
@@ -28,10 +28,16 @@ class Figures:
     points : mapping of str to tuple of (bytes, seconds)
         By algorithm: all-reduces of ascending sizes, as the slowest rank saw them.  Those that fall far behind are not
         measured at long sizes.
+    segments : mapping of int to tuple of (bytes, seconds)
+        By size of segments in bytes: long all-reduces through the memory of one node.
+    segment_bytes : int or None
+        The size that is clearly quicker than the default, by which `points` were measured then; None for the default.
     """
 
     model: CostModel
     points: Mapping[str, Points]
+    segments: Mapping[int, Points] = field(default_factory=dict)
+    segment_bytes: int | None = None
 
     def seconds(self, name: str, nbytes: float, topology: Topology, schedule: Schedule | None = None) -> float | None:
         """Return what an all-reduce of `nbytes` takes by algorithm `name`; None where nothing tells (Local).
@@ -46,7 +52,14 @@ class Figures:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as what JSON can hold (Local)."""
-        return {"model": asdict(self.model), "points": {name: list(points) for name, points in self.points.items()}}
+        points = {name: list(listed) for name, listed in self.points.items()}
+        segments = {str(size): list(listed) for size, listed in self.segments.items()}
+        return {
+            "model": asdict(self.model),
+            "points": points,
+            "segments": segments,
+            "segment_bytes": self.segment_bytes,
+        }
 
     @classmethod
     def from_json(cls, found: Any) -> Figures:
@@ -63,7 +76,13 @@ class Figures:
             points = {str(name): _checked(listed) for name, listed in found["points"].items()}
             links = model["links_per_node"]
             links = None if links is None else max(1, int(links))
-            return cls(CostModel(levels["intra"], levels["inter"], links, **_others(model)), points)
+            segments = {int(size): _checked(listed) for size, listed in found["segments"].items()}
+            if len({tuple(nbytes for nbytes, _ in listed) for listed in segments.values()}) > 1:
+                raise ValueError("sizes of segments were measured with different all-reduces")
+            best = found["segment_bytes"]
+            if best is not None and best not in segments:
+                raise ValueError(f"segments of {best} bytes are chosen, and were not measured")
+            return cls(CostModel(levels["intra"], levels["inter"], links, **_others(model)), points, segments, best)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no figures of all-reduces: {type(error).__name__}: {error}") from None
 
@@ -79,7 +98,7 @@ def _level(found: Mapping[str, Any]) -> Level:
 def _others(model: Mapping[str, Any]) -> dict[str, float]:
     """Return the prices of a model that belong to no level."""
     levels = {"intra", "inter", "links_per_node"}
-    return {field.name: float(model[field.name]) for field in fields(CostModel) if field.name not in levels}
+    return {each.name: float(model[each.name]) for each in fields(CostModel) if each.name not in levels}
 
 
 def _checked(listed: Sequence[Any]) -> Points:

@@ -16,6 +16,7 @@ from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.one_node import devices_of_ranks, require_one_node
 from mpidist.strategies.visibility import warn_of_invisible
 from mpidist.variables import AggregatingVariable, DistributedVariable, OneCopy
+from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -49,7 +50,7 @@ class CentralStorageStrategy(Strategy):
     def __init__(
         self, compute_devices: Sequence[str | Device] | None = None, parameter_device: str | Device | None = None
     ) -> None:
-        communicator = Communicator.world()
+        communicator = world_communicator()
         require_one_node(communicator, type(self).__name__)
         all_devices = devices_of_ranks(compute_devices, communicator)
         place = _parameter_device(parameter_device, all_devices)

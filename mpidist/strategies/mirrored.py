@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from mpidist.cluster.devices import Device
-from mpidist.collectives.communicator import Communicator
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.one_node import devices_of_ranks, require_one_node
 from mpidist.strategies.visibility import warn_of_invisible
+from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -38,7 +38,7 @@ class MirroredStrategy(Strategy):
     def __init__(
         self, devices: Sequence[str | Device] | None = None, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
-        communicator = Communicator.world()
+        communicator = world_communicator()
         require_one_node(communicator, "MirroredStrategy")
         all_devices = devices_of_ranks(devices, communicator)
         names = tuple(device.name for device in all_devices)

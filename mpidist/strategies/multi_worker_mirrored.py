@@ -14,6 +14,7 @@ from mpidist.cross_device_ops import AllReduceCrossDeviceOps, NcclAllReduce
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.visibility import gpu_count
+from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -53,7 +54,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication: CommunicationImplementation | str | None = None,
     ) -> None:
         resolver, options = _sorted_arguments(cluster_resolver, communication_options, communication)
-        communicator = Communicator.world()
+        communicator = world_communicator()
         if resolver is None:
             resolver = MPIClusterResolver(rank=communicator.rank, hosts=communicator.topology.hosts)
         _check_cluster(resolver, communicator)

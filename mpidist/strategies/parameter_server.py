@@ -18,7 +18,6 @@ from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.server_roles import RanksPerWorker, Roles
 from mpidist.cluster.spec import ClusterSpec
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import PeerLostError
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.client import Client
@@ -31,6 +30,7 @@ from mpidist.strategies import server_cluster
 from mpidist.strategies.base import Strategy
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
 from mpidist.transports.lines import Line, open_lines
+from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -104,7 +104,7 @@ class ParameterServerStrategy(Strategy):
         _check_arguments(cluster_resolver, variable_partitioner, consistency, placement, on_server_failure)
         _check_push_dtype(push_dtype)
         whole = transports.world()
-        communicator = Communicator.world()
+        communicator = world_communicator()
         self._roles = server_cluster.settle(cluster_resolver, communicator, num_ps, ranks_per_worker)
         self._rank = communicator.rank
         self._whole = whole  # whose control channel and exit hooks stay in force
@@ -160,7 +160,7 @@ class ParameterServerStrategy(Strategy):
         self, number: int | None, push_dtype: Any, partitioner: Callable[..., Any] | None, placement: str
     ) -> tuple[Any, ServedExtended]:
         """Return the client of this rank, and what library code uses of this strategy."""
-        group = Communicator.world()
+        group = world_communicator()
         has_servers = bool(self._lines) or (number is not None and self._roles.trainers[number][0] != self._rank)
         servers = max(1, len(self._roles.servers))
         rules = (partitioner, Placement(servers, placement))

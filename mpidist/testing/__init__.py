@@ -2,12 +2,12 @@
 
 `run_ranks` runs a function on several ranks inside one process, without MPI::
 
-    from mpidist.collectives.communicator import Communicator
+    from mpidist.world import world_communicator
     from mpidist.testing import run_ranks
 
     def total():
         values = numpy.ones(3)
-        Communicator.world().all_reduce(values)
+        world_communicator().all_reduce(values)
         return values.tolist()
 
     assert run_ranks(4, total) == [[4.0, 4.0, 4.0]] * 4

@@ -12,7 +12,6 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
@@ -23,6 +22,7 @@ from mpidist.training.given_path import given_path
 from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import temporary
 from mpidist.variables import DistributedVariable
+from mpidist.world import world_communicator
 
 #: The rank that writes and reads files.
 CHIEF = 0
@@ -372,7 +372,7 @@ def _permit(owner: Owner | None) -> Callable[[], None]:
 
 def _writes_together(parallel: bool | None, what: str) -> bool:
     """Return whether all ranks write; the same on all of them."""
-    communicator = Communicator.world()
+    communicator = world_communicator()
     if communicator.size == 1 or parallel is False:
         return False
     able = communicator.transport.name == "mpi" and hdf5_parallel.is_available()
@@ -387,7 +387,7 @@ def _writes_together(parallel: bool | None, what: str) -> bool:
 def _write_together(
     path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
 ) -> None:
-    communicator = Communicator.world()
+    communicator = world_communicator()
     rank, size = communicator.rank, communicator.size
     parts = hdf5_parallel.part_checksums(found, rank, size)
     described = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
@@ -424,7 +424,7 @@ def _write_together(
 
 def together(chief_fn: Any, what: str) -> Any:
     """Call `chief_fn` on the chief and return its result there, None on the others; its failure is raised on all."""
-    communicator = Communicator.world()
+    communicator = world_communicator()
     result: Any = None
     error: BaseException | None = None
     if communicator.rank == CHIEF:
@@ -455,7 +455,7 @@ def _error(kind: str, message: str) -> CheckpointError:
 
 def _agree(problem: str, what: str) -> None:
     """Raise CheckpointError on all ranks when one of them has a problem; names the ranks that have one."""
-    answers = [raw.decode() for raw in Communicator.world().exchange(problem.encode(), what="checkpoint")]
+    answers = [raw.decode() for raw in world_communicator().exchange(problem.encode(), what="checkpoint")]
     found = {rank: answer for rank, answer in enumerate(answers) if answer}
     if found:
         first = next(iter(found))
@@ -464,7 +464,7 @@ def _agree(problem: str, what: str) -> None:
 
 def _share(found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chief's arrays and numbers in one dict, on every rank."""
-    communicator = Communicator.world()
+    communicator = world_communicator()
     entries = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
     text = json.dumps([entries, numbers]) if communicator.rank == CHIEF else ""
     entries, numbers = json.loads(communicator.exchange(text.encode(), what="checkpoint")[CHIEF])

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file
@@ -19,6 +18,7 @@ from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
 from mpidist.training.given_path import given_path
 from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import left_behind, temporary
+from mpidist.world import world_communicator
 
 #: What else than checkpoints is ever written under a temporary name.
 _OTHERS = r"\.owner(\.before)?|\.?trial\.h5.*"
@@ -80,7 +80,7 @@ class CheckpointManager:
             )
         self._own: set[Path] = set()  # what this manager, or the run that it goes on with, has saved; for the chief
         self._owner = Owner.of(self.directory)
-        is_chief = Communicator.world().rank == CHIEF
+        is_chief = world_communicator().rank == CHIEF
         self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
 
     @property
@@ -118,7 +118,7 @@ class CheckpointManager:
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
         path = self.checkpoint.save_owned(self.directory / f"{self.checkpoint_name}-{number}.h5", self._owner)
-        if Communicator.world().rank == CHIEF and writes_here():
+        if world_communicator().rank == CHIEF and writes_here():
             self._own.add(path)
             self._owner.savers.setdefault(path, WeakSet()).add(self)
             self._remove_old(path)
@@ -160,7 +160,7 @@ class CheckpointManager:
             self.directory.rmdir()
 
     def _restore_newest(self) -> Path | None:
-        communicator = Communicator.world()
+        communicator = world_communicator()
         seen = json.dumps([str(path) for path in reversed(self.checkpoints)]) if communicator.rank == CHIEF else ""
         newest_first = json.loads(communicator.exchange(seen.encode(), what="checkpoint")[CHIEF])
         for path in map(Path, newest_first):  # this manager's from now on, whoever has saved them
@@ -180,7 +180,7 @@ class CheckpointManager:
         return None
 
     def _next_number(self) -> int:
-        communicator = Communicator.world()
+        communicator = world_communicator()
         mine = _number(self.latest_checkpoint) + 1 if communicator.rank == CHIEF and self.latest_checkpoint else 1
         return int(communicator.exchange(str(mine).encode(), what="checkpoint")[CHIEF])
 

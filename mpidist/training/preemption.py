@@ -31,6 +31,7 @@ from mpidist.context import T
 from mpidist.training.checkpoint import CHIEF, Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
 from mpidist.training.given_path import given_path
+from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -146,7 +147,7 @@ class PreemptionCheckpointHandler:
         self._config = TerminationConfig() if termination_config is None else termination_config
         self._manager.checkpoint.include(_PART, self)
         self.total_run_calls = 0
-        self._communicator = Communicator.world()
+        self._communicator = world_communicator()
         self._agreement = _Agreement(self._communicator)
         atexit.register(self._agreement.settle)
         self._noticed_at: float | None = None

@@ -12,9 +12,9 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError
 from mpidist.training import hdf5_file, hdf5_parallel
+from mpidist.world import world_communicator
 
 pytestmark = [
     pytest.mark.mpi,
@@ -35,7 +35,7 @@ SHAPES = {
 @pytest.fixture
 def directory(tmp_path) -> Path:
     """Rank 0's directory, on every rank."""
-    return Path(Communicator.world().exchange(str(tmp_path).encode())[0].decode())
+    return Path(world_communicator().exchange(str(tmp_path).encode())[0].decode())
 
 
 class Run:
@@ -68,7 +68,7 @@ def test_all_ranks_write_what_one_would(directory):
     run.checkpoint.save(directory / "all.h5", parallel=True)
     run.checkpoint.save(directory / "default.h5")
     expected = run.bits()
-    if Communicator.world().rank == 0:
+    if world_communicator().rank == 0:
         one, every, default = (hdf5_file.read(directory / f"{name}.h5") for name in ("one", "all", "default"))
         assert one[1] == every[1] == default[1]
         for name, array in one[0].items():
@@ -81,7 +81,7 @@ def test_all_ranks_write_what_one_would(directory):
 
 
 def test_every_rank_has_its_rows():
-    communicator, array = Communicator.world(), numpy.zeros(SHAPES["uneven"], "float32")
+    communicator, array = world_communicator(), numpy.zeros(SHAPES["uneven"], "float32")
     rows = hdf5_parallel.rows_of(array, communicator.rank, communicator.size)
     found = [int(raw) for raw in communicator.exchange(str(rows.stop - rows.start).encode())]
     assert sum(found) == len(array)
@@ -90,7 +90,7 @@ def test_every_rank_has_its_rows():
 
 def test_damage_is_found(directory):
     path = Run(1).checkpoint.save(directory / "c.h5", parallel=True)
-    if Communicator.world().rank == 0:
+    if world_communicator().rank == 0:
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
@@ -99,7 +99,7 @@ def test_damage_is_found(directory):
 
 
 def test_a_place_that_cannot_be_written_is_an_error_on_every_rank(directory):
-    if Communicator.world().rank == 0:
+    if world_communicator().rank == 0:
         (directory / "file").write_text("")
     with pytest.raises(CheckpointError, match="was not saved"):
         Run(0).checkpoint.save(directory / "file" / "c.h5", parallel=True)

@@ -22,11 +22,11 @@ import os, signal, sys
 import numpy
 import mpidist
 from mpidist.collectives import bucket_reduction, pieces
-from mpidist.collectives.communicator import Communicator
+from mpidist.world import world_communicator
 from mpidist.collectives import update
 from mpidist.collectives.fused import FusedAllReduce
 
-communicator = Communicator.world()
+communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
 update.LEAST_BYTES = 1
 
@@ -190,7 +190,7 @@ GRIDS = grid([(3, 2)], [(2, 2), (4, 2), (5, 3)])
 @pytest.mark.parametrize(("ranks", "nodes"), GRIDS)
 def test_the_grid_of_the_engine_on_several_nodes(ranks: int, nodes: int):
     command = [sys.executable, "-m", "pytest", "-q", "tests/parallel/test_engine.py", "--with-mpi", "--color=no"]
-    env = {"MPIDIST_VIRTUAL_NODES": str(nodes), "MPIDIST_CALIBRATE": "0"}
+    env = {"MPIDIST_VIRTUAL_NODES": str(nodes)}
     result = run_command(ranks, [*command, f"--rootdir={ROOT}", f"--confcutdir={ROOT}"], 120, env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"\n\d+ passed", result.stdout) and "skipped" not in result.stdout
@@ -226,7 +226,7 @@ def test_a_node_without_room_for_shared_memory_says_so_once_and_uses_messages(tm
     body = (
         START + "fused = FusedAllReduce(communicator)\n" + VALUES + 'say(f"shared {communicator.facts().has_segments}")'
     )
-    env = {"MPIDIST_CALIBRATE": "0", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
+    env = {"MPIDIST_TUNING_FOLDER": str(tmp_path)}
     result = run_job(3, NO_MEMORY + body, env=env)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["shared False"] * 3

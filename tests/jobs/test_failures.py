@@ -28,10 +28,10 @@ OF_MPI = re.compile(
 STEPS = """
 import os, signal, sys, time
 import numpy
-import mpidist.collectives.communicator as collectives
+from mpidist.world import world_communicator
 from mpidist.collectives.fused import FusedAllReduce
 
-communicator = collectives.Communicator.world()
+communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
 fused = FusedAllReduce(communicator)
 
@@ -124,7 +124,7 @@ def stop(segments, rank, turn, said=SharedSegments.say_reduced):
 if rank == BAD: SharedSegments.say_reduced = stop
 steps(1, shape=(1000, 1000))
 """
-    result = _run(body, ranks=4, MPIDIST_VIRTUAL_NODES=nodes, MPIDIST_TIMEOUT_SECONDS="5", MPIDIST_CALIBRATE="0")
+    result = _run(body, ranks=4, MPIDIST_VIRTUAL_NODES=nodes, MPIDIST_TIMEOUT_SECONDS="5")
     assert result.returncode != 0
     error = _last_said(result)
     called = r"all_reduce\(sum\) of w float32\[1000, 1000\] \(call \d+\)"

@@ -152,8 +152,8 @@ def test_a_rank_that_leaves_its_script_early_is_named_not_the_one_that_waits(tmp
     script = f"""
 import sys
 import numpy
-from mpidist.collectives.communicator import Communicator
-communicator = Communicator.world()
+from mpidist.world import world_communicator
+communicator = world_communicator()
 communicator.all_reduce(numpy.ones(4))
 if communicator.rank == 2: {end}
 communicator.all_reduce(numpy.ones(4))

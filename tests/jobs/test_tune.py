@@ -44,7 +44,7 @@ def test_json_and_a_dry_run(mpidist, tmp_path):
     tuned = mpidist("tune", "-n", "2", "--json", "--dry-run", *SMALL)
     assert tuned.returncode == 0, tuned.stderr
     found = json.loads(tuned.stdout)
-    assert set(found) == {"model", "points"} and "native" in found["points"]
+    assert set(found) == {"model", "points", "segments", "segment_bytes"} and "native" in found["points"]
     assert not (tmp_path / "tuning").exists()
 
 

@@ -12,10 +12,10 @@ from tests.jobs import run_job
 START = """
 import math, os, signal, sys
 import ml_dtypes, numpy
-from mpidist.collectives.communicator import Communicator
+from mpidist.world import world_communicator
 from mpidist.collectives.fused import FusedAllReduce
 
-communicator = Communicator.world()
+communicator = world_communicator()
 rank, size, topology = communicator.rank, communicator.size, communicator.topology
 
 def check(ok, what):
@@ -110,7 +110,7 @@ if detect_launcher().rank == 0:
 """
     script += START + VALUES.replace('algorithm="two_level"', 'algorithm="auto"')
     script += '\nif rank == 0:\n    print("has", communicator.facts())'
-    env = {"MPIDIST_VIRTUAL_NODES": "2", "MPIDIST_CALIBRATE": "0", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
+    env = {"MPIDIST_VIRTUAL_NODES": "2", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
     result = run_job(4, script, timeout_seconds=120, env=env)
     assert result.returncode == 0, result.stderr
     assert re.search(r"has .*has_segments=False", result.stdout)
@@ -122,7 +122,7 @@ def test_what_is_chosen_on_two_nodes_is_two_levels(tmp_path: Path):
         START + "\nbuffer = numpy.ones(1_000_000)\ncommunicator.all_reduce(buffer)\ncheck((buffer == size).all(), 0)"
     )
     script += "\nif rank == 0:\n    print(communicator.way(8_000_000, None).label)"
-    env = {"MPIDIST_VIRTUAL_NODES": "2", "MPIDIST_CALIBRATE": "0", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
+    env = {"MPIDIST_VIRTUAL_NODES": "2", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
     result = run_job(4, script, env=env)
     assert result.returncode == 0, result.stderr
     assert "two_level in segments" in result.stdout

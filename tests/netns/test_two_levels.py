@@ -18,7 +18,7 @@ from tests.netns.hosts import Hosts, several_hosts
 SUMS = """
 import os, sys
 import numpy
-from mpidist.collectives.communicator import Communicator
+from mpidist.world import world_communicator
 from mpidist.collectives.fused import FusedAllReduce
 
 def bytes_sent():
@@ -26,7 +26,7 @@ def bytes_sent():
         (line,) = [line for line in file if line.strip().startswith("eth0:")]
     return int(line.split(":")[1].split()[8])
 
-communicator = Communicator.world()
+communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
 fused = FusedAllReduce(communicator, algorithm=sys.argv[1])
 parts = [numpy.arange(length) % 7 + rank for length in (200_000, 5, 299_995)]
@@ -88,10 +88,10 @@ def test_a_flat_ring_sends_more(hosts: Hosts, cyclic: bool, times: float):
 def test_a_rank_that_raises_in_the_middle_ends_the_job(hosts: Hosts):
     script = """
 import numpy
-from mpidist.collectives.communicator import Communicator
+from mpidist.world import world_communicator
 from mpidist.collectives.two_level import TwoLevel
 
-communicator = Communicator.world()
+communicator = world_communicator()
 reduction = TwoLevel(communicator._lanes, 500_000, numpy.dtype("f4"), "sum")
 
 def fill(index, place):

@@ -9,9 +9,9 @@ import pytest
 
 import mpidist
 from mpidist.collectives import update
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.input import Dataset
+from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi
 
@@ -28,7 +28,7 @@ def least_bytes(request, monkeypatch):
 @pytest.fixture
 def directory(tmp_path) -> Path:
     """Rank 0's directory, on every rank."""
-    return Path(Communicator.world().exchange(str(tmp_path).encode())[0].decode())
+    return Path(world_communicator().exchange(str(tmp_path).encode())[0].decode())
 
 
 class Run:
@@ -75,7 +75,7 @@ def test_restores_bit_for_bit_and_goes_on_like_one_rank(directory, least_bytes):
     alone.checkpoint.restore(directory / "c.h5")
     assert alone.state() == saved.state()
     numpy.testing.assert_allclose(alone.train(STEPS).w.value, restored.train(STEPS).w.value, rtol=1e-5, atol=1e-6)
-    assert restored.is_in_slices() == (least_bytes == 1 and Communicator.world().size > 1)
+    assert restored.is_in_slices() == (least_bytes == 1 and world_communicator().size > 1)
 
 
 @pytest.mark.filterwarnings("ignore:OneDeviceStrategy reduces nothing")
@@ -94,7 +94,7 @@ def test_missing_and_damaged_files_are_errors_on_every_rank(directory):
     with pytest.raises(CheckpointNotFoundError, match="none.h5"):
         run.checkpoint.restore(directory / "none.h5")
     path = run.checkpoint.save(directory / "c.h5")
-    if Communicator.world().rank == 0:
+    if world_communicator().rank == 0:
         raw = path.read_bytes()
         path.write_bytes(raw[:50] + bytes([raw[50] ^ 1]) + raw[51:])
     with pytest.raises(CheckpointError, match=r"c.h5 is damaged: .* has CRC-32 0x\w+, expected 0x\w+"):
@@ -102,7 +102,7 @@ def test_missing_and_damaged_files_are_errors_on_every_rank(directory):
 
 
 def test_a_save_that_fails_on_the_chief_fails_on_every_rank(directory):
-    if Communicator.world().rank == 0:
+    if world_communicator().rank == 0:
         (directory / "file").write_text("")
     with pytest.raises(CheckpointError, match="was not saved: rank 0"):
         Run(mpidist.MultiWorkerMirroredStrategy()).checkpoint.save(directory / "file" / "c.h5")
@@ -114,7 +114,7 @@ def test_a_damaged_newest_falls_back_on_every_rank(directory):
     for number in range(1, 4):
         newest = manager.save(run.train(1).optimizer.iterations)
         assert newest.name == f"checkpoint-{number}.h5"
-    if Communicator.world().rank == 0:
+    if world_communicator().rank == 0:
         assert [path.name for path in manager.checkpoints] == ["checkpoint-2.h5", "checkpoint-3.h5"]
         newest.write_bytes(newest.read_bytes()[:-1])
     assert manager.restore_or_initialize().name == "checkpoint-2.h5"

@@ -8,12 +8,12 @@ import numpy
 import pytest
 
 from mpidist.collectives import reference
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.selection import AUTOMATIC, eligible
 from mpidist.runtime.board import StatusBoard
 from mpidist.schedules.table import names
 from mpidist.transports.mpi import MpiTransport
+from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi
 
@@ -23,7 +23,7 @@ ALGORITHMS = ("auto", *AUTOMATIC, *(name for name in names("all_reduce") if name
 
 @pytest.fixture
 def communicator():
-    return Communicator.world()
+    return world_communicator()
 
 
 def _algorithms(communicator):

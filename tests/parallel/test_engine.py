@@ -24,13 +24,13 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.collectives import gradient_buffers, plan_cache, selection, update
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.selection import Way
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
 from mpidist.transports.shared import SharedSegments
+from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi
 
@@ -46,7 +46,7 @@ GRID += [(numpy.dtype("c8"), op) for op in ("sum", "mean", "prod")] + [(numpy.dt
 
 @pytest.fixture
 def communicator():
-    return Communicator.world()
+    return world_communicator()
 
 
 def _all_ways(communicator):

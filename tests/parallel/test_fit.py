@@ -10,9 +10,9 @@ import pytest
 
 import mpidist
 from mpidist.collectives import update
-from mpidist.collectives.communicator import Communicator
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback
+from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi
 
@@ -79,7 +79,7 @@ def test_the_last_rank_ends_the_training_of_all():
 @pytest.fixture
 def directory(tmp_path) -> Path:
     """Rank 0's directory, on every rank."""
-    return Path(Communicator.world().exchange(str(tmp_path).encode())[0].decode())
+    return Path(world_communicator().exchange(str(tmp_path).encode())[0].decode())
 
 
 class Interrupted(Exception):

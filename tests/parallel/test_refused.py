@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives.communicator import Communicator
+from mpidist.world import world_communicator
 from tests import refused
 
 pytestmark = pytest.mark.mpi
@@ -14,7 +14,7 @@ MOVES = [(call, array) for call in refused.MOVES for array in refused.OBJECTS]
 
 
 def _agree(problem):
-    problems = Communicator.world().exchange(problem.encode())
+    problems = world_communicator().exchange(problem.encode())
     assert not any(problems), problems
 
 
@@ -37,7 +37,7 @@ def test_arrays_of_a_subclass_are_summed_as_plain_ones(kind, length):
     value = numpy.full((length, length), rank + 1.0).view(kind)
     total = strategy.reduce("sum", value, axis=None)
     in_place = value.copy()
-    Communicator.world().all_reduce(in_place)
+    world_communicator().all_reduce(in_place)
     gathered = strategy.gather(value, 0)
     expected = size * (size + 1) / 2
     right = [

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy
 import pytest
 
 from mpidist import transports
-from mpidist.collectives import selection, tuning
-from mpidist.collectives.calibration import calibrate
+from mpidist.collectives import selection
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.tuning import Record, key_of
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures
+from mpidist.tuning import store
+from mpidist.tuning.calibration import calibrate
+from mpidist.tuning.store import Record, key_of, load_choices
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-#: Elements of float32 for which a launch looks into the store, and for which it does not.
 LONG, SHORT = 1 << 17, 10
 
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
-    """Give communicators that know nothing yet, as at the beginning of a launch, with a store of their own."""
+    """Give communicators that have loaded nothing yet, as at the beginning of a launch, with a store of their own."""
     world = transports.world()
     folder = Communicator(world).exchange(str(tmp_path).encode())[0].decode()
-    chosen = replace(world.control.settings, tuning_folder=folder, calibrate=True, deterministic=False)
+    chosen = replace(world.control.settings, tuning_folder=folder, deterministic=False)
     monkeypatch.setattr(world.control, "settings", replace(chosen, algorithm="auto"))
-    return lambda: Communicator(world)
+
+    def begin():
+        communicator = Communicator(world)
+        communicator.load_choices = partial(load_choices, communicator)
+        return communicator
+
+    return begin
 
 
 def agreed(communicator, value):
@@ -37,14 +44,14 @@ def agreed(communicator, value):
     return len(set(communicator.exchange(repr(value).encode()))) == 1
 
 
-def store(communicator, quickest):
+def keep(communicator, quickest):
     """Keep figures, on rank 0 alone, by which `quickest` takes a tenth of what others do."""
     names = selection.eligible(communicator.facts())
     points = {name: ((4.0, 1e-3 if name == quickest else 1e-2),) for name in names}
     figures = Figures(CostModel.flat(1e-6, 1e-9), points)
     if communicator.rank == 0:
-        where = tuning.folder(communicator.control.settings)
-        tuning.write(Record(key_of(communicator), communicator.topology.hosts, "mpidist tune", figures), where)
+        where = store.folder(communicator.control.settings)
+        store.write(Record(key_of(communicator), communicator.topology.hosts, figures), where)
     communicator.barrier()
 
 
@@ -69,28 +76,18 @@ def test_a_calibration_gives_all_ranks_the_same_figures(launch):
     assert agreed(communicator, selection.worked_out(figures, communicator.facts()))
 
 
-def test_the_first_long_all_reduce_measures_once_and_the_next_launch_finds_it(launch, monkeypatch):
-    first = launch()
-    asked = []
-
-    def quick(communicator):
-        asked.append(communicator)
-        return calibrate(communicator, budget_seconds=0.1, largest_bytes=1 << 16, rounds=1)
-
-    monkeypatch.setattr(tuning, "calibrate", quick)
-    ok = sums(first, SHORT) and not asked
-    ok = sums(first, LONG) and asked == [first] and ok
-    second = launch()
-    ok = sums(second, LONG) and asked == [first] and ok
-    assert second.exchange(b"1" if ok else b"0") == [b"1"] * second.size
-    choices = [selection.choose(1 << power, second.facts()) for power in range(28)]
-    assert agreed(second, choices)
+def test_where_nothing_is_stored_nothing_is_measured(launch):
+    communicator = launch()
+    assert sums(communicator, SHORT) and sums(communicator, LONG)
+    assert communicator.facts().choices is None
+    folder = store.folder(communicator.control.settings)
+    assert communicator.exchange(b"1" if list(folder.iterdir()) == [] else b"0")[0] == b"1"
 
 
 def test_what_is_stored_on_rank_0_is_what_all_take(launch):
     for name in selection.eligible(launch().facts()):
         communicator = launch()
-        store(communicator, name)
+        keep(communicator, name)
         for count in (LONG, LONG + 1, SHORT, 1 << 20):
             assert sums(communicator, count), (name, count)
         assert communicator.way(4 * LONG, None).algorithm == name
@@ -98,7 +95,7 @@ def test_what_is_stored_on_rank_0_is_what_all_take(launch):
 
 def test_an_explicit_choice_wins(launch):
     communicator = launch()
-    store(communicator, "recursive_doubling")
+    keep(communicator, "recursive_doubling")
     for algorithm in ("ring", "native", "pinned", *selection.eligible(communicator.facts())):
         assert sums(communicator, LONG, algorithm), algorithm
     fixed = selection.pinned(4 * LONG, communicator.facts())
@@ -106,12 +103,12 @@ def test_an_explicit_choice_wins(launch):
     assert communicator.way(4 * LONG, "pinned").algorithm == fixed
 
 
-def test_a_deterministic_launch_neither_looks_nor_measures(launch, monkeypatch):
-    store(launch(), "recursive_doubling")
+def test_a_deterministic_launch_does_not_look(launch, monkeypatch):
+    keep(launch(), "recursive_doubling")
     control = transports.world().control
     monkeypatch.setattr(control, "settings", replace(control.settings, deterministic=True))
-    monkeypatch.setattr(tuning, "choices_for", lambda communicator: pytest.fail("it looked"))
     communicator = launch()
+    communicator.load_choices = lambda: pytest.fail("it looked")
     bits = []
     for _ in range(2):
         values = numpy.random.default_rng(communicator.rank).normal(size=LONG).astype("f4")

@@ -16,10 +16,10 @@ LIMIT_SECONDS = 30
 STEPS = """
 import os, signal, sys, time
 import numpy
-import mpidist.collectives.communicator as collectives
+from mpidist.world import world_communicator
 from mpidist.collectives.fused import FusedAllReduce
 
-communicator = collectives.Communicator.world()
+communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
 assert communicator.topology.hosts == ("node1", "node1", "node2", "node2"), communicator.topology.hosts
 fused = FusedAllReduce(communicator)

@@ -50,8 +50,8 @@ def test_a_rank_that_is_killed_ends_both_components(slurm: Slurm, victim: int):
     script = f"""
 import os, signal, time
 import mpidist
-from mpidist.collectives.communicator import Communicator
-if Communicator.world().rank == {victim}:
+from mpidist.world import world_communicator
+if world_communicator().rank == {victim}:
     signal.setitimer(signal.ITIMER_REAL, 1)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 strategy = mpidist.ParameterServerStrategy()

@@ -8,7 +8,6 @@ import numpy
 import pytest
 
 from mpidist import arrays, context
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.cross_device_ops import (
     AllReduceCrossDeviceOps,
@@ -26,6 +25,7 @@ from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.variables import Variable
+from mpidist.world import world_communicator
 
 ROUTES = {
     "automatic": AllReduceCrossDeviceOps,
@@ -38,7 +38,7 @@ ROUTES = {
 
 
 def bound(ops):
-    ops.bind(Communicator.world())
+    ops.bind(world_communicator())
     return ops
 
 
@@ -308,7 +308,7 @@ def test_after_arrays_a_list_of_lists_is_still_one(strange):
 
 def test_a_rank_that_gives_lists_where_others_give_arrays_like_the_last_ones_is_named():
     def fn():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         second = [[[1.0, 2.0]]] * 70 if communicator.rank else [numpy.ones((1, 2))] * 70
         return _sums_of_many(None, [[numpy.ones((1, 2))] * 70, second])
 
@@ -327,7 +327,7 @@ def test_a_strategy_that_reduces_in_its_own_way_does_so_with_everything():
     def fn():
         strategy = MirroredStrategy()
         devices = tuple(f"/cpu:{rank}" for rank in range(2))
-        communicator = Communicator.world()
+        communicator = world_communicator()
         ops = AllReduceCrossDeviceOps()
         strategy.extended = Clipped(strategy, communicator, devices[communicator.rank], devices, ops)
         with strategy.scope():

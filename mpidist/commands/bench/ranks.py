@@ -10,10 +10,10 @@ from typing import Any
 import numpy
 
 import mpidist
-from mpidist.collectives.communicator import Communicator
 from mpidist.commands.bench.cache_mode import CacheProbe
 from mpidist.commands.bench.tensors import TensorList
 from mpidist.errors import MissingDependencyError
+from mpidist.world import world_communicator
 
 
 class Ranks:
@@ -38,7 +38,7 @@ class Ranks:
 
         self.mpi: Any = MPI
         self.comm = MPI.COMM_WORLD.Dup()
-        self.communicator = Communicator.world()
+        self.communicator = world_communicator()
         self.rank, self.size = self.comm.rank, self.comm.size
         self.probe = CacheProbe(self.comm, MPI)
         self._existing: tuple[TensorList, list[Any]] | None = None

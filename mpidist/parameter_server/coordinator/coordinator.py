@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from mpidist.cluster.server_roles import Roles
-from mpidist.collectives.communicator import Communicator
 from mpidist.input.dataset import Dataset
 from mpidist.parameter_server.coordinator import functions
 from mpidist.parameter_server.coordinator.alone import WorkerHere
@@ -22,6 +21,7 @@ from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
 from mpidist.parameter_server.coordinator.packed import Packed, packed
 from mpidist.parameter_server.coordinator.recovery import Checkpoints, Restore
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
+from mpidist.world import world_communicator
 
 #: How many scheduled functions may wait before `schedule` waits too.
 _CAPACITY = 262144
@@ -317,7 +317,7 @@ def _execute(strategy: Any, index: int, workers: Sequence[Sequence[int]]) -> NoR
     chief = None if line is None else Conversation(line)
     place = (strategy._client, index, len(workers), name)
     if len(workers[index]) > 1:
-        executor: Executor = GroupExecutor(chief, *place, Communicator.world())
+        executor: Executor = GroupExecutor(chief, *place, world_communicator())
     else:
         assert chief is not None
         executor = Executor(chief, *place)

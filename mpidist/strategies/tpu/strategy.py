@@ -19,6 +19,7 @@ from mpidist.strategies.tpu.mesh import MeshExtended
 from mpidist.strategies.tpu.topology import Topology
 from mpidist.strategies.visibility import gpu_count
 from mpidist.variables.partition import check_partition, part_of
+from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -61,7 +62,7 @@ class TPUStrategy(Strategy):
     ) -> None:
         if not (tpu_cluster_resolver is None or isinstance(tpu_cluster_resolver, ClusterResolver)):
             raise TypeError(f"tpu_cluster_resolver must be a ClusterResolver, got {tpu_cluster_resolver!r}")
-        communicator = Communicator.world()
+        communicator = world_communicator()
         given = device_assignment if experimental_device_assignment is None else experimental_device_assignment
         assignment = _assignment(given, communicator)
         self._cluster_resolver = tpu_cluster_resolver

@@ -9,7 +9,7 @@ import numpy
 
 from mpidist.cluster import topology as cluster
 from mpidist.cluster.resolvers.base import ClusterResolver
-from mpidist.collectives.communicator import Communicator
+from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -71,7 +71,7 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
     Collective: every rank calls it in the same order; it may start MPI.  There is no TPU to be initialized, and
     nothing is wiped: calling it again returns the same.
     """
-    communicator = Communicator.world()
+    communicator = world_communicator()
     topology = Topology.of(communicator.topology)
     if communicator.rank == 0:
         _log.info("Finished initializing TPU system: a mesh of MPI ranks, of shape %s", list(topology.mesh_shape))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces, owned
 from mpidist.collectives.selection import Way
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 from tests.grid import grid
 
 WAYS = [Way("shared_memory", 1 << 20), Way("shared_memory", 256)]
@@ -32,7 +32,7 @@ def _offsets(lengths):
 
 def _reduce(way, lengths, values_of, op="sum", scale=None, calls=1, flat=True, transform=None):
     """Reduce ``values_of(rank, call)``, cut into tensors of these lengths; return this rank's results."""
-    communicator, offsets = Communicator.world(), _offsets(lengths)
+    communicator, offsets = world_communicator(), _offsets(lengths)
     pieces, results = Pieces(offsets), []
     target = Pieces((0, offsets[-1])) if flat else pieces
     dtype = values_of(0, 0).dtype
@@ -90,7 +90,7 @@ def test_every_element_is_transformed_on_one_rank_before_all_have_it(way, size):
     lengths, seen = [300, 700, 24], [[] for _ in range(size)]
 
     def run():
-        mine = seen[Communicator.world().rank]
+        mine = seen[world_communicator().rank]
 
         def transform(out, start, values):
             mine.append((start, start + len(values)))
@@ -109,7 +109,7 @@ def test_every_element_is_transformed_on_one_rank_before_all_have_it(way, size):
 
 def test_the_stretches_of_a_rank_are_its_shares_of_the_segments():
     def run():
-        communicator, pieces = Communicator.world(), Pieces((0, 5000))
+        communicator, pieces = world_communicator(), Pieces((0, 5000))
         dtypes = (numpy.dtype("f4"),) * 3
         found = [communicator.reduction(way, pieces, pieces, dtypes, "sum").owned for way in WAYS]
         lengths = [min(way.segment_bytes, communicator.segments.room) // 4 for way in WAYS]
@@ -121,7 +121,7 @@ def test_the_stretches_of_a_rank_are_its_shares_of_the_segments():
 @pytest.mark.parametrize("algorithm, size, elements", IN_PLACE)
 def test_an_array_is_reduced_in_place(algorithm, size, elements):
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         own = numpy.arange(elements, dtype="f8") + 10**6 * communicator.rank
         communicator.all_reduce(own, algorithm=algorithm)
         return own

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.collectives import messages
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
 from mpidist.schedules.table import names
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 
 ALGORITHMS = ("auto", *names("all_reduce"), "hierarchical")
 PLACEMENTS = {
@@ -36,7 +36,7 @@ def _sum(size, count, dtype="f8"):
 @pytest.mark.parametrize("hosts", PLACEMENTS.values(), ids=PLACEMENTS)
 def test_all_reduce_on_every_placement(algorithm, hosts):
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         results = []
         for count in (0, 1, 5, 6, 7, 1000):
             buffer = _values(communicator.rank, count)
@@ -53,7 +53,7 @@ def test_all_reduce_on_every_placement(algorithm, hosts):
 @pytest.mark.parametrize("op", ["sum", "min", "max"])
 def test_all_ranks_get_the_same_bits_on_every_placement(hosts, op):
     def step(algorithm):
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffer = numpy.random.default_rng(communicator.rank).normal(size=300)
         buffer[::7] = 0.0 if communicator.rank % 2 else -0.0
         communicator.all_reduce(buffer, op, algorithm=algorithm)
@@ -67,7 +67,7 @@ def test_all_ranks_get_the_same_bits_on_every_placement(hosts, op):
 @pytest.mark.parametrize("hosts", ["aaa", "aab"])
 def test_all_reduce_of_every_dtype(dtype, hosts):
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffer = _values(communicator.rank, 12, dtype).reshape(3, 4)
         communicator.all_reduce(buffer)
         return buffer
@@ -80,7 +80,7 @@ def test_all_reduce_of_every_dtype(dtype, hosts):
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_reduce_scatter_gives_each_rank_its_share(size):
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffer = _values(communicator.rank, 11)
         return communicator.reduce_scatter(buffer), buffer
 
@@ -98,7 +98,7 @@ def test_all_gather_joins_uneven_parts_in_rank_order(lengths, axis, first, secon
         return numpy.full(shape, rank, "i4")
 
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         return communicator.all_gather(part(communicator.rank), axis), communicator.all_gather(
             part(communicator.rank), axis - 3
         )
@@ -110,7 +110,7 @@ def test_all_gather_joins_uneven_parts_in_rank_order(lengths, axis, first, secon
 
 
 def test_all_gather_refuses_scalars_and_axes_out_of_range_before_any_communication():
-    communicator = Communicator.world()
+    communicator = world_communicator()
     calls = communicator.control.call
     with pytest.raises(ValueError, match="at least one dimension"):
         communicator.all_gather(numpy.array(1.0))
@@ -121,7 +121,7 @@ def test_all_gather_refuses_scalars_and_axes_out_of_range_before_any_communicati
 
 def test_all_gather_of_parts_that_differ_elsewhere_is_a_mismatch():
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         communicator.all_gather(numpy.ones((2, 3 + communicator.rank)))
 
     with pytest.raises(CollectiveMismatchError, match=r"all_gather\(axis=0\).*\(-1, 4\).*\(-1, 3\)"):
@@ -132,7 +132,7 @@ def test_all_gather_of_parts_that_differ_elsewhere_is_a_mismatch():
 @pytest.mark.parametrize("dtype", ["f4", "f2", "i8", "?"])
 def test_broadcast_from_every_root(size, dtype):
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         results = []
         for root in range(size):
             array = numpy.full((2, 3), communicator.rank + 1, dtype)
@@ -147,12 +147,12 @@ def test_broadcast_from_every_root(size, dtype):
 
 def test_a_root_outside_the_world_is_an_error():
     with pytest.raises(ValueError, match="root 1 is no rank of a world of 1"):
-        Communicator.world().broadcast(numpy.ones(1), root=1)
+        world_communicator().broadcast(numpy.ones(1), root=1)
 
 
 def test_exchange_returns_what_each_rank_gave():
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         return communicator.exchange(b"x" * communicator.rank)
 
     assert run_ranks(4, step) == [[b"", b"x", b"xx", b"xxx"]] * 4
@@ -160,7 +160,7 @@ def test_exchange_returns_what_each_rank_gave():
 
 def test_an_unknown_algorithm_lists_the_known_ones():
     def step():
-        Communicator.world().all_reduce(numpy.ones(1), algorithm="rign")
+        world_communicator().all_reduce(numpy.ones(1), algorithm="rign")
 
     with pytest.raises(ValueError, match="'rign'.*auto, ring, recursive_doubling, rabenseifner, binomial"):
         run_ranks(2, step)
@@ -168,7 +168,7 @@ def test_an_unknown_algorithm_lists_the_known_ones():
 
 @pytest.mark.parametrize(("dtype", "op"), [("O", "sum"), ("U3", "max"), ("?", "sum"), ("c8", "max")])
 def test_what_cannot_be_reduced_is_refused_before_any_communication(dtype, op):
-    communicator = Communicator.world()
+    communicator = world_communicator()
     calls = communicator.control.call
     with pytest.raises(UnsupportedDtypeError):
         communicator.all_reduce(numpy.zeros(2, dtype), op)
@@ -176,7 +176,7 @@ def test_what_cannot_be_reduced_is_refused_before_any_communication(dtype, op):
 
 
 def test_arrays_that_are_not_contiguous_are_refused_before_any_communication():
-    communicator = Communicator.world()
+    communicator = world_communicator()
     calls = communicator.control.call
     for work in (communicator.all_reduce, communicator.broadcast):
         with pytest.raises(ValueError, match=r"C-contiguous arrays, got shape \(2, 2\) with strides \(32, 16\)"):
@@ -186,7 +186,7 @@ def test_arrays_that_are_not_contiguous_are_refused_before_any_communication():
 
 def test_collectives_of_different_names_do_not_match():
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         communicator.barrier() if communicator.rank else communicator.all_reduce(numpy.ones(2))
 
     with pytest.raises(CollectiveMismatchError, match="rank 1 called barrier, rank 0 called all_reduce"):
@@ -195,7 +195,7 @@ def test_collectives_of_different_names_do_not_match():
 
 def test_the_communicator_of_a_world_is_one():
     def step():
-        return Communicator.world() is Communicator.world()
+        return world_communicator() is world_communicator()
 
     assert run_ranks(2, step) == [True, True]
 
@@ -213,7 +213,7 @@ def test_a_buffer_over_messages_is_bound_once_for_all_of_its_shape_and_not_kept(
     monkeypatch.setattr(messages, "Executor", noted)
 
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         for count in (3000, 3000, 7, 3000):
             buffer = _values(communicator.rank, count, dtype)
             communicator.all_reduce(buffer, algorithm=algorithm)

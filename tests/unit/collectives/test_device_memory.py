@@ -4,11 +4,11 @@ import numpy
 import pytest
 
 from mpidist.arrays import as_host
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.testing.device import DeviceArray, on_device, pretended_device
+from mpidist.world import world_communicator
 
 BOTH = frozenset({"host", "device"})
 
@@ -30,7 +30,7 @@ def test_fused_lists_stay_on_the_device(size, op, dtype):
     expected = {"sum": size * (size + 1) / 2, "mean": (size + 1) / 2, "max": size}[op]
 
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         tensors = [on_device(numpy.full(shape, communicator.rank + 1, dtype)) for shape in [(2, 3), (4,), (1,)]]
         return FusedAllReduce(communicator)(tensors, op)
 
@@ -43,7 +43,7 @@ def test_fused_lists_stay_on_the_device(size, op, dtype):
 
 def test_every_collective_of_the_communicator():
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         summed, shared = on_device(numpy.full(5, communicator.rank + 1.0)), on_device(numpy.full(2, communicator.rank))
         communicator.all_reduce(summed)
         communicator.broadcast(shared, root=1)
@@ -59,7 +59,7 @@ def test_every_collective_of_the_communicator():
 
 def test_host_and_device_arrays_of_one_shape_do_not_share_a_plan():
     def step():
-        fused = FusedAllReduce(Communicator.world())
+        fused = FusedAllReduce(world_communicator())
         host, device = numpy.ones(3), on_device(numpy.ones(3))
         return [type(fused([array])[0]) for array in (host, device, host, device)]
 
@@ -68,7 +68,7 @@ def test_host_and_device_arrays_of_one_shape_do_not_share_a_plan():
 
 def test_a_list_of_both_kinds_is_refused_before_any_communication():
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         with pytest.raises(UnsupportedDtypeError, match="one kind of arrays, got numpy, pretended"):
             FusedAllReduce(communicator)([numpy.ones(3), on_device(numpy.ones(3))])
         return communicator.control.call
@@ -78,7 +78,7 @@ def test_a_list_of_both_kinds_is_refused_before_any_communication():
 
 def test_a_transport_for_host_memory_refuses_them_and_says_what_to_do():
     def step():
-        FusedAllReduce(Communicator.world())([on_device(numpy.ones(3))])
+        FusedAllReduce(world_communicator())([on_device(numpy.ones(3))])
 
     with pytest.raises(UnsupportedDtypeError, match="loopback transport moves host memory.*as_host"):
         run_ranks(2, step)

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.collectives import direct_sum
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.selection import Way
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 
 SIZES = [2, 3, 4, 5, 8]
 
 
 def _reduce(values_of, op="sum", scale=None, segment_bytes=1 << 20, calls=1, dtypes=("f8", "f8", "f8")):
     """Reduce ``values_of(rank, call)``, in one tensor, `calls` times; return this rank's results."""
-    communicator, results = Communicator.world(), []
+    communicator, results = world_communicator(), []
     source, work, result = map(numpy.dtype, dtypes)
     for call in range(calls):
         values = numpy.asarray(values_of(communicator.rank, call), source)
@@ -95,7 +95,7 @@ def test_values_are_added_in_the_dtype_for_it_and_rounded_once(size, dtypes):
 @pytest.mark.parametrize("dtype", ["f2", ml_dtypes.bfloat16, "f4", "i4", "c16"])
 def test_the_communicator_reduces_long_buffers_of_every_dtype_so(size, dtype):
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffer = ((numpy.arange(3000) % 4) + communicator.rank).astype(dtype).reshape(3, 1000)
         communicator.all_reduce(buffer, algorithm="shared_memory")
         return buffer
@@ -113,7 +113,7 @@ def test_in_place_no_sum_is_taken_for_a_value(monkeypatch, size, lengths, short_
     monkeypatch.setattr(direct_sum, "_SHORT_BYTES", short_bytes)
 
     def step():
-        communicator, offsets = Communicator.world(), (0, *numpy.cumsum(lengths).tolist())
+        communicator, offsets = world_communicator(), (0, *numpy.cumsum(lengths).tolist())
         pieces = Pieces(offsets)
         way, dtypes = Way("shared_memory", 256), (numpy.dtype("f8"),) * 3
         values = numpy.arange(1000.0) * (communicator.rank + 1) ** 2
@@ -133,7 +133,7 @@ def test_in_place_no_sum_is_taken_for_a_value(monkeypatch, size, lengths, short_
 
 def test_a_rank_that_fails_between_two_segments_ends_the_waits_of_the_others():
     def step():
-        communicator, pieces = Communicator.world(), Pieces((0, 1000))
+        communicator, pieces = world_communicator(), Pieces((0, 1000))
         dtypes = (numpy.dtype("f8"),) * 3
         reduction, calls = communicator.reduction(Way("shared_memory", 256), pieces, pieces, dtypes, "sum"), []
         values = numpy.ones(1000)

@@ -8,13 +8,13 @@ import pytest
 
 import mpidist
 from mpidist.collectives import gradient_buffers, update
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.optimizers import SGD, Adam
 from mpidist.testing import run_ranks
 from mpidist.transports import shared
+from mpidist.world import world_communicator
 
 SHAPES = [(30, 40), (), (5,), (777,), (0, 3)]
 
@@ -45,7 +45,7 @@ def test_sums_of_what_was_written(size, hosts, long_bytes, monkeypatch):
         found = []
         for step in range(4):
             buffers = strategy.extended.gradient_buffers(variables)
-            _write(buffers, Communicator.world().rank, step)
+            _write(buffers, world_communicator().rank, step)
             reduced = strategy.run(lambda buffers: mpidist.get_replica_context().all_reduce("sum", buffers), (buffers,))
             found.append([each.copy() for each in reduced])
             del reduced
@@ -74,7 +74,7 @@ def test_buffers_of_variables_without_elements(op):
 def test_what_one_rank_changes_on_a_result_is_in_no_later_one():
     def run():
         strategy = mpidist.MultiWorkerMirroredStrategy()
-        buffers, rank = strategy.extended.gradient_buffers(_variables(strategy)), Communicator.world().rank
+        buffers, rank = strategy.extended.gradient_buffers(_variables(strategy)), world_communicator().rank
         wrong = 0
         for step in range(4):
             _write(buffers, rank, step)
@@ -94,7 +94,7 @@ def test_what_one_rank_changes_on_a_result_is_in_no_later_one():
 
 def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again():
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffers = GradientBuffers(communicator, [("", numpy.dtype("f8"), (500,))])
         held = []
         for step in range(6):
@@ -116,7 +116,7 @@ def test_ranks_go_on_when_there_is_no_memory_for_one_more_result(monkeypatch):
         raise OSError(errno.ENOSPC, "no space left")
 
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (700,))])
         buffers.hand_out()[0][...] = communicator.rank + 1
         held = buffers.all_reduce("sum", None)
@@ -145,7 +145,7 @@ def test_updates_from_buffers_are_those_from_other_arrays(make, monkeypatch):
             gradients = [numpy.empty(shape) for shape in SHAPES]
             if in_buffers and step != 2:  # and back
                 gradients = strategy.extended.gradient_buffers(variables)
-            _write(gradients, Communicator.world().rank, step)
+            _write(gradients, world_communicator().rank, step)
             strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
         return [variable.value.tobytes() for variable in variables]
 
@@ -154,7 +154,7 @@ def test_updates_from_buffers_are_those_from_other_arrays(make, monkeypatch):
 
 def test_buffers_that_nobody_refers_to_any_more_are_given_back():
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         fused = FusedAllReduce(communicator)
         buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (500,)), ("", numpy.dtype("f4"), (3,))])
         arrays, alive = buffers.hand_out(), ref(buffers)
@@ -176,7 +176,7 @@ def test_ranks_that_pass_different_kinds_of_arrays_are_told():
         strategy = mpidist.MultiWorkerMirroredStrategy()
         variables = _variables(strategy)
         gradients = strategy.extended.gradient_buffers(variables)
-        if Communicator.world().rank == 1:
+        if world_communicator().rank == 1:
             gradients = [each.copy() for each in gradients]
         with pytest.raises(CollectiveMismatchError, match="in gradient buffers"):
             strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", gradients))
@@ -199,7 +199,7 @@ def test_16_bits_are_refused_before_anything_is_made():
 @pytest.mark.parametrize(("dtype", "op"), [("i4", "mean"), ("c8", "max")])
 def test_reductions_that_a_dtype_does_not_have_are_refused_and_the_ranks_go_on(dtype, op):
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         signatures = [("", numpy.dtype("f8"), (3,)), ("", numpy.dtype(dtype), (3,))]
         buffers = GradientBuffers(communicator, signatures)
         for array in buffers.hand_out():

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.collectives import plan_cache
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 
 #: Bytes of some lists, by key: 40 short ones, some of a few MiB, and large ones of about the same size.
 LISTS = [*[1 << 10] * 40, *[3 << 20, 9 << 20] * 8, 33 << 20, 60 << 20, 100 << 20, 120 << 20, 500 << 20, 512 << 20]
@@ -81,7 +81,7 @@ def test_ranks_that_hold_results_differently_keep_the_same_plans_of_500_random_l
     monkeypatch.setattr(plan_cache, "_PLAN_BYTES", 1 << 10)
 
     def steps():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         fused, rng, own = FusedAllReduce(communicator), random.Random(1), random.Random(communicator.rank)
         held, kept, most, shapes = [], [], 0, []
         for step in range(500):
@@ -116,7 +116,7 @@ def test_a_plan_that_is_dropped_is_gone_at_once(count, length, algorithm, monkey
     monkeypatch.setattr(plan_cache, "_LEAST_BYTES", 0)
 
     def steps():
-        fused, rank, known = FusedAllReduce(Communicator.world(), algorithm=algorithm), Communicator.world().rank, []
+        fused, rank, known = FusedAllReduce(world_communicator(), algorithm=algorithm), world_communicator().rank, []
         for step in range(8):
             shape = (length + step * count, 2)
             fused([numpy.asfortranarray(numpy.ones(shape)) if step % 2 == rank else numpy.ones(shape)] * count)
@@ -134,7 +134,7 @@ def test_all_buckets_of_a_list_are_received_in_one_scratch(algorithm):
     tensors, length = 8, 1 << 20
 
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         fused = FusedAllReduce(communicator, algorithm=algorithm, bytes_per_pack=1)
         communicator.barrier()
         before = tracemalloc.get_traced_memory()[0]

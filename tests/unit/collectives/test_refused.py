@@ -3,8 +3,8 @@
 import numpy
 import pytest
 
-from mpidist.collectives.communicator import Communicator
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 from tests import refused
 
 SIZES = [1, 2, 3]
@@ -39,7 +39,7 @@ def test_what_is_not_summed_is_moved(size, array):
     value = refused.NOT_SUMMED[array]()
 
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         own = value if communicator.rank == 0 else numpy.zeros_like(value)
         gathered = communicator.all_gather(own)
         communicator.broadcast(own)

@@ -222,3 +222,25 @@ def test_every_row_names_a_result_file_that_is_there_or_says_that_nothing_was_me
 def test_a_segment_is_a_mebibyte_and_half_of_it_for_short_units(nbytes, asked):
     found = selection.way(nbytes, asked, NODE)
     assert found == ("shared_memory", 1 << 20 if nbytes >= 1 << 21 else 1 << 19)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "asked", "segment_bytes"),
+    [
+        (1 << 21, "auto", 1 << 18),
+        (1 << 30, "auto", 1 << 18),
+        ((1 << 21) - 1, "auto", 1 << 19),
+        (1 << 21, "pinned", 1 << 20),
+        (1 << 21, "shared_memory", 1 << 20),
+    ],
+)
+def test_tuned_segments_are_those_of_long_units_that_are_left_to_auto(nbytes, asked, segment_bytes):
+    tuned = replace(figures(shared_memory=1, native=900), segments={1 << 18: ((4e6, 1.0),)}, segment_bytes=1 << 18)
+    known = replace(NODE, choices=Choices.from_bytes(selection.worked_out(tuned, NODE).to_bytes()))
+    assert selection.way(nbytes, asked, known) == ("shared_memory", segment_bytes)
+
+
+def test_tuned_segments_are_not_those_of_two_levels():
+    facts = Facts(TWO_NODES.topology, ("all_reduce",), True)
+    choices = Choices(((0, "two_level"),), ((0, "ring"),), 1 << 20, 1 << 18)
+    assert selection.way(1 << 22, "auto", replace(facts, choices=choices)) == ("two_level", 1 << 20)

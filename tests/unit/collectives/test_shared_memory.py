@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce
 from mpidist.testing import ranks, run_ranks
+from mpidist.world import world_communicator
 
 #: Bytes up to which a buffer goes through the segments of `run_ranks`, and through its places; and longer ones.
 SEGMENT, PLACE = ranks._SEGMENT_BYTES, ranks._PLACE_BYTES
@@ -21,7 +21,7 @@ def _values(rank, call, length):
 @pytest.mark.parametrize(("size", "kind"), [(2, PlaceAllReduce), (3, ShareAllReduce), (8, ShareAllReduce)])
 def test_what_is_too_long_for_a_segment_goes_through_a_place(size, kind):
     def run():
-        communicator, dtype = Communicator.world(), numpy.dtype("f8")
+        communicator, dtype = world_communicator(), numpy.dtype("f8")
         return [type(communicator.small(length, dtype, "sum")) for length in (SEGMENT // 8, PLACE // 8, PLACE // 8 + 1)]
 
     assert run_ranks(size, run) == [[SegmentAllReduce, kind, type(None)]] * size
@@ -31,7 +31,7 @@ def test_what_is_too_long_for_a_segment_goes_through_a_place(size, kind):
 @given(st.sampled_from([2, 3, 5]), st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=12))
 def test_calls_of_any_length_in_any_order(size, lengths):
     def run():
-        communicator, found = Communicator.world(), []
+        communicator, found = world_communicator(), []
         for call, length in enumerate(lengths):
             buffer = _values(communicator.rank, call, length)
             communicator.all_reduce(buffer, algorithm="shared_memory")
@@ -53,7 +53,7 @@ def test_shares_are_added_in_the_order_of_ranks(op):
         return numpy.random.default_rng(rank).normal(size=length)
 
     def run():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffer = values(communicator.rank)
         communicator.all_reduce(buffer, op, algorithm="shared_memory")
         return buffer

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.errors import TransportTimeoutError
@@ -16,6 +15,7 @@ from mpidist.schedules.table import algorithm
 from mpidist.testing import run_ranks
 from mpidist.transports import world
 from mpidist.transports.loopback import Faults
+from mpidist.world import world_communicator
 
 #: Which rank is on which node: block, cyclic, uneven, alone on a node, out of order.
 PLACEMENTS = ["ab", "aabb", "abab", "aaab", "abbb", "aab", "aaabbb", "abcabc", "abc", "aabbbc", "aaabbaab", "abcd"]
@@ -30,7 +30,7 @@ def _lanes(across="recursive_doubling"):
 
 def _reduce(values_of, calls=1, across="recursive_doubling", dtype="f8", op="sum", transform=None, **options):
     """Reduce ``values_of(rank, call)`` over the nodes, `calls` times; return this rank's results."""
-    rank, communicator, lanes = world().transport.rank, Communicator.world(), _lanes(across)
+    rank, communicator, lanes = world().transport.rank, world_communicator(), _lanes(across)
     reduction, results = None, []
     for call in range(calls):
         values = numpy.asarray(values_of(rank, call), dtype)
@@ -147,7 +147,7 @@ def test_bits_do_not_depend_on_segments_where_two_nodes_exchange_their_sums():
 @pytest.mark.parametrize("hosts", ["aabb", "aaab", "abcab"])
 def test_every_element_is_transformed_once_on_every_node_before_it_is_taken(hosts):
     def step():
-        communicator, out, seen = Communicator.world(), numpy.zeros(1000), []
+        communicator, out, seen = world_communicator(), numpy.zeros(1000), []
         count = numpy.zeros(1000, int)
         reduction = TwoLevel(_lanes(), 1000, out.dtype, "sum", segment_bytes=200)
         watch = communicator.begin(communicator.call("test"))
@@ -176,7 +176,7 @@ def test_every_element_is_transformed_once_on_every_node_before_it_is_taken(host
 
 def test_fill_sees_every_segment_once_in_order():
     def step():
-        communicator, seen = Communicator.world(), []
+        communicator, seen = world_communicator(), []
         reduction = TwoLevel(_lanes(), 5000, numpy.dtype("f4"), "sum", segment_bytes=100)
         watch = communicator.begin(communicator.call("test"))
 
@@ -194,7 +194,7 @@ def test_fill_sees_every_segment_once_in_order():
 
 def test_a_rank_that_fails_in_the_middle_ends_the_waits_of_all_others():
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         reduction = TwoLevel(_lanes(), 2000, numpy.dtype("f8"), "sum", segment_bytes=256)
         watch = communicator.begin(communicator.call("test"))
 
@@ -223,7 +223,7 @@ def test_a_lost_message_ends_in_the_deadline():
 
 def test_nothing_is_allocated_after_the_first_call():
     def step():
-        communicator, buffer = Communicator.world(), numpy.ones(60_000, "f4")
+        communicator, buffer = world_communicator(), numpy.ones(60_000, "f4")
         reduction = TwoLevel(_lanes(), buffer.size, buffer.dtype, "sum")
         bounds = reduction.bounds
 

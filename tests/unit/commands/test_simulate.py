@@ -10,7 +10,6 @@ import pytest
 
 from mpidist import transports
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.tuning import Record, write
 from mpidist.commands.main import main
 from mpidist.commands.simulate import placed
 from mpidist.commands.simulate_measure import Comparison, comparison_table, measure, verdict
@@ -21,6 +20,7 @@ from mpidist.schedules.figures import Figures
 from mpidist.schedules.networks import NETWORKS
 from mpidist.schedules.table import names
 from mpidist.testing import run_ranks
+from mpidist.tuning.store import Record, write
 
 FIGURES = ["--alpha-intra", "1us", "--beta-intra", "10GB/s", "--alpha-inter", "1us", "--beta-inter", "10GB/s"]
 
@@ -168,21 +168,21 @@ def test_without_matplotlib_the_cure_is_said(tmp_path):
 # -- measured figures --------------------------------------------------------------------------------------------------
 
 
-KEY = {"mpi": "some MPI", "shared_memory": True, "algorithms": ["ring"]}
+KEY = {"processor": "Some CPU", "mpi": "some MPI", "shared_memory": True, "algorithms": ["ring"]}
 
 
 def test_stored_figures_take_the_place_of_presets(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MPIDIST_TUNING_FOLDER", str(tmp_path))
     assert "holds the figures of 0 sets of ranks" in complaint(capsys, "--figures")
     model = CostModel(Level(1e-6, 1e-9), Level(2e-6, 1e-9), links_per_node=3)
-    path = write(Record({**KEY, "ranks": "2 nodes x 1 rank"}, ("a", "b"), "test", Figures(model, {})), tmp_path)
+    path = write(Record({**KEY, "ranks": "2 nodes x 1 rank"}, ("a", "b"), Figures(model, {})), tmp_path)
     for arguments in (["--figures"], ["--figures", str(path)]):
         found = as_json(capsys, *arguments, "--nodes", "2", "--ranks-per-node", "1", "--bytes", "2KB")
         by_name = {outcome["algorithm"]: outcome["seconds"] for outcome in found["outcomes"]}
         assert by_name["ring"] == pytest.approx(2 * (2e-6 + 1e-6))
         assert found["model"]["links_per_node"] == 3
     assert "as stored" in printed(capsys, "--figures")
-    write(Record({**KEY, "ranks": "3 nodes x 1 rank"}, ("a", "b", "c"), "test", Figures(model, {})), tmp_path)
+    write(Record({**KEY, "ranks": "3 nodes x 1 rank"}, ("a", "b", "c"), Figures(model, {})), tmp_path)
     message = complaint(capsys, "--figures")
     assert "2 sets of ranks" in message and str(path) in message and "3 nodes x 1 rank" in message
 

@@ -8,10 +8,12 @@ import pytest
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
-from mpidist.collectives.tuning import Record, write
 from mpidist.commands import choice_page, info, tune
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures
+from mpidist.testing import run_ranks
+from mpidist.tuning.plausibility import ImplausibleFigures
+from mpidist.tuning.store import Record, read, write
 
 MODEL = CostModel(Level(2e-6, 1e-10, 5e-11), Level(30e-6, 8e-10, 5e-11))
 TAKEN = {"shared_memory": 50e-6, "native": 20e-6, "recursive_doubling": 30e-6, "ring": 90e-6}
@@ -20,10 +22,15 @@ TAKEN = {"shared_memory": 50e-6, "native": 20e-6, "recursive_doubling": 30e-6, "
 def record(host="n1", hosts=None, **taken):
     hosts = (host, host) if hosts is None else hosts
     names = [*{**TAKEN, **taken}]
-    key = {"hosts": sorted(set(hosts)), "ranks": Topology(hosts).describe(), "mpi": "Some MPI 1.2"}
+    key = {
+        "hosts": sorted(set(hosts)),
+        "ranks": Topology(hosts).describe(),
+        "mpi": "Some MPI 1.2",
+        "processor": "Some CPU",
+    }
     key |= {"shared_memory": len(set(hosts)) == 1, "algorithms": names}
     points = {name: ((4096.0, seconds),) for name, seconds in {**TAKEN, **taken}.items()}
-    return Record(key, hosts, "mpidist tune", Figures(MODEL, points))
+    return Record(key, hosts, Figures(MODEL, points))
 
 
 def row(text, nbytes):
@@ -33,7 +40,7 @@ def row(text, nbytes):
 
 def test_the_page_says_what_is_chosen_with_the_seconds_of_all_candidates_and_why():
     text = choice_page.page(record())
-    assert text.startswith("1 node x 2 ranks (n1), Some MPI 1.2, measured by mpidist tune")
+    assert text.startswith("1 node x 2 ranks (n1), Some MPI 1.2, Some CPU")
     assert row(text, 4096) == "4096 native 50 us 20 us 30 us 90 us quickest".split()
     assert "inside a node" in text and "between nodes" not in text
     assert "10 GB/s" in text and "20 GB/s" in text  # 1 / beta and 1 / gamma
@@ -124,6 +131,64 @@ def test_the_ranks_get_what_the_command_got(monkeypatch):
     assert argv[:6] == ["--quiet", "-n", "3", "-m", "mpidist", "tune"]
     again = tune._parser().parse_args(argv[6:])
     assert (again.ranks, again.largest, again.seconds, again.json, again.dry_run) == (None, 1 << 20, 2.0, True, True)
+
+
+@pytest.fixture
+def tuning(monkeypatch, tmp_path):
+    """Run the command on two ranks, with figures in place of measuring; return exit statuses."""
+    monkeypatch.setattr(tune, "detect_launcher", lambda: object())
+    monkeypatch.setenv("MPIDIST_TUNING_FOLDER", str(tmp_path / "kept"))
+
+    def run(calibrate):
+        monkeypatch.setattr(tune, "calibrate", calibrate)
+        return run_ranks(2, tune.main, [])
+
+    return run
+
+
+def test_figures_are_kept_and_said_once(tuning, tmp_path, capsys):
+    assert tuning(lambda *_: record().figures) == [0, 0]
+    (path,) = (tmp_path / "kept").iterdir()
+    assert capsys.readouterr().out.count(f"kept in {path}") == 1
+    assert read(path).figures == record().figures
+
+
+def test_a_calibration_that_disagrees_with_itself_is_refused_and_not_kept(tuning, tmp_path, capsys):
+    def calibrate(*_):
+        raise ImplausibleFigures("ring of 8 bytes took 1.0 us and 4.0 us")
+
+    assert tuning(calibrate) == [1, 1]
+    said = capsys.readouterr().err
+    assert said.count("mpidist tune: ring of 8 bytes took 1.0 us and 4.0 us; nothing is kept") == 1
+    assert "run mpidist tune again" in said and not (tmp_path / "kept").exists()
+
+
+def test_figures_of_no_machine_are_refused_and_not_kept(tuning, tmp_path, capsys):
+    assert tuning(lambda *_: Figures(CostModel.flat(1e-6, 1 / 372e3), {})) == [1, 0]
+    assert "messages inside a node have 3.72e+05 bytes a second" in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists()
+
+
+def test_info_says_which_file_is_refused_and_why(alone):
+    path = write(Record(record().key, record().hosts, Figures(CostModel.flat(1e-6, 1 / 372e3), {})), alone)
+    (page,) = info.all_reduces()
+    assert str(path) in page and "3.72e+05 bytes a second" in page and "mpidist tune measures anew" in page
+
+
+def test_the_page_shows_the_sizes_of_segments():
+    segments = {1 << 18: ((4194304.0, 2e-3),), 1 << 20: ((4194304.0, 3e-3),)}
+    figures = Figures(MODEL, record().figures.points, segments, 1 << 18)
+    text = choice_page.page(Record(record().key, record().hosts, figures))
+    assert " ".join(text.splitlines()[-2].split()) == "4194304 2 ms 3 ms"
+    assert text.splitlines()[-1] == "segments of 256 KiB: clearly quicker than those of the table"
+    text = choice_page.page(Record(record().key, record().hosts, Figures(MODEL, record().figures.points, segments)))
+    assert text.splitlines()[-1] == "segments of 1024 KiB: no other size is clearly quicker"
+
+
+def test_the_table_is_shown_with_what_its_rows_follow_from():
+    text = choice_page.table_page(record().facts())
+    row_of_node = selection.row_of(0, record().facts())
+    assert " ".join(text.splitlines()[-1].split()) == f"0 shared_memory {row_of_node.evidence}"
 
 
 def test_one_rank_has_nothing_to_measure(monkeypatch, capsys):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import InputError
 from mpidist.input import Dataset, DistributedDataset
 from mpidist.input.options import AutoShardPolicy, Options
 from mpidist.input.sharding import Share
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 
 ROWS = 23
 SOURCES = {
@@ -75,7 +75,7 @@ def test_one_replica_has_none():
 
 def shares_of(dataset):
     """Return (rows of this rank, share) of every step, and how many calls a step has taken."""
-    iterator, channel = iter(dataset), Communicator.world().control
+    iterator, channel = iter(dataset), world_communicator().control
     found = [(next(iterator), iterator.share)]  # the first step may agree on shapes
     before = channel.call
     found += [(part, iterator.share) for part in iterator]

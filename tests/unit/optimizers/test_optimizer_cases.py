@@ -7,11 +7,11 @@ import pytest
 
 import mpidist
 from mpidist import optimizers
-from mpidist.collectives.communicator import Communicator
 from mpidist.input import Dataset
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.variables import Variable
+from mpidist.world import world_communicator
 from tests.oracle.cases import cases
 
 CASES = cases("optimizer")
@@ -75,7 +75,7 @@ def outside_of_run():
             optimizer.apply_gradients([([1.0, 1.0], v)])
     with pytest.raises(RuntimeError, match="2 replicas.*`strategy.run`"):
         optimizer.apply_gradients([([1.0, 1.0], v)])
-    assert Communicator.world().size == 2
+    assert world_communicator().size == 2
     return v.value.tolist(), optimizer.iterations
 
 

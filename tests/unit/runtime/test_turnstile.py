@@ -5,12 +5,12 @@ import threading
 import numpy
 import pytest
 
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.errors import CollectiveMismatchError, RankFailedError, TransportError
 from mpidist.options import Settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
 
 
 def _channels(size=2):
@@ -77,7 +77,7 @@ def test_no_rank_computes_with_the_values_of_a_call_that_was_broken_off(count):
         pass
 
     def step():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         fused = FusedAllReduce(communicator)
         fused([numpy.ones(count)])
         (planned,) = fused.plans

@@ -55,7 +55,8 @@ points = st.dictionaries(
 
 @given(st.dictionaries(st.sampled_from(["ring", "native", "shared_memory"]), points), st.none() | st.integers(1, 8))
 def test_what_is_stored_comes_back(measured, links):
-    figures = Figures(CostModel(MODEL.intra, MODEL.inter, links), measured)
+    segments = {1 << 18: ((4.0, 1e-6),), 1 << 20: ((4.0, 2e-6),)}
+    figures = Figures(CostModel(MODEL.intra, MODEL.inter, links), measured, segments, 1 << 18)
     assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
 
 
@@ -102,3 +103,17 @@ def damaged(path, value):
 def test_what_is_damaged_is_refused(found):
     with pytest.raises(ValueError):
         Figures.from_json(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"segment_bytes": 1 << 19}, "segments of 524288 bytes are chosen, and were not measured"),
+        ({"segments": {"8": [[4.0, 1e-6]], "16": [[8.0, 1e-6]]}}, "with different all-reduces"),
+        ({"segments": {"8": [[4.0, -1e-6]]}}, "expected points of ascending sizes"),
+        ({"segments": None}, "no figures of all-reduces"),
+    ],
+)
+def test_segments_that_contradict_themselves_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        Figures.from_json({**FIGURES.to_json(), **change})

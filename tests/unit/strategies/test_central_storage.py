@@ -11,7 +11,6 @@ import pytest
 import mpidist
 from mpidist import CentralStorageStrategy, MirroredStrategy, Variable
 from mpidist.collectives import update
-from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, TornVariableError, TransportError
 from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.runtime import shared_memory
@@ -19,6 +18,7 @@ from mpidist.testing import run_ranks
 from mpidist.testing.device import on_device, pretended_device
 from mpidist.transports import shared
 from mpidist.variables import AggregatingVariable, IndexedSlices
+from mpidist.world import world_communicator
 from tests.grid import grid
 
 SHAPES = [(40, 30), (7,), (), (300,), (3, 5, 20), (0,), (1,)]
@@ -90,7 +90,7 @@ def test_several_nodes_are_told_what_to_use():
 
 def test_ranks_that_share_no_memory_are_told_what_to_use():
     def fn():
-        Communicator.world().segments = None
+        world_communicator().segments = None
         CentralStorageStrategy()
 
     with pytest.raises(RuntimeError, match="share none: MPIDIST_SHARED_MEMORY=0.*MirroredStrategy needs no shared"):

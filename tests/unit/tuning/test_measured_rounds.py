@@ -6,12 +6,12 @@ import numpy
 import pytest
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.executor import Executor
-from mpidist.collectives.measured_rounds import MeasuredRounds, Neighbours, Taken
 from mpidist.schedules.rounds import NOBODY, Schedule
 from mpidist.schedules.table import algorithm
 from mpidist.testing import run_ranks
+from mpidist.tuning.measured_rounds import MeasuredRounds, Neighbours, Taken
+from mpidist.world import world_communicator
 
 
 def test_neighbours_go_round_their_circle():
@@ -31,7 +31,7 @@ def played(size: int, chunks: int, kind: str, reduce: bool) -> list:
     neighbours = Neighbours.of([range(size)], size)
 
     def on_rank():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffer = numpy.array([communicator.rank + 1.0, 10.0 * communicator.rank][:chunks])
         rounds = getattr(neighbours, kind)
         schedule = Schedule(kind, "all_reduce", lambda _: chunks, lambda rank, _: rounds(rank, reduce))
@@ -63,7 +63,7 @@ def test_every_level_that_there_is_gets_points(hosts):
     ring = algorithm("all_reduce", "ring")
 
     def on_rank():
-        rounds = MeasuredRounds(Communicator.world(), 256)
+        rounds = MeasuredRounds(world_communicator(), 256)
         seconds = rounds.measure(sizes, [ring], 256)
         return rounds.model(), seconds
 

@@ -1,43 +1,51 @@
 """Measure what all-reduces cost the ranks of a world: messages and reductions a level, then whole all-reduces.
 
-All is measured through the world's own transport and communicator, in rounds in which the contenders take turns; of
-each round the slowest rank counts, of the rounds the median.  Sizes grow until there are enough, or the next one would
-exceed the budget.  What is far behind at two long sizes in a row is not measured at longer ones.  Every decision is
-made from figures that all ranks share, so that all make the same one.
+For long all-reduces through the memory of a node, sizes of segments are compared too.  All is measured through the
+world's own transport and communicator, in rounds in which the contenders take turns; of each round the slowest rank
+counts, of the rounds the median.  A comparison whose halves disagree is made again; if it never agrees with itself, the
+calibration ends with an error.  Sizes grow until there are enough, or the next one would exceed the budget.  What is
+far behind at two long sizes in a row is not measured at longer ones.  Every decision is made from figures that all
+ranks share, so that all make the same one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
 from mpidist.collectives.call import Call
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.selection import SEGMENT_BYTES, SEGMENTED, Way
+from mpidist.collectives.selection import LONG_BYTES, SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures
-
-if TYPE_CHECKING:
-    from mpidist.collectives.communicator import Communicator
+from mpidist.tuning import plausibility
+from mpidist.tuning.plausibility import ImplausibleFigures
 
 #: Seconds that a calibration may take, about, and the longest all-reduce in it: beyond it seconds grow with the bytes.
-BUDGET_SECONDS, LARGEST_BYTES = 1.0, 1 << 24
+BUDGET_SECONDS, LARGEST_BYTES = 50.0, 1 << 28
+
+#: Sizes of segments in bytes that are compared, as far as a node's memory has room for them.
+SEGMENT_SIZES = (1 << 18, 1 << 19, 1 << 20, 1 << 21)
 
 #: Sizes in bytes of messages and of reductions.
 _MESSAGES = (1, 1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23)
 _REDUCTIONS = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)
 
 #: How many rounds there are, and the fewest there are of contenders that take longer than `_QUICK_SECONDS` together.
-ROUNDS, _LEAST_ROUNDS, _QUICK_SECONDS = 5, 3, 0.02
+ROUNDS, _LEAST_ROUNDS, _QUICK_SECONDS = 15, 3, 0.02
 
 #: How many times more rounds there are of two contenders, when one of them seems to beat what the fixed table has.
 _DUEL_ROUNDS = 3
+
+#: How often a comparison is made until its halves agree: each half's quicker quarter, from so many rounds a half on.
+_TRIES, _QUICKER, _HALF_ROUNDS = 3, 0.25, 2
 
 #: How long a contender runs in one round at least, in seconds and at most in calls.
 _ROUND_SECONDS, _MOST_CALLS = 3e-4, 25
@@ -81,39 +89,90 @@ def calibrate(
 
     Raises
     ------
+    ImplausibleFigures
+        On all ranks: a measurement does not agree with itself.
     TransportTimeoutError, RankFailedError
         As of any collective.
     """
-    stopwatch = Stopwatch(communicator, rounds)
     model = measure_levels(communicator, _LEVEL_SHARE * budget_seconds, largest_bytes // 4, rounds)
+    stopwatch = Stopwatch(communicator, rounds)
+    budget_seconds *= 1 - _LEVEL_SHARE
+    points, segments = _all_reduces(communicator, stopwatch, budget_seconds, largest_bytes)
+    best = best_segments(segments)
+    if best is not None:  # what is chosen among algorithms goes by what the segments will be
+        points["shared_memory"] = {**points["shared_memory"], **segments[best]}
+    listed = {name: tuple(sorted(found.items())) for name, found in points.items()}
+    return Figures(model, listed, {size: tuple(found.items()) for size, found in segments.items()}, best)
+
+
+#: Seconds by bytes.
+_Seconds = dict[float, float]
+
+
+def _all_reduces(
+    communicator: Communicator, stopwatch: Stopwatch, budget_seconds: float, largest_bytes: int
+) -> tuple[dict[str, _Seconds], dict[int, _Seconds]]:
+    """Return the seconds of all-reduces by algorithm, and of those through memory by size of segments.  Collective."""
     facts = communicator.facts()
     contenders: list[str] = list(selection.eligible(facts))
-    points: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    points: dict[str, _Seconds] = {name: {} for name in contenders}
+    segments: dict[int, _Seconds] = {size: {} for size in _segment_sizes(communicator)}
     behind, last = set[str](), 0.0
     for nbytes in _sizes(largest_bytes):
         if last and stopwatch.elapsed() + _GROWTH * last > budget_seconds:
             break
         before = stopwatch.elapsed()
         source, work = _zeros(nbytes), _zeros(nbytes)
-        runs = {name: _all_reduce(communicator, name, source, work) for name in contenders}
-        seconds = _confirmed(stopwatch, runs, selection.by_table(nbytes, facts))
-        for name, taken in zip(contenders, seconds, strict=True):
-            points[name].append((float(nbytes), taken))
-        limit = _FAR * min(seconds) if nbytes >= _FAR_BYTES else float("inf")
-        far = {name for name, taken in zip(contenders, seconds, strict=True) if taken > limit}
+        runs = {name: _all_reduce(communicator, _way(name), source, work) for name in contenders}
+        seconds = _confirmed(stopwatch, runs, selection.by_table(nbytes, facts), nbytes)
+        for name, taken in seconds.items():
+            points[name][float(nbytes)] = taken
+        if segments and nbytes >= LONG_BYTES and "shared_memory" in contenders:
+            ways = [Way("shared_memory", size) for size in segments]
+            runs = {way.label: _all_reduce(communicator, way, source, work) for way in ways}
+            for size, taken in zip(segments, stopwatch.compare(runs, nbytes), strict=True):
+                segments[size][float(nbytes)] = taken
+        limit = _FAR * min(seconds.values()) if nbytes >= _FAR_BYTES else float("inf")
+        far = {name for name, taken in seconds.items() if taken > limit}
         contenders = [name for name in contenders if name not in far or name not in behind]
         behind, last = far, stopwatch.elapsed() - before
-    return Figures(model, {name: tuple(listed) for name, listed in points.items()})
+    return points, {size: found for size, found in segments.items() if found}
 
 
-def _confirmed(stopwatch: Stopwatch, runs: dict[str, Run], default: str) -> list[float]:
-    """Return the seconds of each; of one that seems to beat the fixed table, and of that one, measured once more."""
-    seconds = dict(zip(runs, stopwatch.compare([*runs.values()]), strict=True))
+def _segment_sizes(communicator: Communicator) -> list[int]:
+    """Return the sizes of segments that a node's memory has room for; none where there are no two (Local)."""
+    if "shared_memory" not in selection.eligible(communicator.facts()) or communicator.segments is None:
+        return []
+    found = [size for size in SEGMENT_SIZES if size <= communicator.segments.room]
+    return found if SEGMENT_BYTES in found and len(found) > 1 else []
+
+
+def best_segments(segments: Mapping[int, _Seconds]) -> int | None:
+    """Return the size that is clearly quicker than the default over all sizes of buffers; None if none is (Local)."""
+    if SEGMENT_BYTES not in segments:
+        return None
+    default = segments[SEGMENT_BYTES]
+    ratio = {size: _geometric_mean(found[n] / default[n] for n in default) for size, found in segments.items()}
+    best = min(ratio, key=lambda size: (ratio[size], size))
+    return best if ratio[best] <= selection.GAIN else None
+
+
+def _geometric_mean(values: Iterable[float]) -> float:
+    return float(numpy.exp(numpy.mean(numpy.log([*values]))))
+
+
+def _way(name: str) -> Way:
+    return Way(name, SEGMENT_BYTES if name in SEGMENTED else 0)
+
+
+def _confirmed(stopwatch: Stopwatch, runs: Mapping[str, Run], default: str, nbytes: int) -> dict[str, float]:
+    """Return the seconds of each; of one that seems to beat the table, and of the table's, measured once more."""
+    seconds = dict(zip(runs, stopwatch.compare(runs, nbytes), strict=True))
     best = min(seconds, key=lambda name: (seconds[name], name))
     if default in seconds and selection.is_gain(seconds[best], seconds[default]):
         duel = {default: runs[default], best: runs[best]}
-        seconds |= zip(duel, stopwatch.compare([*duel.values()], _DUEL_ROUNDS), strict=True)
-    return [*seconds.values()]
+        seconds |= zip(duel, stopwatch.compare(duel, nbytes, _DUEL_ROUNDS), strict=True)
+    return seconds
 
 
 def measure_levels(
@@ -131,14 +190,15 @@ def measure_levels(
     sizes = [nbytes for nbytes in _MESSAGES if nbytes <= largest_bytes]
     stopwatch = Stopwatch(communicator, rounds)
     reduction = _measured(
-        stopwatch, [nbytes for nbytes in _REDUCTIONS if nbytes <= sizes[-1]], budget_seconds / 4, _addition
+        stopwatch, "a reduction", [each for each in _REDUCTIONS if each <= sizes[-1]], budget_seconds / 4, _addition
     )
     links, found = None, {}
     for side, circle in (("intra", _around_node(topology, rank)), ("inter", _around_nodes(topology, rank))):
         if not any(stopwatch.slowest([circle is not None])):
             continue
-        exchange = _measured(stopwatch, sizes, budget_seconds / 4, _exchange(communicator, circle))
-        one_way = _measured(stopwatch, sizes, budget_seconds / 4, _one_way(communicator, circle, topology, side))
+        exchange = _measured(stopwatch, "an exchange", sizes, budget_seconds / 4, _exchange(communicator, circle))
+        forth = _one_way(communicator, circle, topology, side)
+        one_way = _measured(stopwatch, "a message", sizes, budget_seconds / 4, forth)
         found[side] = Level.measured(exchange, one_way, reduction)
         if side == "inter":
             links = _links(stopwatch, communicator, exchange[-1])
@@ -171,18 +231,44 @@ class Stopwatch:
         """Return the seconds since the start.  Collective."""
         return float(self.slowest([time.perf_counter() - self._start])[0])
 
-    def compare(self, runs: Sequence[Run], times_more: int = 1) -> list[float]:
+    def compare(self, runs: Mapping[str, Run], nbytes: int, times_more: int = 1) -> list[float]:
         """Return the seconds of one call of each; they take turns, and the first calls do not count.  Collective.
 
         There are `times_more` rounds than usual.
+
+        Raises
+        ------
+        ImplausibleFigures
+            On all ranks: in every try, one of them took much longer in one half of the rounds than in the other.
         """
+        disagreement = ""
+        for _ in range(_TRIES):
+            times = self._times(list(runs.values()), times_more)
+            disagreement = self._disagreement([*runs], times, nbytes)
+            if not disagreement:
+                return [float(seconds) for seconds in numpy.median(times, axis=0)]
+        raise ImplausibleFigures(disagreement)
+
+    def _times(self, runs: Sequence[Run], times_more: int) -> Any:
+        """Return the seconds of a call by round and run."""
         once = self.slowest([self._round(run, 1) for run in runs])
         once = numpy.minimum(once, self.slowest([self._round(run, 1) for run in runs]))
         calls = [max(1, min(_MOST_CALLS, int(_ROUND_SECONDS / max(seconds, 1e-9)))) for seconds in once]
         rounds = self._rounds if once.sum() < _QUICK_SECONDS else max(_LEAST_ROUNDS, self._rounds // 2)
         pairs = list(zip(runs, calls, strict=True))
-        times = [[self._round(*pair) for pair in pairs] for _ in range(rounds * times_more)]
-        return [float(seconds) for seconds in numpy.median(self.slowest(times), axis=0)]
+        return self.slowest([[self._round(*pair) for pair in pairs] for _ in range(rounds * times_more)])
+
+    def _disagreement(self, names: Sequence[str], times: Any, nbytes: int) -> str:
+        """Return which run took much longer in one half of the rounds than in the other; empty if none did."""
+        half = len(times) // 2
+        if half < _HALF_ROUNDS:
+            return ""
+        quicker = [numpy.quantile(part, _QUICKER, axis=0) for part in (times[:half], times[half:])]
+        for name, *halves in zip(names, *quicker, strict=True):
+            if max(halves) > plausibility.FACTOR * min(halves):
+                took = " and ".join(f"{1e6 * seconds:.1f} us" for seconds in halves)
+                return f"{name} of {nbytes} bytes took {took} in the two halves of its measurement"
+        return ""
 
     def _round(self, run: Run, calls: int) -> float:
         self._communicator.barrier("barrier of a calibration")
@@ -193,7 +279,7 @@ class Stopwatch:
 
 
 def _measured(
-    stopwatch: Stopwatch, sizes: Sequence[int], budget_seconds: float, make: Callable[[int], Run]
+    stopwatch: Stopwatch, what: str, sizes: Sequence[int], budget_seconds: float, make: Callable[[int], Run]
 ) -> list[tuple[float, float]]:
     """Return (bytes, seconds) of ascending sizes, two at least, as far as the budget goes.  Collective."""
     points: list[tuple[float, float]] = []
@@ -202,7 +288,8 @@ def _measured(
         before = stopwatch.elapsed()
         if len(points) >= 2 and before - start + _GROWTH * last > budget_seconds:
             break
-        points.append((float(nbytes), stopwatch.compare([make(nbytes)])[0]))
+        (seconds,) = stopwatch.compare({what: make(nbytes)}, nbytes)
+        points.append((float(nbytes), seconds))
         last = stopwatch.elapsed() - before
     return points
 
@@ -210,15 +297,15 @@ def _measured(
 # -- what is measured -------------------------------------------------------------------------------------------------
 
 
-def _all_reduce(communicator: Communicator, name: str, source: Any, work: Any) -> Run:
+def _all_reduce(communicator: Communicator, way: Way, source: Any, work: Any) -> Run:
     """Return one all-reduce as a training loop makes it: packed, by what was bound before."""
-    small = communicator.small(work.size, work.dtype, "sum") if name == "shared_memory" else None
-    call = communicator.call(f"calibration of {name}", [("", work.dtype, work.shape)])
+    small = communicator.small(work.size, work.dtype, "sum") if way.algorithm == "shared_memory" else None
+    call = communicator.call(f"calibration of {way.label}", [("", work.dtype, work.shape)])
     if small is not None:
         return _in_one_step(communicator, small, call, source, work)
-    pieces, way = Pieces((0, work.size)), Way(name, SEGMENT_BYTES if name in SEGMENTED else 0)
+    pieces = Pieces((0, work.size))
     reduction = communicator.reduction(way, pieces, pieces, (work.dtype,) * 3, "sum")
-    replay = communicator.bind(work, "sum", name) if reduction is None else None
+    replay = communicator.bind(work, "sum", way.algorithm) if reduction is None else None
 
     def run() -> None:
         with communicator.control.turnstile:
@@ -320,7 +407,7 @@ def _links(stopwatch: Stopwatch, communicator: Communicator, longest: tuple[floa
         return None
     nbytes, alone = longest
     together = _exchange(communicator, _around_nodes(topology, communicator.rank, everyone=True))
-    (seconds,) = stopwatch.compare([together(int(nbytes))])
+    (seconds,) = stopwatch.compare({"an exchange of all ranks": together(int(nbytes))}, int(nbytes))
     links = max(1, min(most, round(most * alone / seconds)))
     return links if links < max(topology.local_size_of) else None
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy
 
-from mpidist.collectives.calibration import Run, Stopwatch
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.executor import Executor
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.rounds import NOBODY, Round, Schedule
+from mpidist.tuning.calibration import Run, Stopwatch
 
 #: How many rounds are played in one go, an even number: few, as schedules on few ranks have few.
 _TURNS = 2

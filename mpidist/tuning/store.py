@@ -1,7 +1,7 @@
-"""What was measured of a set of ranks, kept from one launch to the next.
+"""What `mpidist tune` measured of a set of ranks, kept from one launch to the next.
 
-One file for each set of hosts, ranks on them, and MPI library: rank 0 reads it, works out what to choose, and sends
-that to all.  A file that cannot be used is said so in a line, and is measured anew.
+One file for each set of hosts, ranks on them, processor and MPI library: rank 0 reads it, works out what to choose, and
+sends that to all.  A file that cannot be used is named in a line, and the fixed table serves.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
-from mpidist.collectives.calibration import calibrate
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import Choices, Facts
 from mpidist.options import Settings, settings
 from mpidist.schedules.figures import Figures
-
-if TYPE_CHECKING:
-    from mpidist.collectives.communicator import Communicator
+from mpidist.tuning import plausibility
+from mpidist.tuning.processor import processor
 
 #: To be raised when files of earlier versions of mpidist say something else than those of this one.
-_FORMAT = 1
+_FORMAT = 2
 
 #: What stands for a set of ranks.
 Key = dict[str, Any]
@@ -42,14 +41,11 @@ class Record:
         Whose figures they are.
     hosts : tuple of str
         The host of every rank.
-    measured_by : str
-        ``"calibration"``, in a launch that found none, or ``"mpidist tune"``.
     figures : Figures
     """
 
     key: Key
     hosts: tuple[str, ...]
-    measured_by: str
     figures: Figures
 
     def facts(self) -> Facts:
@@ -71,11 +67,12 @@ def folder(chosen: Settings | None = None) -> Path:
 
 
 def key_of(communicator: Communicator) -> Key:
-    """Return what stands for the ranks of a communicator; the same on all of them (Local)."""
+    """Return what stands for the ranks of a communicator; the processor is that of this rank's host (Local)."""
     topology, facts = communicator.topology, communicator.facts()
     return {
         "hosts": sorted(topology.node_names),
         "ranks": topology.describe(),
+        "processor": processor(),
         "mpi": communicator.transport.library,
         "shared_memory": facts.has_segments,
         "algorithms": list(selection.eligible(facts)),
@@ -96,7 +93,7 @@ def read(path: Path) -> Record:
     OSError
         It cannot be read, or is not there.
     ValueError
-        It is damaged, or was written by another version; says what is wrong.
+        It is damaged, was written by another version, or its figures are those of no machine; says what is wrong.
     """
     found = json.loads(path.read_text())
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
@@ -104,11 +101,13 @@ def read(path: Path) -> Record:
     try:
         key = {**found["key"]}
         hosts = tuple(str(host) for host in found["hosts"])
-        if not hosts or not {"mpi", "ranks", "shared_memory", "algorithms"} <= set(key):
+        if not hosts or not {"mpi", "ranks", "processor", "shared_memory", "algorithms"} <= set(key):
             raise ValueError("it does not say whose figures it has")
-        return Record(key, hosts, str(found["measured_by"]), Figures.from_json(found["figures"]))
+        record = Record(key, hosts, Figures.from_json(found["figures"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+    plausibility.check(record.figures, Topology(hosts))
+    return record
 
 
 def write(record: Record, where: Path) -> Path:
@@ -124,7 +123,6 @@ def write(record: Record, where: Path) -> Path:
         "format": _FORMAT,
         "key": record.key,
         "hosts": record.hosts,
-        "measured_by": record.measured_by,
         "figures": record.figures.to_json(),
     }
     where.mkdir(parents=True, exist_ok=True)
@@ -149,61 +147,38 @@ def look_up(key: Key, where: Path) -> tuple[Record | None, str]:
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError) as error:
-        return None, f"the figures of an earlier measurement, {path}, cannot be used ({error})"
+        return None, _problem(path, error)
     if record.key != key:
         return None, f"the figures in {path} are of other ranks ({record.key})"
     return record, ""
 
 
-def stored(where: Path) -> list[Record]:
-    """Return all that can be read in a folder, in order of the files' names (Local)."""
-    found = []
+def stored(where: Path) -> tuple[list[Record], list[str]]:
+    """Return all that can be used in a folder, by name of file, and what is wrong with the rest (Local)."""
+    found, problems = [], []
     for path in sorted(where.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
+        try:
             found.append(read(path))
-    return found
+        except (OSError, ValueError) as error:
+            problems.append(_problem(path, error))
+    return found, problems
 
 
-def keep(communicator: Communicator, figures: Figures, measured_by: str) -> Path | None:
-    """Write figures where the next launch finds them; say so if that fails (Local).
+def _problem(path: Path, error: Exception) -> str:
+    return f"what mpidist tune stored in {path} cannot be used ({error})"
 
-    A launch without a place to write to works, and measures again next time.
+
+def load_choices(communicator: Communicator) -> Choices | None:
+    """Return what rank 0 makes of the figures stored of these ranks; None where there are none.
+
+    Collective: every rank calls it in the same order.
     """
-    where = folder(communicator.control.settings)
-    try:
-        return write(Record(key_of(communicator), communicator.topology.hosts, measured_by, figures), where)
-    except OSError as error:
-        communicator.control.warn(
-            f"what was measured cannot be kept in {where} ({error}), and will be measured again in the next launch; "
-            "set MPIDIST_TUNING_FOLDER to a folder that can be written, or MPIDIST_CALIBRATE=0"
-        )
-        return None
-
-
-def choices_for(communicator: Communicator) -> Choices | None:
-    """Return what to choose on these ranks by stored figures, or by new ones where there are none.
-
-    Collective: every rank calls it in the same order.  None where nothing is stored and measuring is switched off.
-    """
-    record, problem = None, ""
+    raw = b""
     if communicator.rank == 0:
         record, problem = look_up(key_of(communicator), folder(communicator.control.settings))
-    found = _from_rank_0(communicator, None if record is None else record.figures)
-    measures = found is None and communicator.control.settings.calibrate
-    if problem:
-        communicator.control.warn(f"{problem}: {'measured anew' if measures else 'mpidist tune measures them anew'}")
-    if not measures:
-        return found
-    figures = calibrate(communicator)
-    if communicator.rank == 0:
-        keep(communicator, figures, "calibration")
-    return _from_rank_0(communicator, figures)
-
-
-def _from_rank_0(communicator: Communicator, figures: Figures | None) -> Choices | None:
-    """Return what rank 0 makes of its figures, if it has any.  Collective."""
-    raw = b""
-    if communicator.rank == 0 and figures is not None:
-        raw = selection.worked_out(figures, communicator.facts()).to_bytes()
+        if problem:
+            communicator.control.warn(f"{problem}, so a fixed table serves; mpidist tune measures anew")
+        if record is not None:
+            raw = selection.worked_out(record.figures, communicator.facts()).to_bytes()
     raw = communicator.exchange(raw, "choice of algorithms")[0]
     return Choices.from_bytes(raw) if raw else None

@@ -7,18 +7,18 @@ import pytest
 
 import mpidist
 from mpidist.collectives import update
-from mpidist.collectives.clock import clock_offset
-from mpidist.collectives.communicator import Communicator
 from mpidist.commands.trace import gather, lateness
 from mpidist.runtime import trace as kinds
 from mpidist.testing import run_ranks
+from mpidist.tracing.clock import clock_offset
+from mpidist.world import world_communicator
 
 
 def traced(hosts: str, folder, calls: int = 3, elements: int = 2000):
     """Run some all-reduces on traced ranks; return their results, and what was recorded by rank."""
 
     def on_rank():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         results = []
         for call in range(calls):
             buffer = numpy.full(elements, communicator.rank + call, dtype=numpy.float32)
@@ -99,7 +99,7 @@ def test_threads_of_one_process_have_one_clock(tmp_path):
     """Offsets are within the time of the messages that told them."""
 
     def on_rank():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         with communicator.control.turnstile:
             return clock_offset(communicator, communicator.begin(communicator.call("clocks")))
 
@@ -110,7 +110,7 @@ def test_threads_of_one_process_have_one_clock(tmp_path):
 
 def test_a_rank_that_fails_leaves_its_trace(folder):
     def on_rank():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         communicator.barrier()
         if communicator.rank == 1:
             raise ValueError("on purpose")
@@ -124,7 +124,7 @@ def test_a_rank_that_fails_leaves_its_trace(folder):
 
 def test_without_a_trace_nothing_is_wrapped():
     def on_rank():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         transport = communicator.transport
         return (
             communicator.trace,
@@ -160,7 +160,7 @@ def test_sums_and_updates_in_gradient_buffers_are_noted(folder, monkeypatch):
 @pytest.mark.parametrize("hosts", ["ab", "abab", "aab"])
 def test_every_bucket_is_noted_from_being_packed_to_having_come_back(hosts, folder):
     def on_rank():
-        communicator = Communicator.world()
+        communicator = world_communicator()
         buffer = numpy.full(5000, communicator.rank, dtype=numpy.float32)
         communicator.all_reduce(buffer, algorithm="two_level")
         return float(buffer[-1])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
+from mpidist.collectives.communicator import Communicator
 from mpidist.runtime.control import Watch
-
-if TYPE_CHECKING:
-    from mpidist.collectives.communicator import Communicator
 
 #: How many messages go to and fro for each node.
 _MESSAGES = 16

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.collectives.bucket_reduction import BucketReduction, Fill, Piped, Pipeline, Take
-from mpidist.collectives.clock import clock_offset
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.direct_sum import DirectSum, Stretch
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.pieces import Transform
@@ -22,9 +22,7 @@ from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import About, Trace
 from mpidist.runtime.turnstile import Turnstile
-
-if TYPE_CHECKING:
-    from mpidist.collectives.communicator import Communicator
+from mpidist.tracing.clock import clock_offset
 
 #: The first call, after the one that begins a trace, in which clocks are compared again.
 _FIRST_COMPARISON = 64
@@ -49,18 +47,6 @@ def attach(communicator: Communicator, folder: str) -> Trace:
     return trace
 
 
-def traced(communicator: Any, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` with an event around its calls if the communicator has a trace, else `fn` itself (Local)."""
-    trace = getattr(communicator, "trace", None)
-    return fn if trace is None else trace.wrapped(kind, fn)
-
-
-def traced_reduction(communicator: Any, reduction: BucketReduction) -> BucketReduction:
-    """Return a reduction that the communicator did not make itself, traced if it has a trace (Local)."""
-    trace = getattr(communicator, "trace", None)
-    return reduction if trace is None else _TracedReduction(reduction, trace)
-
-
 class _Tracer:
     """Holds what was wrapped, and the number of the call that is under way."""
 
@@ -76,6 +62,7 @@ class _Tracer:
         communicator.reduction = self.reduction  # type: ignore[method-assign]
         communicator.small = self.small  # type: ignore[method-assign]
         communicator.bind = self.bind  # type: ignore[method-assign]
+        communicator.observed = self.observed  # type: ignore[method-assign]
         communicator.transport.wait = self.wait  # type: ignore[method-assign]
         self._control.turnstile = _TracedTurnstile(self._control, trace)
         self._close_when_leaving()
@@ -127,6 +114,10 @@ class _Tracer:
             add(kinds.UNPACK, begin, control.call, stretch.start)
 
         reduction.fill, reduction.take = traced_fill, traced_take  # type: ignore[method-assign]
+
+    def observed(self, reduction: BucketReduction) -> BucketReduction:
+        """Return a reduction that the communicator did not make itself, traced."""
+        return _TracedReduction(reduction, self._trace)
 
     def small(self, *args: Any, **kwargs: Any) -> SegmentAllReduce | None:
         """Return the all-reduce of a short buffer in one step, traced."""

@@ -1,0 +1,1 @@
+"""A trace of what a communicator does (`tracer`), and how far the clocks of the nodes are apart (`clock`)."""
