@@ -15,7 +15,7 @@ from mpidist.runtime.board import fence
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.schedules.table import algorithm
 from mpidist.transports.base import Transport
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 #: The channel of the leaders.
 _CHANNEL = 1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpidist.runtime.control import Watch
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 #: What two ranks may be to each other: their cores share a last-level cache, or do not.
 NEAR, FAR = 0, 1

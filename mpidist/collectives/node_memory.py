@@ -12,7 +12,7 @@ from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.two_level import TwoLevel
 from mpidist.collectives.ways import Way
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 
 class NodeMemory(NamedTuple):

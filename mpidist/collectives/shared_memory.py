@@ -16,7 +16,7 @@ import numpy
 from mpidist.arrays import reduction
 from mpidist.collectives.pieces import shares
 from mpidist.runtime.control import Watch
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 #: By rank, the first two apart: what is added up.
 _Values = tuple[Any, Any, tuple[Any, ...]]

@@ -27,7 +27,7 @@ from mpidist.errors import RankFailedError, TransportError, TransportTimeoutErro
 from mpidist.fusion.plan import Plan, Signature, build
 from mpidist.fusion.results import ResultSet
 from mpidist.runtime.control import Watch
-from mpidist.transports.shared import map_together
+from mpidist.transports.node_memory import map_together
 
 #: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
 _MOST_RESULTS = 63

@@ -18,7 +18,7 @@ from mpidist.errors import TransportError
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile, map_file
 from mpidist.transports.lines import Area, Header, Line, Message, Patience, Presence
-from mpidist.transports.shared import Exchange, map_together
+from mpidist.transports.node_memory import Exchange, map_together
 
 #: A prefix: bytes that follow, flags, number of the area, bytes of the payload.
 _PREFIX = struct.Struct("<IIQQ")

@@ -31,7 +31,7 @@ from mpidist.fusion.gradient_buffers import GradientBuffers
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 pytestmark = pytest.mark.mpi
 

@@ -18,7 +18,7 @@ from itertools import combinations
 from typing import Any
 
 from mpidist.collectives.nearness import THRESHOLD_NANOSECONDS, own_nanoseconds, round_trip, wait_for
-from mpidist.transports.shared import map_together
+from mpidist.transports.node_memory import map_together
 
 #: The modes of a launch, as they are told; `UNKNOWN` where there are no two cores to ask.
 MODES = ONE_CACHE, TWO_CACHES = ("one cache", "two caches")

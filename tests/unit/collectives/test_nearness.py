@@ -18,7 +18,7 @@ from mpidist.errors import TransportError
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.runtime.control import _let_threads_run
 from mpidist.testing import run_ranks
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 
 class Patient:

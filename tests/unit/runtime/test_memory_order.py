@@ -10,8 +10,8 @@ from mpidist.parameter_server import published
 from mpidist.runtime import board, control
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
-from mpidist.transports import shared, shared_line
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports import node_memory, shared_line
+from mpidist.transports.node_memory import SharedSegments
 from tests.memory_order import both_overlooked, stale_data
 
 IS_STRONG = platform.machine() in ("x86_64", "AMD64")
@@ -51,7 +51,7 @@ class Words:
 @pytest.fixture
 def log(monkeypatch):
     found = []
-    for module in (board, control, shared, shared_line, published):
+    for module in (board, control, node_memory, shared_line, published):
         for name in ("fence", "full_fence"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda name=name: found.append(name))
