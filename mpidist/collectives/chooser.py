@@ -59,7 +59,7 @@ class Chooser(PlainCollectives):
         shares = self.topology.node_count == 1 and self.size > 1
         self.segments = world.segments if shares else None
         scratch = Scratch()
-        self._memory = NodeMemory(self.control.line, self.segments, self._lanes, scratch)
+        self._memory = NodeMemory(self.control.board_index, self.segments, self._lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._contests = Contests()
         self._forced = self.control.settings.algorithm
@@ -75,7 +75,7 @@ class Chooser(PlainCollectives):
         """Return what looks how near two ranks are, each of which has a core for itself and is free to choose."""
         if self.segments is None or self.size != 2 or self.control.pause is not None or self._forced != selection.AUTO:
             return None
-        return Nearness(self.segments, self.control.line)
+        return Nearness(self.segments, self.control.board_index)
 
     def facts(self, has_segments: bool = True) -> selection.Facts:
         """Return what the choice of an algorithm depends on; Local."""
@@ -99,7 +99,7 @@ class Chooser(PlainCollectives):
             kind = SegmentAllReduce
         else:
             kind = PlaceAllReduce if self.size == 2 else ShareAllReduce
-        return kind(segments, self.control.line, (elements,), dtype, op)
+        return kind(segments, self.control.board_index, (elements,), dtype, op)
 
     def reduction(
         self,

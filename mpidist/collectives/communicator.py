@@ -185,7 +185,7 @@ class Communicator(Chooser):
         if way.algorithm != "shared_memory":
             return Call(name), None, None
         call = Call(name, [("", array.dtype, array.shape)], [(way.label, nbytes)])
-        segment = SegmentAllReduce(self.segments, self.control.line, array.shape, array.dtype, "sum")
+        segment = SegmentAllReduce(self.segments, self.control.board_index, array.shape, array.dtype, "sum")
         return call, segment, 1.0 / self.size if op == "mean" else None
 
 

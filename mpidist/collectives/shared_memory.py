@@ -32,7 +32,8 @@ def rank_order(op: str, slots: Any) -> Callable[[Any], object]:
     slots : array, shape (ranks, ...)
         Two ranks or more; read each time.
     """
-    combine, dtype, size = reduction(op, numpy), slots.dtype, len(slots)
+    combine: Any = reduction(op, numpy)
+    dtype, size = slots.dtype, len(slots)
     first, second, *rest = (slots[rank, ...] for rank in range(size))
     if not rest:
         return lambda out: combine(first, second, out=out)

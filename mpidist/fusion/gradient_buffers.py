@@ -68,7 +68,7 @@ class GradientBuffers:
         self._communicator = communicator
         self._segments = communicator.segments
         self._plan = build(signatures, "sum", ONE_PACK)
-        self._line = communicator.control.line
+        self._line = communicator.control.board_index
         self._timeout_seconds = timeout_seconds
         memory = self._map(communicator.size, self._exchange)
         self._by_rank = [_flat(part, self._plan) for part in _parts(memory, communicator.size)]

@@ -16,7 +16,7 @@ from mpidist.collectives.nearness import _TRIPS, FAR, NEAR, THRESHOLD_NANOSECOND
 from mpidist.collectives.ways import Way
 from mpidist.errors import TransportError
 from mpidist.fusion.pipeline import FusedAllReduce
-from mpidist.runtime.control import _let_threads_run
+from mpidist.runtime.watch import let_threads_run
 from mpidist.testing import run_ranks
 from mpidist.transports.node_memory import SharedSegments
 
@@ -24,7 +24,7 @@ from mpidist.transports.node_memory import SharedSegments
 class Patient:
     """A watch under which nothing goes wrong."""
 
-    tick = staticmethod(_let_threads_run)
+    tick = staticmethod(let_threads_run)
 
 
 class Alarmed:
@@ -142,7 +142,7 @@ def test_ranks_that_yield_do_not_look(size):
 @pytest.mark.parametrize("is_list", [True, False], ids=["list", "buffer"])
 def test_results_are_right_while_modes_change_within_a_trial_and_after_it(is_list, monkeypatch):
     monkeypatch.setattr(ways, "TRIAL_BYTES", 1000)
-    monkeypatch.setattr(Communicator, "_make_nearness", lambda self: Nearness(self.segments, self.control.line))
+    monkeypatch.setattr(Communicator, "_make_nearness", lambda self: Nearness(self.segments, self.control.board_index))
     steps = 150  # long enough for the trial of five ways in either mode
 
     def run():

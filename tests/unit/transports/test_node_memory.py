@@ -61,7 +61,7 @@ def test_each_rank_touches_its_own_part_first_and_nobody_else_does(size, monkeyp
         for rank in range(size)
     ]
     for board, segments, problem in shared:
-        assert not problem and board.lines == size
+        assert not problem and board.size == size
         base = segments.segments[0].ctypes.data - 128  # where the flags of rank 0 lie
         for rank in range(size):
             for rooms in (*segments.segments, *segments.places):

@@ -1,9 +1,9 @@
-"""Lines between ranks of one node: headers through rings of shared memory, payloads read where they lie.
+"""Connections between ranks of one node: headers through rings of shared memory, payloads read where they lie.
 
-Each direction of a line is a ring of bytes that one side fills and the other empties, with a counter each, on cache
-lines of their own.  A *record* in a ring is a prefix of three words and the bytes of a header, or of a part of a long
-one.  An area is a file in memory of its own, whose place is told in a record before its first use; its first line holds
-a word that is 1 while the area is busy, which the sender sets and the receiver clears.
+Each direction of a connection is a ring of bytes that one side fills and the other empties, with a counter each, on
+cache lines of their own.  A *record* in a ring is a prefix of three words and the bytes of a header, or of a part of a
+long one.  An area is a file in memory of its own, whose place is told in a record before its first use.  Its first word
+is 1 while the area is busy: the sender sets it, and the receiver clears it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy
 from mpidist.errors import TransportError
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile, map_file
-from mpidist.transports.lines import Area, Header, Line, Message, Patience, Presence
+from mpidist.transports.connections.base import Area, Connection, Header, Message
+from mpidist.transports.connections.waiting import Patience, Presence
 from mpidist.transports.node_memory import Exchange, map_together
 
 #: A prefix: bytes that follow, flags, number of the area, bytes of the payload.
@@ -36,15 +37,15 @@ _FILLED, _EMPTIED, _START_BYTES = 0, 8, 128
 _BUSY, _MAPPED, _AREA_START = 0, 1, 64
 
 
-def open_shared_lines(
+def open_shared_connections(
     rank: int,
     here: Sequence[int],
     peers_of: Sequence[Sequence[int]],
     presence: Presence,
     ring_bytes: int,
     exchange: Exchange,
-) -> dict[int, Line]:
-    """Return this rank's lines to peers of its node, none if its memory cannot be had; then it says so.
+) -> dict[int, Connection]:
+    """Return this rank's connections to peers of its node, none if its memory cannot be had; then it says so.
 
     Collective: every rank of the node calls it in the same order.
 
@@ -54,7 +55,7 @@ def open_shared_lines(
     here : sequence of int
         The ranks of the node.
     peers_of : sequence of sequence of int
-        By rank: to whom it has lines.
+        By rank: to whom it has connections.
     presence : Presence
     ring_bytes : int
     exchange : callable
@@ -71,11 +72,11 @@ def open_shared_lines(
         return {}
     rings = {pair: memory[index * stride : (index + 1) * stride] for index, pair in enumerate(directions)}
     peers = [peer for peer in peers_of[rank] if peer in here]
-    return {peer: SharedLine(peer, presence, rings[rank, peer], rings[peer, rank]) for peer in peers}
+    return {peer: SharedConnection(peer, presence, rings[rank, peer], rings[peer, rank]) for peer in peers}
 
 
-class SharedLine(Line):
-    """A line to a rank of this node.
+class SharedConnection(Connection):
+    """A connection to a rank of this node.
 
     Parameters
     ----------
@@ -164,13 +165,13 @@ class SharedLine(Line):
         patience = None
         while self._seen_emptied < emptied or self._gone:
             if self.closed:
-                raise TransportError(f"the line to rank {self.peer} has been closed")
+                raise TransportError(f"the connection to rank {self.peer} has been closed")
             if patience is None:
                 patience = Patience([self], f"{self.described}, for room to send its own")
             if self._gone:
                 raise patience.lost(self)
-            for line in self.presence.lines:  # or two ranks, or a circle of them, would wait for each other
-                line.take_in()
+            for connection in self.presence.connections:  # or two ranks, or a circle of them, would wait for each other
+                connection.take_in()
             patience.tick()
             self._seen_emptied = self._out_words[_EMPTIED]
         fence()
@@ -189,8 +190,8 @@ class SharedLine(Line):
         return made
 
     def _own(self, area: Area) -> SharedArea:
-        if not isinstance(area, SharedArea) or area.line is not self:
-            raise ValueError(f"an area that was made by the line to rank {self.peer} is needed, got {area!r}")
+        if not isinstance(area, SharedArea) or area.connection is not self:
+            raise ValueError(f"an area that was made by the connection to rank {self.peer} is needed, got {area!r}")
         return area
 
     def _announce(self, area: SharedArea) -> None:
@@ -296,10 +297,10 @@ class _TheirArea:
 class SharedArea(Area):
     """An area in shared memory."""
 
-    line: SharedLine
+    connection: SharedConnection
 
-    def __init__(self, line: SharedLine, number: int, nbytes: int) -> None:
-        self.line = line
+    def __init__(self, connection: SharedConnection, number: int, nbytes: int) -> None:
+        self.connection = connection
         self.number = number
         self.announced = False
         self.file: SharedFile | None = SharedFile(_AREA_START + max(1, nbytes))
@@ -328,7 +329,7 @@ class SharedArea(Area):
         return False
 
     def close(self) -> None:
-        self.line.drop(self)
+        self.connection.drop(self)
         self.forget()
 
     def forget(self) -> None:

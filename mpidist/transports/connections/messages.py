@@ -1,4 +1,4 @@
-"""Lines over a transport: for ranks of different nodes, and where memory cannot be shared.
+"""Connections over a transport: for ranks of different nodes, and where memory cannot be shared.
 
 A message is a *frame* of fixed size, which the receiver has always asked for in advance: how long the header is, how
 long the payload, and the header's beginning.  What does not fit follows in a message of its own, and so does the
@@ -23,7 +23,8 @@ import numpy
 
 from mpidist.errors import RankFailedError, TransportError
 from mpidist.transports.base import Pending, Transport
-from mpidist.transports.lines import Area, Header, Line, Message, Patience, Presence
+from mpidist.transports.connections.base import Area, Connection, Header, Message
+from mpidist.transports.connections.waiting import Patience, Presence
 
 #: A prefix: bytes of the header, flags, bytes of the payload; and how long a frame is in all.
 _PREFIX = struct.Struct("<QQQ")
@@ -42,23 +43,23 @@ _ARRIVE_SECONDS = 0.5
 _SEND_OFF_SECONDS = 5.0
 
 
-def open_message_lines(transport: Transport, peers: Sequence[int], presence: Presence) -> dict[int, Line]:
-    """Return lines to `peers` over a transport that is used for nothing else.  Local."""
-    lines = {peer: MessageLine(peer, presence, transport) for peer in peers}
+def open_message_connections(transport: Transport, peers: Sequence[int], presence: Presence) -> dict[int, Connection]:
+    """Return connections to `peers` over a transport that is used for nothing else.  Local."""
+    connections = {peer: MessageConnection(peer, presence, transport) for peer in peers}
     if presence.control.settings.fault_tolerant:  # then MPI is not finalized, which would wait for what is under way
-        atexit.register(_send_off, list(lines.values()))
-    return dict(lines)
+        atexit.register(_send_off, list(connections.values()))
+    return dict(connections)
 
 
-def _send_off(lines: Sequence[MessageLine]) -> None:
+def _send_off(connections: Sequence[MessageConnection]) -> None:
     """Wait a while until all that was sent is on its way, so that the process may end."""
     deadline = time.monotonic() + _SEND_OFF_SECONDS
-    while any(not line.all_sent for line in lines) and time.monotonic() < deadline:
+    while any(not connection.all_sent for connection in connections) and time.monotonic() < deadline:
         time.sleep(0)
 
 
-class MessageLine(Line):
-    """A line over a transport.
+class MessageConnection(Connection):
+    """A connection over a transport.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ class MessageLine(Line):
         self._incoming = self._arrays()
         self._last_came = 0.0
         self._ask()
-        # what is under way when nobody refers to the line any more is still written into, or read from
+        # what is under way when nobody refers to the connection any more is still written into, or read from
         weakref.finalize(self, transport.abandon, [self._under_way, self._awaited])
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class MessageLine(Line):
 
     def _wait_for_room(self) -> None:
         if self.closed:
-            raise TransportError(f"the line to rank {self.peer} has been closed")
+            raise TransportError(f"the connection to rank {self.peer} has been closed")
         self._push_on()
         if not self._gone and len(self._under_way) < _MOST_UNDER_WAY:
             return
@@ -118,8 +119,8 @@ class MessageLine(Line):
         while len(self._under_way) >= _MOST_UNDER_WAY or self._gone:
             if self._gone:
                 raise patience.lost(self)
-            for line in self.presence.lines:  # or two ranks, or a circle of them, would wait for each other
-                line.take_in()
+            for connection in self.presence.connections:  # or two ranks, or a circle of them, would wait for each other
+                connection.take_in()
             patience.tick()
             self._push_on()
 
@@ -141,7 +142,7 @@ class MessageLine(Line):
         except RankFailedError as error:
             if not self._gone:  # else it has said before that it leaves
                 self.lose(f"died: {error}")
-                self.presence.control.note_lost(self.presence.name_of(self.peer), str(error))
+                self.presence.control.failures.note_lost(self.presence.name_of(self.peer), str(error))
             self._transport.abandon([*self._under_way, *self._awaited])
             self._under_way.clear()
             self._awaited.clear()
@@ -161,8 +162,8 @@ class MessageLine(Line):
         return MessageArea(self, nbytes)
 
     def _own(self, area: Area) -> MessageArea:
-        if not isinstance(area, MessageArea) or area.line is not self:
-            raise ValueError(f"an area that was made by the line to rank {self.peer} is needed, got {area!r}")
+        if not isinstance(area, MessageArea) or area.connection is not self:
+            raise ValueError(f"an area that was made by the connection to rank {self.peer} is needed, got {area!r}")
         return area
 
     def sent(self, pending: Pending) -> bool:
@@ -186,7 +187,7 @@ class MessageLine(Line):
             self._awaited.append(pending)
 
     def _has_more(self) -> bool:
-        """As `Line._has_more`; what is under way when the peer's end gets known has a moment to arrive."""
+        """As `Connection._has_more`; what is under way when the peer's end gets known has a moment to arrive."""
         now = time.monotonic()
         if self.take_in() or not self._last_came:
             self._last_came = now
@@ -237,16 +238,16 @@ class MessageArea(Area):
         What `Transport.send` returned when its content was sent last.
     """
 
-    line: MessageLine
+    connection: MessageConnection
 
-    def __init__(self, line: MessageLine, nbytes: int) -> None:
-        self.line = line
+    def __init__(self, connection: MessageConnection, nbytes: int) -> None:
+        self.connection = connection
         self.array = aligned(nbytes)
         self.pending: Pending = None
 
     @property
     def busy(self) -> bool:
-        if self.pending is not None and self.line.sent(self.pending):
+        if self.pending is not None and self.connection.sent(self.pending):
             self.pending = None
         return self.pending is not None
 
