@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from mpidist.errors import TransportError
 from mpidist.transports.connections.waiting import Patience, Presence
 
 #: What can be sent as a header.
@@ -141,6 +142,30 @@ class Connection(abc.ABC):
     @abc.abstractmethod
     def take_in(self) -> bool:
         """Move what has come to where `receive` finds it, and what is to be sent on its way; whether anything moved."""
+
+    def _checked(self, area: Any, nbytes: int | None) -> tuple[Any, int]:
+        """Return an area that may be sent, and how many of its bytes are; errors as for `send`."""
+        if not isinstance(area, Area) or area.connection is not self:
+            raise ValueError(f"an area that was made by the connection to rank {self.peer} is needed, got {area!r}")
+        length = area.array.size if nbytes is None else nbytes
+        if area.busy or not 0 <= length <= area.array.size:
+            state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
+            raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
+        return area, length
+
+    def _wait_to_send(self, has_room_fn: Callable[[], bool]) -> None:
+        """Wait until there is room for what this rank sends; errors as for `send`."""
+        patience = None
+        while self._gone or not has_room_fn():
+            if self.closed:
+                raise TransportError(f"the connection to rank {self.peer} has been closed")
+            if patience is None:
+                patience = Patience([self], f"{self.described}, for room to send its own")
+            if self._gone:
+                raise patience.lost(self)
+            for connection in self.presence.connections:  # or a circle of ranks would wait for each other
+                connection.take_in()
+            patience.tick()
 
     def receive(self) -> Message | None:
         """Return the next message if it is there; never waits.  Local."""

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy
 
-from mpidist.errors import RankFailedError, TransportError
+from mpidist.errors import RankFailedError
 from mpidist.transports.base import Pending, Transport
 from mpidist.transports.connections.base import Area, Connection, Header, Message
-from mpidist.transports.connections.waiting import Patience, Presence
+from mpidist.transports.connections.waiting import Presence
 
 #: A prefix: bytes of the header, flags, bytes of the payload; and how long a frame is in all.
 _PREFIX = struct.Struct("<QQQ")
@@ -84,13 +84,7 @@ class MessageConnection(Connection):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, header: Header, payload: Area | None = None, nbytes: int | None = None) -> None:
-        area, length = None, 0
-        if payload is not None:
-            area = self._own(payload)
-            length = area.array.size if nbytes is None else nbytes
-            if area.busy or not 0 <= length <= area.array.size:
-                state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
-                raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
+        area, length = (None, 0) if payload is None else self._checked(payload, nbytes)
         self._wait_for_room()
         content = bytes(header)
         frame: Any = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
@@ -110,19 +104,11 @@ class MessageConnection(Connection):
         return pending
 
     def _wait_for_room(self) -> None:
-        if self.closed:
-            raise TransportError(f"the connection to rank {self.peer} has been closed")
-        self._push_on()
-        if not self._gone and len(self._under_way) < _MOST_UNDER_WAY:
-            return
-        patience = Patience([self], f"{self.described}, for room to send its own")
-        while len(self._under_way) >= _MOST_UNDER_WAY or self._gone:
-            if self._gone:
-                raise patience.lost(self)
-            for connection in self.presence.connections:  # or two ranks, or a circle of them, would wait for each other
-                connection.take_in()
-            patience.tick()
+        def has_room() -> bool:
             self._push_on()
+            return len(self._under_way) < _MOST_UNDER_WAY
+
+        self._wait_to_send(has_room)
 
     def _push_on(self) -> bool:
         """Let go of what has been sent; return whether there was something."""
@@ -160,11 +146,6 @@ class MessageConnection(Connection):
 
     def area(self, nbytes: int) -> MessageArea:
         return MessageArea(self, nbytes)
-
-    def _own(self, area: Area) -> MessageArea:
-        if not isinstance(area, MessageArea) or area.connection is not self:
-            raise ValueError(f"an area that was made by the connection to rank {self.peer} is needed, got {area!r}")
-        return area
 
     def sent(self, pending: Pending) -> bool:
         """Return whether what `send` started is done; also when it is in vain."""

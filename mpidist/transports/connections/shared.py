@@ -18,7 +18,7 @@ from mpidist.errors import TransportError
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile, map_file
 from mpidist.transports.connections.base import Area, Connection, Header, Message
-from mpidist.transports.connections.waiting import Patience, Presence
+from mpidist.transports.connections.waiting import Presence
 from mpidist.transports.node_memory import Exchange, map_together
 
 #: A prefix: bytes that follow, flags, number of the area, bytes of the payload.
@@ -91,9 +91,7 @@ class SharedConnection(Connection):
     def __init__(self, peer: int, presence: Presence, ring_out: memoryview, ring_in: memoryview) -> None:
         super().__init__(peer, presence)
         self._size = len(ring_out) - _START_BYTES
-        self._most = (
-            self._size // 4 - _PREFIX_BYTES
-        )  # of a header in one record: so that long ones keep both sides busy
+        self._most = self._size // 4 - _PREFIX_BYTES  # of a header in one record: long ones keep both sides busy
         self._out_words, self._in_words = ring_out[:_START_BYTES].cast("Q"), ring_in[:_START_BYTES].cast("Q")
         self._out, self._in = ring_out[_START_BYTES:], ring_in[_START_BYTES:]
         self._filled = self._emptied = self._seen_emptied = 0
@@ -110,12 +108,8 @@ class SharedConnection(Connection):
                 header = self._send_parts(memoryview(header).cast("B"))
             self._put(_record(header, 0, 0, 0))
             return
-        area = self._own(payload)
-        length = area.array.size if nbytes is None else nbytes
+        area, length = self._checked(payload, nbytes)
         words = area.words
-        if area.busy or not 0 <= length <= area.array.size:
-            state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
-            raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
         if area.file is not None:
             self._announce(area)
         words[_BUSY] = 1
@@ -161,19 +155,12 @@ class SharedConnection(Connection):
 
     def _wait_for_room(self, emptied: int) -> None:
         """Wait until the peer has emptied the ring up to there."""
-        self._seen_emptied = self._out_words[_EMPTIED]
-        patience = None
-        while self._seen_emptied < emptied or self._gone:
-            if self.closed:
-                raise TransportError(f"the connection to rank {self.peer} has been closed")
-            if patience is None:
-                patience = Patience([self], f"{self.described}, for room to send its own")
-            if self._gone:
-                raise patience.lost(self)
-            for connection in self.presence.connections:  # or two ranks, or a circle of them, would wait for each other
-                connection.take_in()
-            patience.tick()
+
+        def has_room() -> bool:
             self._seen_emptied = self._out_words[_EMPTIED]
+            return self._seen_emptied >= emptied
+
+        self._wait_to_send(has_room)
         fence()
 
     # -- areas --------------------------------------------------------------------------------------------------------
@@ -188,11 +175,6 @@ class SharedConnection(Connection):
         self._made += 1
         self._areas.append(made)
         return made
-
-    def _own(self, area: Area) -> SharedArea:
-        if not isinstance(area, SharedArea) or area.connection is not self:
-            raise ValueError(f"an area that was made by the connection to rank {self.peer} is needed, got {area!r}")
-        return area
 
     def _announce(self, area: SharedArea) -> None:
         """Tell the peer, once, where an area is; forget its way in when the peer has taken it."""
