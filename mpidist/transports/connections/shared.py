@@ -64,8 +64,10 @@ def open_shared_connections(
     ring_bytes = max(4096, -(-ring_bytes // 64) * 64)
     directions = [(a, b) for a in here for b in peers_of[a] if b in here]
     stride = _START_BYTES + ring_bytes
+    own = [index * stride for index, (sender, _) in enumerate(directions) if sender == rank]
+    part = (own[0] if own else 0, len(own) * stride)
     try:
-        memory = memoryview(map_together(max(1, len(directions)) * stride, here.index(rank), exchange))
+        memory = memoryview(map_together(max(1, len(directions)) * stride, here.index(rank), exchange, part))
     except TransportError as error:
         if rank == here[0]:
             presence.control.warn(f"{error}; the ranks of this node talk by messages instead")
