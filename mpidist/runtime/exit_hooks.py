@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
-from mpidist.runtime.failures import is_consequence, last_line
+from mpidist.runtime.failures import ENDED, is_consequence, last_line
 
 #: How long a failing rank waits for the others to have printed their last, before it prints and aborts.
 _GRACE_SECONDS = 1.0
@@ -119,17 +119,13 @@ class ExitHooks:
         if isinstance(error, RemoteReplicaError):  # which comes before that rank has failed, if its program lets it
             self._wait_until(lambda: self._has_failed(error.rank), _GRACE_SECONDS)
             return self._has_failed(error.rank)
-        if error.rank not in control.board_ranks:
-            return control.arbiter is not None and error.rank in control.arbiter.failed_texts
-        index = control.board_ranks.index(error.rank)
-        return bool(control.board.text(index)) and control.board.alive(index)
+        is_here = error.rank in control.board_ranks
+        is_alive = not is_here or control.board.alive(control.board_ranks.index(error.rank))
+        return is_alive and self._has_failed(error.rank)
 
     def _has_failed(self, rank: int) -> bool:
         """Whether the program of `rank` ended by an error, as far as this rank knows."""
-        control = self._control
-        if rank in control.board_ranks:
-            return control.board.state(control.board_ranks.index(rank)) in _ENDED
-        return control.arbiter is not None and rank in control.arbiter.failed_texts
+        return self._control.failures.state_of(rank)[0] in ENDED
 
     def _speaks_for_all(self, error: BaseException) -> bool:
         """Whether this rank prints: it alone failed, or it is the lowest of those that raise the same."""
@@ -149,14 +145,14 @@ class ExitHooks:
         control = self._control
         texts = {} if common or control.arbiter is None else dict(control.arbiter.failed_texts)
         for index, rank in enumerate(control.board_ranks):
-            if control.board.state(index) in _ENDED:
+            if control.board.state(index) in ENDED:
                 texts[rank] = control.board.text(index)
         mine = last_line(control.board.text(control.board_index))
         return [control.rank] + [rank for rank, text in texts.items() if common or last_line(text) == mine]
 
     def _others_failed(self) -> bool:
         board = self._control.board
-        return all(board.state(index) in _ENDED or not board.alive(index) for index in self._others())
+        return all(board.state(index) in ENDED or not board.alive(index) for index in self._others())
 
     def _others_quiet(self) -> bool:
         board, others = self._control.board, self._others()
@@ -247,7 +243,7 @@ class ExitHooks:
             if control.arbiter.failed_texts or control.arbiter.has_verdict:
                 return True
         board = control.board
-        ended = [index for index in range(board.size) if board.state(index) in _ENDED]
+        ended = [index for index in range(board.size) if board.state(index) in ENDED]
         return any(board.quiet(index) or not is_consequence(board.text(index)) for index in ended)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
@@ -273,6 +269,3 @@ def _flush_output() -> None:
     """Flush standard output, which the program may have closed, or taken away."""
     with suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
-
-
-_ENDED = (states.FAILED, states.EXPIRED)

@@ -6,6 +6,9 @@ from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, Tr
 from mpidist.runtime import board as states
 from mpidist.runtime.channel import Channel, Wait
 
+#: The states of a rank that raised.
+ENDED = (states.FAILED, states.EXPIRED)
+
 
 class Failures:
     """The failures, deaths and departures of other ranks, as far as one rank knows."""
@@ -15,6 +18,17 @@ class Failures:
         self._lost: dict[int, str] = {}
 
     # -- what happened ------------------------------------------------------------------------------------------------
+
+    def state_of(self, rank: int) -> tuple[int, str]:
+        """Return the state of a rank on any board, and the error of one that has failed, as far as this one knows."""
+        board, arbiter = self._control.board, self._control.arbiter
+        if rank in self._control.board_ranks:
+            index = self._control.board_ranks.index(rank)
+            state = board.state(index)
+            return state, board.text(index) if state in ENDED else ""
+        if arbiter is not None and rank in arbiter.failed_texts:
+            return states.FAILED, arbiter.failed_texts[rank]
+        return states.LEFT if arbiter is not None and rank in arbiter.left_ranks else states.UNKNOWN, ""
 
     def dead(self) -> list[int]:
         """Return the ranks of the board whose processes are gone without having said that they leave."""
@@ -72,7 +86,7 @@ class Failures:
             if rank in control.board_ranks:
                 index = control.board_ranks.index(rank)
                 state = board.state(index)
-                if state in (states.FAILED, states.EXPIRED):
+                if state in ENDED:
                     return self.failed(rank, board.text(index), watch)
                 if state != states.LEFT and not board.alive(index):
                     return self.died(rank, watch)

@@ -59,15 +59,7 @@ def _send_off(connections: Sequence[MessageConnection]) -> None:
 
 
 class MessageConnection(Connection):
-    """A connection over a transport.
-
-    Parameters
-    ----------
-    peer : int
-    presence : Presence
-    transport : Transport
-        In which the peer has the same number.
-    """
+    """A connection over a transport in which the peer has the same number."""
 
     def __init__(self, peer: int, presence: Presence, transport: Transport) -> None:
         super().__init__(peer, presence)
@@ -211,13 +203,7 @@ class MessageConnection(Connection):
 
 
 class MessageArea(Area):
-    """An area in private memory.
-
-    Attributes
-    ----------
-    pending : Pending
-        What `Transport.send` returned when its content was sent last.
-    """
+    """An area in private memory; `pending` is what `Transport.send` returned when its content was sent last."""
 
     connection: MessageConnection
 

@@ -45,22 +45,7 @@ def open_shared_connections(
     ring_bytes: int,
     exchange: Exchange,
 ) -> dict[int, Connection]:
-    """Return this rank's connections to peers of its node, none if its memory cannot be had; then it says so.
-
-    Collective: every rank of the node calls it in the same order.
-
-    Parameters
-    ----------
-    rank : int
-    here : sequence of int
-        The ranks of the node.
-    peers_of : sequence of sequence of int
-        By rank: to whom it has connections.
-    presence : Presence
-    ring_bytes : int
-    exchange : callable
-        Small all-gather over the ranks of the node.
-    """
+    """Return connections to this rank's peers `here`, none (with a warning) where memory cannot be had.  Collective."""
     ring_bytes = max(4096, -(-ring_bytes // 64) * 64)
     directions = [(a, b) for a in here for b in peers_of[a] if b in here]
     stride = _START_BYTES + ring_bytes
@@ -78,15 +63,7 @@ def open_shared_connections(
 
 
 class SharedConnection(Connection):
-    """A connection to a rank of this node.
-
-    Parameters
-    ----------
-    peer : int
-    presence : Presence
-    ring_out, ring_in : memoryview of bytes
-        The rings to and from the peer, zeroed.
-    """
+    """A connection to a rank of this node, through a zeroed ring to it and one from it."""
 
     is_shared = True
 

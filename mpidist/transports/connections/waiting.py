@@ -9,7 +9,7 @@ from typing import Protocol
 from mpidist.errors import MpidistError, PeerLostError, RankFailedError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
-from mpidist.runtime.failures import last_line
+from mpidist.runtime.failures import ENDED, last_line
 from mpidist.runtime.watch import yield_processor
 
 #: Turns of a waiting loop between two looks at the alarm word, and seconds between two looks at processes and clock.
@@ -37,14 +37,7 @@ class Awaited(Protocol):
 
 
 class Presence:
-    """Which of the peers are still there; one a rank, for all connections that were opened together.
-
-    Parameters
-    ----------
-    control : ControlChannel
-    world_ranks : sequence of int
-        World rank of every rank of the group that the connections were opened in.
-    """
+    """Which of the peers are still there; one a rank, for all connections that were opened together."""
 
     def __init__(self, control: ControlChannel, world_ranks: Sequence[int]) -> None:
         self.control = control
@@ -84,25 +77,16 @@ class Presence:
     def _end_of(self, rank: int, thorough: bool) -> str:
         """Return how `rank` has ended, empty if it has not, as far as is known."""
         control = self.control
-        if rank not in control.board_ranks:
-            return self._end_elsewhere(rank)
-        index, board = control.board_ranks.index(rank), control.board
-        state = board.state(index)
+        state, text = control.failures.state_of(rank)
         if state == states.LEFT:
             return "left"
-        if state in (states.FAILED, states.EXPIRED):
-            return f"failed: {last_line(board.text(index))}"
-        if thorough and not board.alive(index):
-            return f"died: its process {board.pid(index)} is gone (killed, or out of memory)"
+        if state in ENDED:
+            return f"failed: {last_line(text)}"
+        if thorough and rank in control.board_ranks:
+            index = control.board_ranks.index(rank)
+            if not control.board.alive(index):
+                return f"died: its process {control.board.pid(index)} is gone (killed, or out of memory)"
         return ""
-
-    def _end_elsewhere(self, rank: int) -> str:
-        arbiter = self.control.arbiter
-        if arbiter is None:
-            return ""
-        if rank in arbiter.failed_texts:
-            return f"failed: {last_line(arbiter.failed_texts[rank])}"
-        return "left" if rank in arbiter.left_ranks else ""
 
 
 class Patience:
