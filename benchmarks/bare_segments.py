@@ -36,7 +36,7 @@ from mpidist.commands.bench.tensor_lists import MODELS, shapes_of
 from mpidist.commands.bench.tensors import TensorList
 from mpidist.commands.bench.turns import Budget
 from mpidist.commands.machine import machine
-from mpidist.transports.shared import map_together
+from mpidist.transports.node_memory import map_together
 
 #: Segments in turn, and 8-byte words from one rank's flags to the next.
 DEPTH, FLAG_WORDS = 4, 32

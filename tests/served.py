@@ -13,7 +13,7 @@ from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.server import Server
 from mpidist.testing import run_ranks
 from mpidist.transports import world
-from mpidist.transports.lines import open_lines
+from mpidist.transports.connections.open import open_connections
 
 
 def spec(number: int, shape: Sequence[int] = (), dtype: str = "float64", shard: int = 0) -> VariableSpec:
@@ -34,7 +34,7 @@ def on_rank(
     joined = world()
     rank, size = joined.transport.rank, joined.transport.size
     clients, serving = range(size - servers), range(size - servers, size)
-    lines = open_lines(joined, list(clients if rank in serving else serving))
+    lines = open_connections(joined, list(clients if rank in serving else serving))
     if rank in serving:
         server = Server([lines[peer] for peer in clients], rank - len(clients), consistency)
         server.serve()

@@ -76,7 +76,7 @@ class Communicator:
         self.begin: Callable[..., Watch] = check.begin if whole is None else whole.begin
         self.miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
         scratch = Scratch()
-        self._memory = NodeMemory(self.control.line, self.segments, lanes, scratch)
+        self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._chooser = self._make_chooser(lanes)
 

@@ -29,7 +29,7 @@ from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.pieces import Pieces, Transform, owned
 from mpidist.collectives.scratch import Scratch
 from mpidist.runtime.control import Watch
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 #: Tensors of which a segment has pieces shorter than this on average, in bytes, are put together before they are added.
 _SHORT_BYTES = 1 << 14

@@ -28,7 +28,7 @@ from mpidist.collectives.selection import SEGMENT_BYTES
 from mpidist.collectives.shared_sum import SharedSum
 from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.runtime.control import Watch
-from mpidist.transports.shared import map_together
+from mpidist.transports.node_memory import map_together
 
 #: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
 _MOST_RESULTS = 63
@@ -67,7 +67,7 @@ class GradientBuffers:
         self._ranks = ranks
         self._segments = ranks.segments
         self._plan = build(signatures, "sum", ONE_PACK)
-        self._line = ranks.control.line
+        self._line = ranks.control.board_index
         self._timeout_seconds = timeout_seconds
         memory = self._map(ranks.size, self._exchange)
         self._by_rank = [_flat(part, self._plan) for part in _parts(memory, ranks.size)]

@@ -15,7 +15,7 @@ from mpidist.runtime.board import fence
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.schedules.table import algorithm
 from mpidist.transports.base import Transport
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 #: The channel of the leaders.
 _CHANNEL = 1
@@ -62,7 +62,7 @@ class Header:
         flags, (call, first, second) = self._flags, self._words
         if self._between is not None:
             board = self._control.board
-            digests = [board.digest(line, watch.call) for line in range(board.lines)]
+            digests = [board.digest(index, watch.call) for index in range(board.size)]
             self._least[:] = min(digests), _ALL_ONES ^ max(digests)
             self._between.run(watch)
             flags[first], flags[second] = int(self._least[0]), int(self._least[1])

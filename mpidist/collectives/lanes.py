@@ -19,7 +19,7 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives.executor import Executor
 from mpidist.schedules.rounds import Schedule
 from mpidist.transports.base import Transport
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 #: The longest message in bytes.  MPI libraries send such a one at once; before a long one they ask the receiver, whose
 #: answer comes behind all that is already on its way.  Over TCP, at 0.1 Gbit/s, messages of 16 or 32 KiB took 95 % of

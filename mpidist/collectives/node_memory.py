@@ -13,7 +13,7 @@ from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce
 from mpidist.collectives.two_level import TwoLevel
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 #: In one step through shared memory every rank reads the values of all ranks; from so many bytes on each reads a share.
 _MOST_BYTES_READ = 1 << 22

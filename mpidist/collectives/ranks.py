@@ -15,7 +15,7 @@ from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.transports.base import Transport
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 
 class Ranks(Protocol):

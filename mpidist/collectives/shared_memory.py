@@ -7,7 +7,7 @@ of the call as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -16,10 +16,46 @@ import numpy
 from mpidist.arrays import reduction
 from mpidist.collectives.pieces import shares
 from mpidist.runtime.control import Watch
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
-#: By rank, the first two apart: what is added up.
-_Values = tuple[Any, Any, tuple[Any, ...]]
+#: Up to so many ranks, and for more bytes a rank, one call for each is quicker than `numpy.ufunc.reduce`.
+_MOST_PAIRS, _MOST_REDUCED_BYTES = 3, 1 << 14
+
+
+def rank_order(op: str, slots: Any) -> Callable[[Any], object]:
+    """Return ``fn(out)``, which reduces `slots` over its first axis, the ranks, in their order.
+
+    Parameters
+    ----------
+    op : str
+        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
+    slots : array, shape (ranks, ...)
+        Two ranks or more; read each time.
+    """
+    combine: Any = reduction(op, numpy)
+    dtype, size = slots.dtype, len(slots)
+    first, second, *rest = (slots[rank, ...] for rank in range(size))
+    if not rest:
+        return lambda out: combine(first, second, out=out)
+    if first.size == 1:  # `reduce` adds the values of one element pairwise
+        accumulate, running = combine.accumulate, numpy.empty(size, dtype)
+        column, last = slots.reshape(-1), running[-1:].reshape(())
+
+        def reduce_one(out: Any) -> None:
+            accumulate(column, 0, dtype, running)
+            out[...] = last
+
+        return reduce_one
+    if size <= _MOST_PAIRS or first.nbytes > _MOST_REDUCED_BYTES:
+        return lambda out: _one_by_one(combine, first, second, rest, out)
+    reduce = combine.reduce
+    return lambda out: reduce(slots, 0, dtype, out)
+
+
+def _one_by_one(combine: Callable[..., Any], first: Any, second: Any, rest: Sequence[Any], out: Any) -> None:
+    combine(first, second, out=out)
+    for other in rest:
+        combine(out, other, out=out)
 
 
 class SegmentAllReduce:
@@ -38,28 +74,22 @@ class SegmentAllReduce:
 
     def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
         nbytes = prod(shape) * dtype.itemsize
-        values = [[room[:nbytes].view(dtype).reshape(shape) for room in by_rank] for by_rank in self._rooms(segments)]
-        self._mine = tuple(by_rank[rank] for by_rank in values)
-        self._values = tuple((first, second, tuple(rest)) for first, second, *rest in values)
-        self._combine = reduction(op, numpy)
+        rooms = self._rooms(segments)
+        self._slots = [room[:, :nbytes].view(dtype).reshape(len(room), *shape) for room in rooms]
+        self._mine = tuple(slots[rank, ...] for slots in self._slots)
+        self._reduce_fns = tuple(rank_order(op, slots) for slots in self._slots)
 
     @staticmethod
-    def _rooms(segments: SharedSegments) -> Sequence[Sequence[Any]]:
+    def _rooms(segments: SharedSegments) -> Sequence[Any]:
         return segments.segments
 
     def slot(self, call: int) -> Any:
         """Return where this rank writes its values for collective `call`, before it begins it."""
-        return self._mine[call % len(self._mine)]
+        return self._mine[call & 1]
 
     def combine(self, watch: Watch, out: Any) -> None:
         """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
-        self._add_up(self._values[watch.call % len(self._values)], out)
-
-    def _add_up(self, values: _Values, out: Any) -> None:
-        first, second, rest = values
-        self._combine(first, second, out=out)
-        for other in rest:
-            self._combine(out, other, out=out)
+        self._reduce_fns[watch.call & 1](out)
 
 
 class PlaceAllReduce(SegmentAllReduce):
@@ -74,18 +104,18 @@ class PlaceAllReduce(SegmentAllReduce):
         self._segments = segments
 
     @staticmethod
-    def _rooms(segments: SharedSegments) -> Sequence[Sequence[Any]]:
+    def _rooms(segments: SharedSegments) -> Sequence[Any]:
         return segments.places[:2]  # the fewer, the more of them stays in cache
 
     def slot(self, call: int) -> Any:
         """Return where this rank writes its values for the next call, before it begins it."""
-        return self._mine[self._segments.turn % len(self._mine)]
+        return self._mine[self._segments.turn & 1]
 
     def combine(self, watch: Watch, out: Any) -> None:
         """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
         turn = self._segments.turn
         self._segments.turn = turn + 1
-        self._add_up(self._values[turn % len(self._values)], out)
+        self._reduce_fns[turn & 1](out)
 
 
 class ShareAllReduce(PlaceAllReduce):
@@ -99,24 +129,23 @@ class ShareAllReduce(PlaceAllReduce):
         size = len(segments.filled_words)
         cuts = shares(prod(shape), size)
         parts = [slice(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
-        self._rank, self._part = rank, parts[rank]
         others = [each for each in range(size) if each != rank]
+        self._rank, self._part = rank, parts[rank]
         self._reduced = tuple(segments.reduced_words[each] for each in others)
-        self._shares, self._sums = [], []
-        for first, second, rest in self._values:
-            by_rank = [values.reshape(-1) for values in (first, second, *rest)]
-            mine = [values[parts[rank]] for values in by_rank]
-            self._shares.append((mine[0], mine[1], tuple(mine[2:])))
-            self._sums.append([(parts[each], by_rank[each][parts[each]]) for each in others])
+        flat = [slots.reshape(size, -1) for slots in self._slots]
+        self._share_fns = tuple(rank_order(op, slots[:, parts[rank]]) for slots in flat)
+        self._shares = tuple(slots[rank, parts[rank]] for slots in flat)
+        self._sums = tuple([(parts[each], slots[each, parts[each]]) for each in others] for slots in flat)
 
     def combine(self, watch: Watch, out: Any) -> None:
         """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
         segments, flat, part = self._segments, out.reshape(-1), self._part
-        turn, at = segments.turn, segments.turn % len(self._values)
-        self._add_up(self._shares[at], flat[part])
-        self._mine[at].reshape(-1)[part] = flat[part]
+        turn, at = segments.turn, segments.turn & 1
+        sums = flat[part]
+        self._share_fns[at](sums)
+        self._shares[at][...] = sums
         segments.turn = turn + 1
         segments.say_reduced(self._rank, turn + 1)
         segments.wait(self._reduced, turn + 1, watch)
-        for where, sums in self._sums[at]:
-            flat[where] = sums
+        for where, theirs in self._sums[at]:
+            flat[where] = theirs

@@ -14,7 +14,7 @@ from mpidist.arrays import reduction
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.pieces import Pieces, Transform, owned, passed_on
 from mpidist.runtime.control import Watch
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 
 class SharedSum(BucketReduction):

@@ -27,7 +27,7 @@ from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name,
 from mpidist.parameter_server.push_part import Part, PlannedList, Residues
 from mpidist.parameter_server.served_optimizer import packed, pickled
 from mpidist.parameter_server.server_end import ServerEnd, open_server
-from mpidist.transports.lines import Line
+from mpidist.transports.connections.base import Connection
 from mpidist.variables import IndexedSlices
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Client:
 
     Parameters
     ----------
-    lines : sequence of Line
+    lines : sequence of Connection
         To the servers, in order.
     number : int
         Of this client, from 0.
@@ -63,7 +63,7 @@ class Client:
     moment = 0
 
     def __init__(
-        self, lines: Sequence[Line], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
+        self, lines: Sequence[Connection], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
     ) -> None:
         self.number = number
         self.worker_count = worker_count

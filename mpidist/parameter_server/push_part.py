@@ -12,7 +12,7 @@ from mpidist.collectives.rows import Rows
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.parameter_server.server_end import ServerEnd
-from mpidist.transports.lines import Area
+from mpidist.transports.connections.base import Area
 from mpidist.variables import IndexedSlices
 
 _SHAPE = attrgetter("shape")

@@ -28,7 +28,8 @@ from mpidist.parameter_server.store import Planned, Store
 from mpidist.parameter_server.turn import Turn
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile
-from mpidist.transports.lines import Area, Line, Message, Patience
+from mpidist.transports.connections.base import Area, Connection, Message
+from mpidist.transports.connections.waiting import Patience
 
 _SEE = "; see 'What memory it takes' in the documentation of parameter servers"
 
@@ -39,7 +40,7 @@ _KEPT_HEADERS = 256
 class _Client:
     """What a server knows of one client."""
 
-    def __init__(self, number: int, line: Line, applied_word: int) -> None:
+    def __init__(self, number: int, line: Connection, applied_word: int) -> None:
         self.number = number
         self.line = line
         self.applied_word = applied_word
@@ -98,7 +99,7 @@ class Server:
 
     Parameters
     ----------
-    lines : sequence of Line
+    lines : sequence of Connection
         To the clients, by client number.
     number : int
         Of this server.
@@ -112,7 +113,7 @@ class Server:
 
     _has_warned = False
 
-    def __init__(self, lines: Sequence[Line], number: int = 0, consistency: Consistency | None = None) -> None:
+    def __init__(self, lines: Sequence[Connection], number: int = 0, consistency: Consistency | None = None) -> None:
         self.number = number
         self._lines = list(lines)
         shares = settings().shared_memory and any(line.is_shared for line in lines)

@@ -23,7 +23,8 @@ from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger, Reader
 from mpidist.parameter_server.turn import Turn
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import map_file
-from mpidist.transports.lines import Area, Line, Message, Patience
+from mpidist.transports.connections.base import Area, Connection, Message
+from mpidist.transports.connections.waiting import Patience
 
 if TYPE_CHECKING:
     from mpidist.parameter_server.push_part import Part
@@ -43,7 +44,7 @@ def error_kind(name: str) -> type[Exception]:
     return _KINDS.get(name, ServerError)
 
 
-def open_server(line: Line, number: int, client: int) -> ServerEnd:
+def open_server(line: Connection, number: int, client: int) -> ServerEnd:
     """Return a server as a client sees it, after a first word with it.  Local."""
     end = ServerEnd(line, number, client)
     answer, _ = end.ask("hello")
@@ -62,7 +63,7 @@ class ServerEnd:
 
     Parameters
     ----------
-    line : Line
+    line : Connection
     number, client : int
         Of the server, and of this client.
 
@@ -82,7 +83,7 @@ class ServerEnd:
 
     ledger: Any = None
 
-    def __init__(self, line: Line, number: int, client: int) -> None:
+    def __init__(self, line: Connection, number: int, client: int) -> None:
         self.line = line
         self.number = number
         self.client = client
@@ -381,7 +382,7 @@ class NearServer(ServerEnd):
         return self._reader, self._layout_number
 
     def look(self) -> None:
-        """Look whether the server is still there; errors as for `Line.wait`."""
+        """Look whether the server is still there; errors as for `Connection.wait`."""
         self._patience.look()
 
     def flush(self) -> None:

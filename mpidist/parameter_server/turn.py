@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from mpidist.parameter_server.published import Ledger
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.node_lock import NodeLock
-from mpidist.transports.lines import Patience
+from mpidist.transports.connections.waiting import Patience
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
-"""The status board: one line of words for each rank, in memory that all its ranks see.
+"""The status board: a row of words for each rank, in memory that all its ranks see.
 
-A line holds the numbers of the rank's last two collective calls with their digests, its state, and who it is.
+A row holds the numbers of the rank's last two collective calls with their digests, its state, and who it is.
 Two calls are kept, by parity, so that a rank that is already in call k + 1 does not hide its digest of call k
 from a slower one; it cannot be in call k + 2 before that one has posted k + 1.
 """
@@ -17,7 +17,7 @@ from typing import Any
 #: States of a rank: not there yet, at work, failed on its own account, past a deadline, gone.
 UNKNOWN, RUNNING, FAILED, EXPIRED, LEFT = range(5)
 
-_LINE_WORDS = 16
+_ROW_WORDS = 16
 _TEXT_BYTES = 8192
 _NOTE_BYTES = 1024
 _ALARM = 0
@@ -45,6 +45,9 @@ def _release_and_acquire(lock: threading.Lock = threading.Lock()) -> None:  # no
 
 _IS_X86_64 = platform.machine() in ("x86_64", "AMD64")
 
+#: Whether `fence` does anything here: the path of a call is quicker without a look.
+needs_fence = not _IS_X86_64
+
 #: Shows what was stored before to others no later than what is stored afterwards; and the same for loads.
 fence: Callable[[], None] = _no_fence if _IS_X86_64 else _release_and_acquire
 
@@ -54,139 +57,140 @@ full_fence: Callable[[], None] = _locked_instruction if _IS_X86_64 else _release
 
 
 class StatusBoard:
-    """Status lines of some ranks, in shared or private memory.
+    """The rows of some ranks, in shared or private memory.
 
     Parameters
     ----------
-    memory : writable buffer of `StatusBoard.nbytes` (lines) bytes, zero where nobody has written
-    lines : int
+    memory : writable buffer of `StatusBoard.nbytes` (size) bytes, zero where nobody has written
+    size : int
+        How many ranks it has; methods know each by its `index`.
     """
 
-    def __init__(self, memory: Any, lines: int) -> None:
+    def __init__(self, memory: Any, size: int) -> None:
         self._bytes = memoryview(memory)
-        self.lines = lines
-        text_start = (1 + lines) * _LINE_WORDS * 8
+        self.size = size
+        text_start = (1 + size) * _ROW_WORDS * 8
         self.words = self._bytes[:text_start].cast("Q")
-        notes_start = text_start + lines * _TEXT_BYTES
+        notes_start = text_start + size * _TEXT_BYTES
         self._text = self._bytes[text_start:notes_start]
-        self._notes = self._bytes[notes_start : notes_start + 2 * lines * _NOTE_BYTES]
+        self._notes = self._bytes[notes_start : notes_start + 2 * size * _NOTE_BYTES]
 
     @staticmethod
-    def nbytes(lines: int) -> int:
-        """Return the size in bytes of a board with so many lines."""
-        return (1 + lines) * _LINE_WORDS * 8 + lines * (_TEXT_BYTES + 2 * _NOTE_BYTES)
+    def nbytes(size: int) -> int:
+        """Return the size in bytes of a board of so many ranks."""
+        return (1 + size) * _ROW_WORDS * 8 + size * (_TEXT_BYTES + 2 * _NOTE_BYTES)
 
     @staticmethod
-    def call_words(line: int) -> tuple[int, int]:
+    def call_words(index: int) -> tuple[int, int]:
         """Return the indices in `words` of the call numbers of even and odd calls; the digest follows each."""
-        base = (1 + line) * _LINE_WORDS
+        base = (1 + index) * _ROW_WORDS
         return base, base + 2
 
-    def sign_on(self, line: int) -> None:
-        """Say that this process is behind the line."""
-        base = (1 + line) * _LINE_WORDS
+    def sign_on(self, index: int) -> None:
+        """Say that this process is the rank."""
+        base = (1 + index) * _ROW_WORDS
         self.words[base + _PID] = os.getpid()
         self.words[base + _START] = start_time(os.getpid()) or 0
         fence()
         self.words[base + _STATE] = RUNNING
 
-    def post(self, line: int, call: int, digest: int) -> None:
-        """Write that the line's rank has come to `call` with `digest` (both below 2**64)."""
-        slot = (1 + line) * _LINE_WORDS + 2 * (call & 1)
+    def post(self, index: int, call: int, digest: int) -> None:
+        """Write that the rank has come to `call` with `digest` (both below 2**64)."""
+        slot = (1 + index) * _ROW_WORDS + 2 * (call & 1)
         self.words[slot + 1] = digest
         fence()
         self.words[slot] = call
 
-    def write_note(self, line: int, call: int, text: str) -> None:
-        """Write what the line's rank has to say of `call`, before it is posted; as many as there are digests are kept.
+    def write_note(self, index: int, call: int, text: str) -> None:
+        """Write what the rank has to say of `call`, before it is posted; as many as there are digests are kept.
 
         The beginning of a long text is kept.
         """
-        start = (2 * line + (call & 1)) * _NOTE_BYTES
+        start = (2 * index + (call & 1)) * _NOTE_BYTES
         self._notes[start : start + _NOTE_BYTES] = text.encode(errors="replace")[:_NOTE_BYTES].ljust(_NOTE_BYTES, b"\0")
 
-    def note(self, line: int, call: int) -> str:
-        """Return what the line's rank wrote of `call`, one of its last two calls."""
+    def note(self, index: int, call: int) -> str:
+        """Return what the rank wrote of `call`, one of its last two calls."""
         fence()  # behind the look at the call or digest that says that there is a note
-        start = (2 * line + (call & 1)) * _NOTE_BYTES
+        start = (2 * index + (call & 1)) * _NOTE_BYTES
         raw = bytes(self._notes[start : start + _NOTE_BYTES])
         return raw.rstrip(b"\0").decode(errors="ignore")
 
-    def call(self, line: int) -> int:
-        """Return the number of the last call the line's rank has come to, 0 before the first."""
-        even, odd = self.call_words(line)
+    def call(self, index: int) -> int:
+        """Return the number of the last call the rank has come to, 0 before the first."""
+        even, odd = self.call_words(index)
         return max(self.words[even], self.words[odd])
 
-    def digest(self, line: int, call: int) -> int:
-        """Return the digest the line's rank posted with `call`, one of its last two calls, to which it has come."""
+    def digest(self, index: int, call: int) -> int:
+        """Return the digest the rank posted with `call`, one of its last two calls, to which it has come."""
         fence()
-        return self.words[(1 + line) * _LINE_WORDS + 2 * (call & 1) + 1]
+        return self.words[(1 + index) * _ROW_WORDS + 2 * (call & 1) + 1]
 
-    def state(self, line: int) -> int:
-        """Return the state of the line's rank."""
-        return self.words[(1 + line) * _LINE_WORDS + _STATE]
+    def state(self, index: int) -> int:
+        """Return the state of the rank."""
+        return self.words[(1 + index) * _ROW_WORDS + _STATE]
 
-    def set_state(self, line: int, state: int, text: str = "") -> None:
-        """Set the line's state and text, and raise the alarm that every waiting rank of the board sees."""
+    def set_state(self, index: int, state: int, text: str = "") -> None:
+        """Set the rank's state and text, and raise the alarm that every waiting rank of the board sees."""
         # the end of a long traceback is kept: its last line is the error
         raw = text.encode(errors="replace")[-_TEXT_BYTES:].ljust(_TEXT_BYTES, b"\0")
-        self._text[line * _TEXT_BYTES : (line + 1) * _TEXT_BYTES] = raw
+        self._text[index * _TEXT_BYTES : (index + 1) * _TEXT_BYTES] = raw
         fence()
-        self.words[(1 + line) * _LINE_WORDS + _STATE] = state
+        self.words[(1 + index) * _ROW_WORDS + _STATE] = state
         fence()
         self.words[_ALARM] = 1
 
-    def text(self, line: int) -> str:
-        """Return the text that came with the line's state, which the caller has seen."""
+    def text(self, index: int) -> str:
+        """Return the text that came with the rank's state, which the caller has seen."""
         fence()
-        raw = bytes(self._text[line * _TEXT_BYTES : (line + 1) * _TEXT_BYTES])
+        raw = bytes(self._text[index * _TEXT_BYTES : (index + 1) * _TEXT_BYTES])
         return raw.rstrip(b"\0").decode(errors="replace")
 
-    def set_waiting(self, line: int, call: int) -> None:
-        """Say that the line's rank waits in `call` at this moment, and has done so for a while."""
-        base = (1 + line) * _LINE_WORDS
+    def set_waiting(self, index: int, call: int) -> None:
+        """Say that the rank waits in `call` at this moment, and has done so for a while."""
+        base = (1 + index) * _ROW_WORDS
         self.words[base + _WAITING] = call
         self.words[base + _LOOKED] = time.monotonic_ns()  # one clock for all processes of a machine
 
-    def waiting(self, line: int) -> int:
-        """Return the call in which the line's rank has waited last, or 0."""
-        return self.words[(1 + line) * _LINE_WORDS + _WAITING]
+    def waiting(self, index: int) -> int:
+        """Return the call in which the rank has waited last, or 0."""
+        return self.words[(1 + index) * _ROW_WORDS + _WAITING]
 
-    def silent_seconds(self, line: int) -> float:
-        """Return for how long the line's rank has not said that it waits."""
-        return (time.monotonic_ns() - self.words[(1 + line) * _LINE_WORDS + _LOOKED]) / 1e9
+    def silent_seconds(self, index: int) -> float:
+        """Return for how long the rank has not said that it waits."""
+        return (time.monotonic_ns() - self.words[(1 + index) * _ROW_WORDS + _LOOKED]) / 1e9
 
-    def set_quiet(self, line: int) -> None:
-        """Say that the line's rank prints nothing more."""
-        self.words[(1 + line) * _LINE_WORDS + _QUIET] = 1
+    def set_quiet(self, index: int) -> None:
+        """Say that the rank prints nothing more."""
+        self.words[(1 + index) * _ROW_WORDS + _QUIET] = 1
 
-    def quiet(self, line: int) -> bool:
-        """Return whether the line's rank prints nothing more."""
-        return self.words[(1 + line) * _LINE_WORDS + _QUIET] != 0
+    def quiet(self, index: int) -> bool:
+        """Return whether the rank prints nothing more."""
+        return self.words[(1 + index) * _ROW_WORDS + _QUIET] != 0
 
-    def request(self, line: int, step: int) -> None:
-        """Ask, for the line's rank, that all ranks stop at a step of their program; 0 asks for nothing."""
-        self.words[(1 + line) * _LINE_WORDS + _REQUEST] = step
+    def request(self, index: int, step: int) -> None:
+        """Ask, for a rank, that all ranks stop at a step of their program; 0 asks for nothing."""
+        self.words[(1 + index) * _ROW_WORDS + _REQUEST] = step
 
     def requests(self) -> list[int]:
         """Return the steps at which ranks ask to stop."""
-        return [step for line in range(self.lines) if (step := self.words[(1 + line) * _LINE_WORDS + _REQUEST])]
+        return [step for index in range(self.size) if (step := self.words[(1 + index) * _ROW_WORDS + _REQUEST])]
 
     @property
     def alarm(self) -> bool:
         """Whether some rank's state has changed since the start."""
         return self.words[_ALARM] != 0
 
-    def pid(self, line: int) -> int:
-        """Return the process number behind the line, 0 if nobody has signed on."""
-        return self.words[(1 + line) * _LINE_WORDS + _PID]
+    def pid(self, index: int) -> int:
+        """Return the process number of the rank, 0 if nobody has signed on."""
+        return self.words[(1 + index) * _ROW_WORDS + _PID]
 
-    def alive(self, line: int) -> bool:
-        """Return whether the process behind the line still runs (a line nobody has signed on counts as alive)."""
-        pid = self.pid(line)
+    def alive(self, index: int) -> bool:
+        """Return whether the process of the rank still runs (one that has not signed on counts as alive)."""
+        pid = self.pid(index)
         if pid in (0, os.getpid()):
             return True
-        return lives(pid, self.words[(1 + line) * _LINE_WORDS + _START])
+        return lives(pid, self.words[(1 + index) * _ROW_WORDS + _START])
 
 
 def start_time(pid: int) -> int | None:

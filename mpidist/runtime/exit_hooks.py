@@ -20,7 +20,8 @@ from types import FrameType, TracebackType
 
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.runtime import board as states
-from mpidist.runtime.control import ControlChannel, is_consequence, last_line
+from mpidist.runtime.control import ControlChannel
+from mpidist.runtime.failures import ENDED, is_consequence, last_line
 
 #: How long a failing rank waits for the others to have printed their last, before it prints and aborts.
 _GRACE_SECONDS = 1.0
@@ -94,7 +95,7 @@ class ExitHooks:
         told_elsewhere = self._told_elsewhere(error)
         told = told_elsewhere or getattr(error, "on_all_ranks", False)
         # After a death this rank keeps out of MPI until it has printed: MPICH may crash in it, and take the name along.
-        self._control.fail(text, tell=not told and not self._control.dead())
+        self._control.fail(text, tell=not told and not self._control.failures.dead())
         if not told_elsewhere and self._speaks_for_all(error):
             self._wait_until(self._others_quiet, _GRACE_SECONDS)
         else:
@@ -118,17 +119,13 @@ class ExitHooks:
         if isinstance(error, RemoteReplicaError):  # which comes before that rank has failed, if its program lets it
             self._wait_until(lambda: self._has_failed(error.rank), _GRACE_SECONDS)
             return self._has_failed(error.rank)
-        if error.rank not in control.board_ranks:
-            return control.arbiter is not None and error.rank in control.arbiter.failed_texts
-        line = control.board_ranks.index(error.rank)
-        return bool(control.board.text(line)) and control.board.alive(line)
+        is_here = error.rank in control.board_ranks
+        is_alive = not is_here or control.board.alive(control.board_ranks.index(error.rank))
+        return is_alive and self._has_failed(error.rank)
 
     def _has_failed(self, rank: int) -> bool:
         """Whether the program of `rank` ended by an error, as far as this rank knows."""
-        control = self._control
-        if rank in control.board_ranks:
-            return control.board.state(control.board_ranks.index(rank)) in _ENDED
-        return control.arbiter is not None and rank in control.arbiter.failed_texts
+        return self._control.failures.state_of(rank)[0] in ENDED
 
     def _speaks_for_all(self, error: BaseException) -> bool:
         """Whether this rank prints: it alone failed, or it is the lowest of those that raise the same."""
@@ -147,29 +144,29 @@ class ExitHooks:
         """Return the ranks, this one among them, known to end by the same error."""
         control = self._control
         texts = {} if common or control.arbiter is None else dict(control.arbiter.failed_texts)
-        for line, rank in enumerate(control.board_ranks):
-            if control.board.state(line) in _ENDED:
-                texts[rank] = control.board.text(line)
-        mine = last_line(control.board.text(control.line))
+        for index, rank in enumerate(control.board_ranks):
+            if control.board.state(index) in ENDED:
+                texts[rank] = control.board.text(index)
+        mine = last_line(control.board.text(control.board_index))
         return [control.rank] + [rank for rank, text in texts.items() if common or last_line(text) == mine]
 
     def _others_failed(self) -> bool:
         board = self._control.board
-        return all(board.state(line) in _ENDED or not board.alive(line) for line in self._others())
+        return all(board.state(index) in ENDED or not board.alive(index) for index in self._others())
 
     def _others_quiet(self) -> bool:
-        board = self._control.board
+        board, others = self._control.board, self._others()
         return all(
-            board.quiet(line) or board.state(line) == states.LEFT or not board.alive(line) for line in self._others()
+            board.quiet(index) or board.state(index) == states.LEFT or not board.alive(index) for index in others
         )
 
     def _others(self) -> list[int]:
-        return [line for line in range(self._control.board.lines) if line != self._control.line]
+        return [index for index in range(self._control.board.size) if index != self._control.board_index]
 
     def _wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not done() and time.monotonic() < end:
-            if self._control.arbiter is not None and not self._control.dead():
+            if self._control.arbiter is not None and not self._control.failures.dead():
                 self._control.arbiter.poll()
             time.sleep(0.005)
 
@@ -200,7 +197,7 @@ class ExitHooks:
             control.end()
             self._wait_until(self._others_quiet, _GRACE_SECONDS)
             self._abort(1)
-        lost = control.vital_failure(control.watch("the end of the program"))
+        lost = control.failures.vital(control.watch("the end of the program"))
         if lost is not None and control.settings.fault_tolerant:
             self._end_with(lost)
         control.leave()
@@ -229,7 +226,7 @@ class ExitHooks:
                 control.arbiter.poll()
             dead = []
             if time.monotonic() - looked > _LOOK_SECONDS:
-                dead, looked = control.dead(), time.monotonic()
+                dead, looked = control.failures.dead(), time.monotonic()
             if dead:
                 control.warn(f"{control.name(dead[0])} died while this rank waited for the end of the job")
                 self._abort(1)
@@ -246,13 +243,13 @@ class ExitHooks:
             if control.arbiter.failed_texts or control.arbiter.has_verdict:
                 return True
         board = control.board
-        ended = [line for line in range(board.lines) if board.state(line) in _ENDED]
-        return any(board.quiet(line) or not is_consequence(board.text(line)) for line in ended)
+        ended = [index for index in range(board.size) if board.state(index) in ENDED]
+        return any(board.quiet(index) or not is_consequence(board.text(index)) for index in ended)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """Name a killed rank before the launcher, which noticed it too, ends this one."""
         if self._armed:
-            dead = [] if self._failure_is_known() else self._control.dead()
+            dead = [] if self._failure_is_known() else self._control.failures.dead()
             alive = [rank for rank in self._control.board_ranks if rank not in dead]
             if dead and alive[0] == self._control.rank:
                 self._control.warn(f"{self._control.name(dead[0])} died: its process is gone; the job is being ended")
@@ -272,6 +269,3 @@ def _flush_output() -> None:
     """Flush standard output, which the program may have closed, or taken away."""
     with suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
-
-
-_ENDED = (states.FAILED, states.EXPIRED)

@@ -16,12 +16,12 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mpidist.errors import RemoteReplicaError
-
-if TYPE_CHECKING:
-    from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.runtime.channel import Channel, Wait
+from mpidist.runtime.turnstile import Turnstile
+from mpidist.runtime.watch import Watch
 
 #: The digest of a missed call; no description has it.
 MISSED = 0
@@ -30,17 +30,32 @@ MISSED = 0
 _PACKAGE = str(Path(__file__).parents[1])
 
 #: How a rank takes part in the comparison of digests between nodes, for a call that it misses.
-Join = Callable[["Watch"], object]
+Join = Callable[[Watch], object]
+
+
+class Counted(Channel, Protocol):
+    """A control channel, as its missed calls see it."""
+
+    turnstile: Turnstile
+
+    def call_watch(self, what: str) -> Watch: ...
 
 
 class MissedCalls:
-    """The missed calls of one rank, and what it knows of those of others."""
+    """The missed calls of one rank, and what it knows of those of others.
 
-    def __init__(self, control: ControlChannel) -> None:
+    Attributes
+    ----------
+    pending : bool
+        Whether there is something to be done before this rank's next call.
+    """
+
+    def __init__(self, control: Counted) -> None:
         self._control = control
         self._queue: deque[tuple[str, Join]] = deque()
         self._open: Join | None = None  # of the missed call that this rank posted last, until it knows all have come
         self._heard: dict[tuple[int, int], str] = {}
+        self.pending = False
 
     # -- those of this rank -------------------------------------------------------------------------------------------
 
@@ -50,6 +65,7 @@ class MissedCalls:
         `join` compares digests between nodes, on behalf of the missed call.
         """
         self._queue.append((text, join))
+        self.pending = True
         turnstile = self._control.turnstile
         if turnstile.try_acquire():  # not so in a thread that was turned away: the next call posts it
             try:
@@ -59,11 +75,6 @@ class MissedCalls:
             finally:
                 turnstile.release()
 
-    @property
-    def pending(self) -> bool:
-        """Whether there is something to be done before this rank's next call."""
-        return self._open is not None or bool(self._queue)
-
     def settle(self) -> None:
         """Wait until all ranks have come to every call that this one misses.
 
@@ -72,7 +83,8 @@ class MissedCalls:
         TransportTimeoutError, RankFailedError
             A rank did not come.
         """
-        while self.pending:
+        self.pending = False  # first: another thread may miss a call meanwhile
+        while self._open is not None or self._queue:
             if self._open is not None:
                 self._close(self._open)
             if self._queue:
@@ -93,14 +105,14 @@ class MissedCalls:
         control = self._control
         text, self._open = self._queue.popleft()
         control.call += 1
-        control.board.write_note(control.line, control.call, text)
-        control.board.post(control.line, control.call, MISSED)
+        control.board.write_note(control.board_index, control.call, text)
+        control.board.post(control.board_index, control.call, MISSED)
         if control.arbiter is not None:
             control.arbiter.tell_missed(control.call, text)
 
     def _all_have_come(self) -> bool:
         board, call = self._control.board, self._control.call
-        return all(board.call(line) >= call for line in range(board.lines))
+        return all(board.call(index) >= call for index in range(board.size))
 
     # -- those of others ----------------------------------------------------------------------------------------------
 
@@ -114,18 +126,18 @@ class MissedCalls:
         control = self._control
         if rank not in control.board_ranks:
             return self._heard.get((rank, call))
-        line, board = control.board_ranks.index(rank), control.board
-        if not call or board.call(line) < call or board.digest(line, call) != MISSED:
+        index, board = control.board_ranks.index(rank), control.board
+        if not call or board.call(index) < call or board.digest(index, call) != MISSED:
             return None
-        return board.note(line, call)
+        return board.note(index, call)
 
-    def error(self, watch: Watch) -> RemoteReplicaError | None:
+    def error(self, watch: Wait) -> RemoteReplicaError | None:
         """Return the error of a rank in whose call another one is known to be missing."""
         control = self._control
         ranks = sorted({*control.board_ranks, *(rank for rank, _ in self._heard)} - {control.rank})
         return next((found for rank in ranks if (found := self.error_of(rank, watch)) is not None), None)
 
-    def error_of(self, rank: int, watch: Watch) -> RemoteReplicaError | None:
+    def error_of(self, rank: int, watch: Wait) -> RemoteReplicaError | None:
         """Return the error of a rank that waits in `watch` for `rank`, if that one misses the call."""
         text = self.text(rank, watch.call)
         if text is None:
@@ -134,7 +146,7 @@ class MissedCalls:
         message = f"the function given to `run` raised on {control.name(rank)}, while this rank was in {watch.what}"
         return RemoteReplicaError(f"{control.own_name}: {message}: {text}", control.world_rank(rank), text, watch.call)
 
-    def await_error(self, watch: Watch) -> RemoteReplicaError:
+    def await_error(self, watch: Wait) -> RemoteReplicaError:
         """Return the error about a call that some rank is known to miss, once its notice has come."""
         while True:
             if self._control.arbiter is not None:

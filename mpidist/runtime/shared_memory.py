@@ -65,7 +65,8 @@ class SharedFile:
         OSError
             When the memory cannot be had.
         """
-        _reserve(self._fd, start, nbytes, self._reserved + nbytes)
+        check_room(nbytes, self._reserved)
+        _reserve(self._fd, start, nbytes)
         self._reserved += nbytes
 
     def map(self) -> mmap.mmap:
@@ -83,8 +84,8 @@ class SharedFile:
             self._name = None
 
 
-def map_file(path: str) -> mmap.mmap:
-    """Map the file another process of this node has made.
+def map_file(path: str, start: int = 0, reserved: int = 0) -> mmap.mmap:
+    """Map the file another process of this node has made; reserve so many bytes of it from `start` on.
 
     Raises
     ------
@@ -96,18 +97,24 @@ def map_file(path: str) -> mmap.mmap:
     try:
         if not os.fstat(fd).st_size:
             raise FileNotFoundError(f"{path} is empty: the memory that was there is gone")
+        _reserve(fd, start, reserved)
         return mmap.mmap(fd, 0)
     finally:
         os.close(fd)
 
 
-def _reserve(fd: int, start: int, nbytes: int, total: int) -> None:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def check_room(nbytes: int, held_bytes: int = 0) -> None:
+    """Raise OSError unless this machine has room for `nbytes` more, where this file holds some already."""
+    memory, total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), held_bytes + nbytes
     if total > memory // 2:
         # An anonymous file has no limit of its own: the kernel would end processes before it said no.
         raise OSError(errno.ENOMEM, f"{total} bytes asked for, more than half of this machine's {memory}")
     room = room_bytes()
     if room is not None and nbytes > room:
         raise OSError(errno.ENOMEM, f"{nbytes} bytes asked for, and {room} are left")
+
+
+def _reserve(fd: int, start: int, nbytes: int) -> None:
+    """Have the pages of some bytes now; they lie on the NUMA node of the process that asks."""
     if nbytes and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, start, nbytes)

@@ -12,12 +12,12 @@ import abc
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mpidist.errors import MpidistError
-
-if TYPE_CHECKING:
-    from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.runtime.attendance import Attendance
+from mpidist.runtime.channel import Channel, Wait
+from mpidist.runtime.failures import Failures
 
 #: Seconds that rank 0 waits for answers, and that others wait for its verdict.
 _ANSWER_SECONDS = 0.5
@@ -36,10 +36,17 @@ class Messenger(abc.ABC):
         """Yield what has arrived: (sender, notice)."""
 
 
+class Judged(Channel, Protocol):
+    """A control channel, as its arbiter sees it."""
+
+    attendance: Attendance
+    failures: Failures
+
+
 class Arbiter:
     """What this rank knows about the ranks of other nodes, and its part in finding out more."""
 
-    def __init__(self, control: ControlChannel, messenger: Messenger) -> None:
+    def __init__(self, control: Judged, messenger: Messenger) -> None:
         self._control = control
         self._messenger = messenger
         self._away = [rank for rank in range(control.size) if rank not in control.board_ranks]
@@ -95,8 +102,8 @@ class Arbiter:
 
     def _on_question(self, sender: int, notice: dict[str, Any]) -> None:
         board = self._control.board
-        calls = {rank: board.call(line) for line, rank in enumerate(self._control.board_ranks)}
-        silences = [pair for pair in self._control.silences() if pair[0] != self._control.rank]
+        calls = {rank: board.call(index) for index, rank in enumerate(self._control.board_ranks)}
+        silences = [pair for pair in self._control.attendance.silences() if pair[0] != self._control.rank]
         self._tell([sender], kind="answer", calls=list(calls.items()), silences=silences)
 
     def _on_answer(self, sender: int, notice: dict[str, Any]) -> None:
@@ -145,17 +152,17 @@ class Arbiter:
         """Whether every notice of leaving that is to come here has come; some MPIs complain of what nobody receives."""
         return all(rank in self._left for rank in self._told_of_leaving)
 
-    def failure(self, watch: Watch) -> MpidistError | None:
+    def failure(self, watch: Wait) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of a rank of another node.
 
         A verdict is told to the ranks of the board.
         """
         control = self._control
         for rank, text in self._failed.items():
-            return control.failed(rank, text, watch)
+            return control.failures.failed(rank, text, watch)
         for rank, call in self._left.items():
             if call < watch.call:
-                return control.left(rank, call, watch)
+                return control.failures.left(rank, call, watch)
             remote = control.missed.error_of(rank, watch)
             if remote is not None:  # it would have joined at its next call, but makes none
                 return remote
@@ -174,7 +181,7 @@ class Arbiter:
             self.poll()
             time.sleep(0.001)
 
-    def decide(self, watch: Watch) -> None:
+    def decide(self, watch: Wait) -> None:
         """Have it settled who is missing in the call of `watch`, and raise; return if rank 0 does not answer."""
         control = self._control
         if control.rank == 0:
@@ -184,7 +191,7 @@ class Arbiter:
         if self._verdict is not None:
             raise control.expire(self._verdict)
 
-    def _appeal_to_0(self, watch: Watch) -> None:
+    def _appeal_to_0(self, watch: Wait) -> None:
         control = self._control
         notice = {"kind": "appeal", "what": watch.what, "call": watch.call, "waited": watch.timeout_seconds}
         if 0 in self._calls:
@@ -201,5 +208,5 @@ class Arbiter:
         self._judged = True
         self.ask()
         control = self._control
-        self._verdict = control.deadline_text(what, call, waited)
+        self._verdict = control.attendance.deadline_text(what, call, waited)
         self._tell(self._away, kind="verdict", text=self._verdict)

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
-
-if TYPE_CHECKING:
-    from mpidist.runtime.control import ControlChannel
+from mpidist.runtime.channel import Channel
 
 
 class Turnstile:
@@ -30,7 +27,7 @@ class Turnstile:
 
     __slots__ = ("_control", "_lock", "_call")
 
-    def __init__(self, control: ControlChannel) -> None:
+    def __init__(self, control: Channel) -> None:
         self._control = control
         self._lock = threading.Lock()
         self._call = 0

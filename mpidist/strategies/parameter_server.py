@@ -29,7 +29,8 @@ from mpidist.parameter_server.server import Server
 from mpidist.strategies import server_cluster
 from mpidist.strategies.base import Strategy
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
-from mpidist.transports.lines import Line, open_lines
+from mpidist.transports.connections.base import Connection
+from mpidist.transports.connections.open import open_connections
 from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
@@ -123,7 +124,7 @@ class ParameterServerStrategy(Strategy):
         if communicator.size > 1 and communicator.rank == 0:
             print(self._roles.table(hosts), file=sys.stderr, flush=True)
         number = self._roles.number_of(self._rank)
-        self._lines = open_lines(whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
+        self._lines = open_connections(whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
         own_world = _own_world(self._roles, whole, number)
         if task.type == "ps":
             clients = [self._lines[ranks[0]] for ranks in self._roles.trainers]
@@ -167,7 +168,7 @@ class ParameterServerStrategy(Strategy):
         client: Any = LocalClient()
         if self._lines:
             assert number is not None
-            lines: list[Line] = [self._lines[rank] for rank in self._roles.servers]
+            lines: list[Connection] = [self._lines[rank] for rank in self._roles.servers]
             client = Client(lines, number, len(self._roles.trainers), number == 0, push_dtype)
         if group.size == 1:
             return client, SingleExtended(self, rules, number or 0)

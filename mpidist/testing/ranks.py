@@ -16,7 +16,7 @@ from mpidist.options import settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports import World, installed
 from mpidist.transports.loopback import Faults, LoopbackWorld
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 
 _T = TypeVar("_T")
 

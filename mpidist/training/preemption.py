@@ -210,7 +210,7 @@ class PreemptionCheckpointHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         previous = self._previous.get(signal.Signals(number))
-        if callable(previous) and self._communicator.control.dead():
+        if callable(previous) and self._communicator.control.failures.dead():
             previous(number, frame)  # a launcher that ends a job in which a rank has died: nothing can be agreed on
         elif self._noticed_at is None:
             self._noticed_at = time.monotonic()
@@ -281,7 +281,7 @@ class _Agreement:
         self._agreed = 0
         # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
         self._pending: tuple[numpy.ndarray, Any] | None = None
-        communicator.control.board.request(communicator.control.line, 0)  # what an agreement before this one has left
+        communicator.control.board.request(communicator.control.board_index, 0)  # left by an agreement before
 
     @property
     def steps_before(self) -> int:
@@ -299,7 +299,7 @@ class _Agreement:
         return self._by_reduction(wants)
 
     def _by_board(self, wants: bool) -> bool:
-        board, line = self._communicator.control.board, self._communicator.control.line
+        board, line = self._communicator.control.board, self._communicator.control.board_index
         if self._agreed == 0:
             asked = min((step for step in board.requests() if step > self._done), default=_NEVER)
             if asked > self._step:

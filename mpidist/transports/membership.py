@@ -10,7 +10,7 @@ from mpidist.options import Settings
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports.base import Transport, exchange_among
-from mpidist.transports.shared import Exchange, SharedSegments, map_together
+from mpidist.transports.node_memory import Exchange, SharedSegments, map_together
 
 #: Shared memory that each rank of a node has: two segments for small collectives, places for long ones, in bytes.
 _SEGMENT_BYTES, _PLACE_BYTES = 1 << 18, 1 << 20
@@ -95,8 +95,10 @@ def share_memory(
         return None, None, ""
     board_bytes = -(-StatusBoard.nbytes(size) // 4096) * 4096
     nbytes = board_bytes + SharedSegments.nbytes(size, _SEGMENT_BYTES, _PLACE_BYTES)
+    part_bytes = SharedSegments.part_bytes(_SEGMENT_BYTES, _PLACE_BYTES)
+    own = (board_bytes + rank * part_bytes, part_bytes) if rank else (0, board_bytes + part_bytes)
     try:
-        memory = memoryview(map_together(nbytes, rank, exchange))
+        memory = memoryview(map_together(nbytes, rank, exchange, own))
     except TransportError as error:
         return None, None, str(error)
     board = StatusBoard(memory[: StatusBoard.nbytes(size)], size)

@@ -21,9 +21,10 @@ from mpidist.cluster.topology import Topology
 from mpidist.errors import RankFailedError, TransportError
 from mpidist.options import Settings, settings
 from mpidist.runtime.board import StatusBoard
-from mpidist.runtime.control import ControlChannel, Watch, yield_processor
+from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
+from mpidist.runtime.watch import yield_processor
 from mpidist.transports.base import Transport
 from mpidist.transports.membership import World, share_memory
 
@@ -278,12 +279,12 @@ def _end_of(world: Any, control: ControlChannel) -> Callable[[int], None]:
 def _end_by_signals(control: ControlChannel) -> None:
     """End the other ranks of this node: MPI_Abort does not, when the launcher was told to tolerate faults."""
     board = control.board
-    others = [line for line in range(board.lines) if line != control.line and board.pid(line)]
+    others = [index for index in range(board.size) if index != control.board_index and board.pid(index)]
     for number, seconds in ((signal.SIGTERM, _ABORT_SECONDS), (signal.SIGKILL, _ABORT_SECONDS)):
-        for line in others:
-            if board.alive(line):
+        for index in others:
+            if board.alive(index):
                 with suppress(ProcessLookupError):  # it has ended just now
-                    os.kill(board.pid(line), number)
+                    os.kill(board.pid(index), number)
         deadline = time.monotonic() + seconds
         while any(map(board.alive, others)) and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -16,7 +16,7 @@ import numpy
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import TransportError
-from mpidist.transports.shared import map_together
+from mpidist.transports.node_memory import map_together
 
 #: Short arrays lie together in blocks of so many bytes; longer ones have memory of their own.
 _BLOCK_BYTES, _SHORT_BYTES = 1 << 20, 1 << 17

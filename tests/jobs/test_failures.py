@@ -118,7 +118,7 @@ def test_a_collective_that_one_rank_never_joins_ends_at_its_deadline_and_names_i
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_rank_that_is_stopped_in_a_transfer_is_named_at_the_deadline(nodes):
     body = """
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 def stop(segments, rank, turn, said=SharedSegments.say_reduced):
     os.kill(os.getpid(), signal.SIGSTOP)
 if rank == BAD: SharedSegments.say_reduced = stop

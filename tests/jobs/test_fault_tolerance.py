@@ -24,12 +24,13 @@ CHIEF_AND_OTHERS = """
 import os, signal, sys
 from mpidist import transports
 from mpidist.errors import PeerLostError
-from mpidist.transports.lines import Patience, open_lines
+from mpidist.transports.connections.open import open_connections
+from mpidist.transports.connections.waiting import Patience
 
 world = transports.world()
 rank, size = world.transport.rank, world.transport.size
 world.control.vital_ranks = frozenset({0})
-lines = open_lines(world, range(1, size) if rank == 0 else [0])
+lines = open_connections(world, range(1, size) if rank == 0 else [0])
 
 def say(line):
     os.write(1, f"{line}\\n".encode())
@@ -83,12 +84,12 @@ import os, signal, numpy
 from mpidist import transports
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import PeerLostError
-from mpidist.transports.lines import open_lines
+from mpidist.transports.connections.open import open_connections
 
 world = transports.world()
 rank = world.transport.rank
 world.control.vital_ranks = frozenset({0})
-lines = open_lines(world, range(1, 5) if rank == 0 else [0])
+lines = open_connections(world, range(1, 5) if rank == 0 else [0])
 worker = Communicator(world.part((rank + 1) // 2))
 if rank == 0:
     for peer, line in lines.items():

@@ -101,12 +101,12 @@ def test_a_rank_killed_in_the_middle_ends_the_job(bad: int):
 def test_one_node_without_shared_memory_leaves_all_with_messages(tmp_path: Path):
     """Rank 0 cannot make the memory of its node; the other node could, but all must take the same way."""
     script = """
-import mpidist.transports.shared as shared
+import mpidist.transports.node_memory as node_memory
 from mpidist.cluster.launchers import detect_launcher
 if detect_launcher().rank == 0:
-    def refuse(nbytes):
+    def refuse(nbytes, reserved):
         raise OSError("none left")
-    shared.SharedFile = refuse
+    node_memory.SharedFile = refuse
 """
     script += START + VALUES.replace('algorithm="two_level"', 'algorithm="auto"')
     script += '\nif rank == 0:\n    print("has", communicator.facts())'

@@ -29,7 +29,7 @@ from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.selection import Way
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports.node_memory import SharedSegments
 from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi

@@ -22,7 +22,6 @@ from mpidist.testing.conformance import (
 from mpidist.transports import world
 from mpidist.transports.base import Transport
 from mpidist.transports.mpi import MpiTransport
-from mpidist.transports.shared import SharedTransport
 
 pytestmark = pytest.mark.mpi
 
@@ -70,23 +69,6 @@ class MpiRanks(ProcessRanks):
         return parent.split(color)
 
 
-class SharedRanks(ProcessRanks):
-    def group(self, parent: Transport, color: int) -> Transport:
-        if world().topology.node_count > 1:
-            pytest.skip("the ranks are on several nodes")
-        members = parent.split(color)
-        watch = watch_of(members)
-        made = SharedTransport.over(
-            lambda payload: members.exchange(payload, watch),
-            members.rank,
-            members.size,
-            members.control,
-            members.world_ranks,
-        )
-        members.close()
-        return made
-
-
 class TestMpi(MpiRanks, TransportTests):
     pass
 
@@ -103,15 +85,7 @@ class TestMpiInPieces(MpiRanks, TransportTests):
         return whole
 
 
-class TestShared(SharedRanks, TransportTests):
-    pass
-
-
 class TestMpiCollectives(MpiRanks, CollectiveTests):
-    sizes = SIZES
-
-
-class TestSharedCollectives(SharedRanks, CollectiveTests):
     sizes = SIZES
 
 

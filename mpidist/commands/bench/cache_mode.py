@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from itertools import combinations
 from typing import Any, Protocol
 
-from mpidist.transports.shared import map_together
+from mpidist.transports.node_memory import map_together
 
 #: The modes of a launch, as they are told; `UNKNOWN` where there are no two cores to ask.
 MODES = ONE_CACHE, TWO_CACHES = ("one cache", "two caches")

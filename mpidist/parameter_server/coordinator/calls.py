@@ -25,7 +25,8 @@ from mpidist.parameter_server.coordinator.packed import size_of
 from mpidist.parameter_server.coordinator.recovery import Recovery
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
 from mpidist.parameter_server.layout import Key
-from mpidist.transports.lines import Line, Patience
+from mpidist.transports.connections.base import Connection
+from mpidist.transports.connections.waiting import Patience
 
 _log = logging.getLogger("mpidist")
 
@@ -389,7 +390,7 @@ class Calls:
 
     # -- servers that are gone ----------------------------------------------------------------------------------------
 
-    def watch_servers(self, client: Client, lines: Mapping[int, Line], restores: bool) -> None:
+    def watch_servers(self, client: Client, lines: Mapping[int, Connection], restores: bool) -> None:
         """Watch over the servers from now on; see `Recovery`."""
         self.recovery = Recovery(client, lines, restores, self)
 

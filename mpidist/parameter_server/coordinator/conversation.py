@@ -16,7 +16,8 @@ import numpy
 from mpidist.errors import MpidistError
 from mpidist.parameter_server.coordinator import packed
 from mpidist.runtime.control import ControlChannel
-from mpidist.transports.lines import Area, Line, Message, Patience
+from mpidist.transports.connections.base import Area, Connection, Message
+from mpidist.transports.connections.waiting import Patience
 
 #: What is longer goes through an area: the ring of a line would be full of it, and the sender would wait.
 _LONG_BYTES = 1 << 14
@@ -58,10 +59,10 @@ class Conversation:
 
     Parameters
     ----------
-    line : Line
+    line : Connection
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Connection) -> None:
         self.line = line
         self._areas: list[Area] = []
 

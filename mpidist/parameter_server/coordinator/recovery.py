@@ -19,7 +19,8 @@ from mpidist.errors import CheckpointError, MpidistError, PeerLostError
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.client import Client
 from mpidist.parameter_server.layout import Key, VariableSpec
-from mpidist.transports.lines import Line, Patience
+from mpidist.transports.connections.base import Connection
+from mpidist.transports.connections.waiting import Patience
 
 if TYPE_CHECKING:
     from mpidist.parameter_server.coordinator.calls import Calls
@@ -74,7 +75,7 @@ class Recovery:
     ----------
     client : Client
         The chief's.  What it is asked for is done again, from its beginning, when a server has been replaced meanwhile.
-    lines : mapping of int to Line
+    lines : mapping of int to Connection
         To the servers, by number.
     restores : bool
         Whether the user wants a lost server's variables back; else the job ends.
@@ -90,7 +91,7 @@ class Recovery:
     restores : list of Restore
     """
 
-    def __init__(self, client: Client, lines: Mapping[int, Line], restores: bool, calls: Calls) -> None:
+    def __init__(self, client: Client, lines: Mapping[int, Connection], restores: bool, calls: Calls) -> None:
         self._client = client
         self._lines = dict(lines)
         self._ranks = {line.presence.name_of(line.peer) for line in lines.values()}

@@ -13,7 +13,7 @@ from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.optimizers import SGD, Adam
 from mpidist.testing import run_ranks
-from mpidist.transports import shared
+from mpidist.transports import node_memory
 from mpidist.world import world_communicator
 
 SHAPES = [(30, 40), (), (5,), (777,), (0, 3)]
@@ -112,7 +112,7 @@ def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again(
 
 
 def test_ranks_go_on_when_there_is_no_memory_for_one_more_result(monkeypatch):
-    def full(nbytes):
+    def full(nbytes, reserved):
         raise OSError(errno.ENOSPC, "no space left")
 
     def run():
@@ -121,7 +121,7 @@ def test_ranks_go_on_when_there_is_no_memory_for_one_more_result(monkeypatch):
         buffers.hand_out()[0][...] = communicator.rank + 1
         held = buffers.all_reduce("sum", None)
         communicator.barrier()
-        monkeypatch.setattr(shared, "SharedFile", full)
+        monkeypatch.setattr(node_memory, "SharedFile", full)
         with pytest.raises(TransportError, match="no memory for result 2 .*no space left; drop or copy"):
             buffers.all_reduce("sum", None)
         kept = held.pop().tolist()

@@ -31,7 +31,7 @@ from mpidist.parameter_server.coordinator.values import (
 from mpidist.runtime.control import ControlChannel
 from mpidist.testing import run_ranks
 from mpidist.transports import world
-from mpidist.transports.lines import open_lines
+from mpidist.transports.connections.open import open_connections
 from tests.unit.parameter_server.jobs import one_worker
 
 
@@ -65,7 +65,7 @@ def strategy_of(workers: int) -> Any:
         _roles=Roles(tasks, tuple((each,) for each in range(workers + 1)), "test"),
         _rank=rank,
         _whole=world(),
-        _lines=open_lines(world(), peers),
+        _lines=open_connections(world(), peers),
         _client=Client(),
         _is_coordinated=lambda: None,
         scope=nullcontext,

@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.errors import RankFailedError, TransportTimeoutError
 from mpidist.options import Settings
-from mpidist.runtime import control
+from mpidist.runtime import watch as watch_module
 from mpidist.runtime.control import ControlChannel
 
 QUICK = Settings(timeout_seconds=0.2, warn_seconds=0)
@@ -144,7 +144,7 @@ def test_a_rank_that_failed_in_a_later_call_has_done_its_part_of_this_one():
 
 def test_a_long_wait_warns_once_from_the_lowest_waiting_rank(capsys, monkeypatch):
     clock = itertools.count(0.0, 1e-3)  # a time of its own: a busy machine may stop this process anywhere
-    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=clock.__next__, sleep=lambda seconds: None))
+    monkeypatch.setattr(watch_module, "time", SimpleNamespace(monotonic=clock.__next__, sleep=lambda seconds: None))
     channels = _channels(3, Settings(timeout_seconds=0.6, warn_seconds=0.1))
     watches = [channels[rank].begin("all_reduce", 1) for rank in (0, 1)]
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_many_missing_ranks_are_counted_not_listed():
 def test_a_rank_with_a_duty_is_named_by_it_and_what_to_do_is_said(duties):
     channel = _channels(2)[0]
     channel.duties = duties
-    error = channel.died(1, channel.watch("a wait"))
+    error = channel.failures.died(1, channel.watch("a wait"))
     assert error.rank == 1
     begins, ends = (
         ("ps 0 (rank 1 (node1)) died in a wait: ", ". Start again.") if duties else ("rank 1 (node1) died", "")

@@ -10,8 +10,9 @@ from mpidist.parameter_server import published
 from mpidist.runtime import board, control
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
-from mpidist.transports import shared, shared_line
-from mpidist.transports.shared import SharedSegments
+from mpidist.transports import node_memory
+from mpidist.transports.connections import shared
+from mpidist.transports.node_memory import SharedSegments
 from tests.memory_order import both_overlooked, stale_data
 
 IS_STRONG = platform.machine() in ("x86_64", "AMD64")
@@ -51,7 +52,8 @@ class Words:
 @pytest.fixture
 def log(monkeypatch):
     found = []
-    for module in (board, control, shared, shared_line, published):
+    monkeypatch.setattr(control, "needs_fence", True)
+    for module in (board, control, node_memory, shared, published):
         for name in ("fence", "full_fence"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda name=name: found.append(name))
@@ -69,6 +71,16 @@ def test_a_call_is_posted_behind_its_digest(log):
     made.post(0, 2, 17)
     call, _ = made.call_words(0)
     assert log == [f"store {call + 1}", "fence", f"store {call}"]
+
+
+def test_a_call_begins_with_its_digest_and_is_posted_behind_it(log):
+    made = _board(log)
+    channel = ControlChannel(1, 2, made, range(2))
+    log.clear()
+    channel.begin("x", 5)
+    call = made.call_words(1)[1]
+    assert log == [f"store {call + 1}", "fence", f"store {call}"]
+    assert made.digest(1, 1) == 5 and made.call(1) == 1
 
 
 def test_a_digest_is_read_behind_its_call(log):
@@ -100,26 +112,26 @@ def test_segments_are_read_behind_the_flag_and_said_behind_the_data(log):
     assert log == [f"load {segments.filled_words[1]}", "fence"]
 
 
-def test_a_record_of_a_line_is_read_behind_the_one_look_at_the_counter(log):
+def test_a_record_of_a_connection_is_read_behind_the_one_look_at_the_counter(log):
     counters = memoryview(bytearray(128)).cast("Q")
     ring = bytearray(4096)
-    record = shared_line._record(b"hello", 0, 0, 0)
+    record = shared._record(b"hello", 0, 0, 0)
     ring[: len(record)] = record
-    counters[shared_line._FILLED] = len(record)
-    line = object.__new__(shared_line.SharedLine)
-    line._in_words, line._in = Words(counters, log), ring
-    line._emptied, line._size = 0, 4096
-    line._inbox, line._parts = deque(), bytearray()
-    assert line.take_in() and line._inbox[0].header == b"hello"
-    assert log == [f"load {shared_line._FILLED}", "fence", "fence", f"store {shared_line._EMPTIED}"]
+    counters[shared._FILLED] = len(record)
+    connection = object.__new__(shared.SharedConnection)
+    connection._in_words, connection._in = Words(counters, log), ring
+    connection._emptied, connection._size = 0, 4096
+    connection._inbox, connection._parts = deque(), bytearray()
+    assert connection.take_in() and connection._inbox[0].header == b"hello"
+    assert log == [f"load {shared._FILLED}", "fence", "fence", f"store {shared._EMPTIED}"]
 
 
 def test_an_area_is_filled_again_behind_the_look_whether_it_is_busy(log):
     words = numpy.zeros(8, numpy.uint64)
-    area = object.__new__(shared_line.SharedArea)
+    area = object.__new__(shared.SharedArea)
     area.words = Words(words, log)
     assert not area.busy
-    assert log == [f"load {shared_line._BUSY}", "fence"]
+    assert log == [f"load {shared._BUSY}", "fence"]
 
 
 def test_a_copy_of_a_server_is_read_behind_the_second_look(log):

@@ -16,7 +16,7 @@ from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.runtime import shared_memory
 from mpidist.testing import run_ranks
 from mpidist.testing.device import on_device, pretended_device
-from mpidist.transports import shared
+from mpidist.transports import node_memory
 from mpidist.variables import AggregatingVariable, IndexedSlices
 from mpidist.world import world_communicator
 from tests.grid import grid
@@ -143,7 +143,7 @@ def test_short_arrays_lie_together():
 
 
 def test_one_rank_alone_needs_no_shared_memory(monkeypatch):
-    monkeypatch.setattr(shared, "SharedFile", None)
+    monkeypatch.setattr(node_memory, "SharedFile", None)
     assert in_scope(lambda strategy: type(Variable(1.0, aggregation="SUM").assign_add(1.0)).__name__) == (
         "DistributedVariable"
     )

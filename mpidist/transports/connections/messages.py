@@ -1,4 +1,4 @@
-"""Lines over a transport: for ranks of different nodes, and where memory cannot be shared.
+"""Connections over a transport: for ranks of different nodes, and where memory cannot be shared.
 
 A message is a *frame* of fixed size, which the receiver has always asked for in advance: how long the header is, how
 long the payload, and the header's beginning.  What does not fit follows in a message of its own, and so does the
@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy
 
-from mpidist.errors import RankFailedError, TransportError
+from mpidist.errors import RankFailedError
 from mpidist.transports.base import Pending, Transport
-from mpidist.transports.lines import Area, Header, Line, Message, Patience, Presence
+from mpidist.transports.connections.base import Area, Connection, Header, Message
+from mpidist.transports.connections.waiting import Presence
 
 #: A prefix: bytes of the header, flags, bytes of the payload; and how long a frame is in all.
 _PREFIX = struct.Struct("<QQQ")
@@ -42,31 +43,23 @@ _ARRIVE_SECONDS = 0.5
 _SEND_OFF_SECONDS = 5.0
 
 
-def open_message_lines(transport: Transport, peers: Sequence[int], presence: Presence) -> dict[int, Line]:
-    """Return lines to `peers` over a transport that is used for nothing else.  Local."""
-    lines = {peer: MessageLine(peer, presence, transport) for peer in peers}
+def open_message_connections(transport: Transport, peers: Sequence[int], presence: Presence) -> dict[int, Connection]:
+    """Return connections to `peers` over a transport that is used for nothing else.  Local."""
+    connections = {peer: MessageConnection(peer, presence, transport) for peer in peers}
     if presence.control.settings.fault_tolerant:  # then MPI is not finalized, which would wait for what is under way
-        atexit.register(_send_off, list(lines.values()))
-    return dict(lines)
+        atexit.register(_send_off, list(connections.values()))
+    return dict(connections)
 
 
-def _send_off(lines: Sequence[MessageLine]) -> None:
+def _send_off(connections: Sequence[MessageConnection]) -> None:
     """Wait a while until all that was sent is on its way, so that the process may end."""
     deadline = time.monotonic() + _SEND_OFF_SECONDS
-    while any(not line.all_sent for line in lines) and time.monotonic() < deadline:
+    while any(not connection.all_sent for connection in connections) and time.monotonic() < deadline:
         time.sleep(0)
 
 
-class MessageLine(Line):
-    """A line over a transport.
-
-    Parameters
-    ----------
-    peer : int
-    presence : Presence
-    transport : Transport
-        In which the peer has the same number.
-    """
+class MessageConnection(Connection):
+    """A connection over a transport in which the peer has the same number."""
 
     def __init__(self, peer: int, presence: Presence, transport: Transport) -> None:
         super().__init__(peer, presence)
@@ -77,19 +70,13 @@ class MessageLine(Line):
         self._incoming = self._arrays()
         self._last_came = 0.0
         self._ask()
-        # what is under way when nobody refers to the line any more is still written into, or read from
+        # what is under way when nobody refers to the connection any more is still written into, or read from
         weakref.finalize(self, transport.abandon, [self._under_way, self._awaited])
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, header: Header, payload: Area | None = None, nbytes: int | None = None) -> None:
-        area, length = None, 0
-        if payload is not None:
-            area = self._own(payload)
-            length = area.array.size if nbytes is None else nbytes
-            if area.busy or not 0 <= length <= area.array.size:
-                state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
-                raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
+        area, length = (None, 0) if payload is None else self._checked(payload, nbytes)
         self._wait_for_room()
         content = bytes(header)
         frame: Any = numpy.empty(_FRAME_BYTES, dtype=numpy.uint8)
@@ -109,19 +96,11 @@ class MessageLine(Line):
         return pending
 
     def _wait_for_room(self) -> None:
-        if self.closed:
-            raise TransportError(f"the line to rank {self.peer} has been closed")
-        self._push_on()
-        if not self._gone and len(self._under_way) < _MOST_UNDER_WAY:
-            return
-        patience = Patience([self], f"{self.described}, for room to send its own")
-        while len(self._under_way) >= _MOST_UNDER_WAY or self._gone:
-            if self._gone:
-                raise patience.lost(self)
-            for line in self.presence.lines:  # or two ranks, or a circle of them, would wait for each other
-                line.take_in()
-            patience.tick()
+        def has_room() -> bool:
             self._push_on()
+            return len(self._under_way) < _MOST_UNDER_WAY
+
+        self._wait_to_send(has_room)
 
     def _push_on(self) -> bool:
         """Let go of what has been sent; return whether there was something."""
@@ -141,7 +120,7 @@ class MessageLine(Line):
         except RankFailedError as error:
             if not self._gone:  # else it has said before that it leaves
                 self.lose(f"died: {error}")
-                self.presence.control.note_lost(self.presence.name_of(self.peer), str(error))
+                self.presence.control.failures.note_lost(self.presence.name_of(self.peer), str(error))
             self._transport.abandon([*self._under_way, *self._awaited])
             self._under_way.clear()
             self._awaited.clear()
@@ -159,11 +138,6 @@ class MessageLine(Line):
 
     def area(self, nbytes: int) -> MessageArea:
         return MessageArea(self, nbytes)
-
-    def _own(self, area: Area) -> MessageArea:
-        if not isinstance(area, MessageArea) or area.line is not self:
-            raise ValueError(f"an area that was made by the line to rank {self.peer} is needed, got {area!r}")
-        return area
 
     def sent(self, pending: Pending) -> bool:
         """Return whether what `send` started is done; also when it is in vain."""
@@ -186,7 +160,7 @@ class MessageLine(Line):
             self._awaited.append(pending)
 
     def _has_more(self) -> bool:
-        """As `Line._has_more`; what is under way when the peer's end gets known has a moment to arrive."""
+        """As `Connection._has_more`; what is under way when the peer's end gets known has a moment to arrive."""
         now = time.monotonic()
         if self.take_in() or not self._last_came:
             self._last_came = now
@@ -229,24 +203,18 @@ class MessageLine(Line):
 
 
 class MessageArea(Area):
-    """An area in private memory.
+    """An area in private memory; `pending` is what `Transport.send` returned when its content was sent last."""
 
-    Attributes
-    ----------
-    pending : Pending
-        What `Transport.send` returned when its content was sent last.
-    """
+    connection: MessageConnection
 
-    line: MessageLine
-
-    def __init__(self, line: MessageLine, nbytes: int) -> None:
-        self.line = line
+    def __init__(self, connection: MessageConnection, nbytes: int) -> None:
+        self.connection = connection
         self.array = aligned(nbytes)
         self.pending: Pending = None
 
     @property
     def busy(self) -> bool:
-        if self.pending is not None and self.line.sent(self.pending):
+        if self.pending is not None and self.connection.sent(self.pending):
             self.pending = None
         return self.pending is not None
 

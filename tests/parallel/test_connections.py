@@ -1,4 +1,4 @@
-"""Lines between processes, through shared memory and by messages; and parts of the world."""
+"""Connections between processes, through shared memory and by messages; and parts of the world."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CollectiveMismatchError
 from mpidist.transports import world
-from mpidist.transports.lines import open_lines
+from mpidist.transports.connections.open import open_connections
 from mpidist.world import world_communicator
-from tests.lines_checks import CHECKS, RING_BYTES
+from tests.connection_checks import CHECKS, RING_BYTES
 
 pytestmark = pytest.mark.mpi
 
@@ -32,15 +32,15 @@ def _on_all_ranks(fn) -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_line(check, shared, monkeypatch):
+def test_a_connection(check, shared, monkeypatch):
     here = world()
     monkeypatch.setattr(here.control, "settings", replace(here.control.settings, shared_memory=shared))
     peers = [peer for peer in range(here.transport.size) if peer != here.transport.rank]
-    lines = open_lines(here, peers, ring_bytes=RING_BYTES)
-    assert not any(line.is_shared for line in lines.values()) or shared
-    _on_all_ranks(lambda: check(here.transport.rank, lines))
-    for line in lines.values():
-        line.close()
+    connections = open_connections(here, peers, ring_bytes=RING_BYTES)
+    assert not any(connection.is_shared for connection in connections.values()) or shared
+    _on_all_ranks(lambda: check(here.transport.rank, connections))
+    for connection in connections.values():
+        connection.close()
 
 
 @pytest.mark.parametrize("shared", [True, False])

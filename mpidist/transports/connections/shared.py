@@ -1,9 +1,9 @@
-"""Lines between ranks of one node: headers through rings of shared memory, payloads read where they lie.
+"""Connections between ranks of one node: headers through rings of shared memory, payloads read where they lie.
 
-Each direction of a line is a ring of bytes that one side fills and the other empties, with a counter each, on cache
-lines of their own.  A *record* in a ring is a prefix of three words and the bytes of a header, or of a part of a long
-one.  An area is a file in memory of its own, whose place is told in a record before its first use; its first line holds
-a word that is 1 while the area is busy, which the sender sets and the receiver clears.
+Each direction of a connection is a ring of bytes that one side fills and the other empties, with a counter each, on
+cache lines of their own.  A *record* in a ring is a prefix of three words and the bytes of a header, or of a part of a
+long one.  An area is a file in memory of its own, whose place is told in a record before its first use.  Its first word
+is 1 while the area is busy: the sender sets it, and the receiver clears it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy
 from mpidist.errors import TransportError
 from mpidist.runtime.board import fence
 from mpidist.runtime.shared_memory import SharedFile, map_file
-from mpidist.transports.lines import Area, Header, Line, Message, Patience, Presence
-from mpidist.transports.shared import Exchange, map_together
+from mpidist.transports.connections.base import Area, Connection, Header, Message
+from mpidist.transports.connections.waiting import Presence
+from mpidist.transports.node_memory import Exchange, map_together
 
 #: A prefix: bytes that follow, flags, number of the area, bytes of the payload.
 _PREFIX = struct.Struct("<IIQQ")
@@ -36,63 +37,40 @@ _FILLED, _EMPTIED, _START_BYTES = 0, 8, 128
 _BUSY, _MAPPED, _AREA_START = 0, 1, 64
 
 
-def open_shared_lines(
+def open_shared_connections(
     rank: int,
     here: Sequence[int],
     peers_of: Sequence[Sequence[int]],
     presence: Presence,
     ring_bytes: int,
     exchange: Exchange,
-) -> dict[int, Line]:
-    """Return this rank's lines to peers of its node, none if its memory cannot be had; then it says so.
-
-    Collective: every rank of the node calls it in the same order.
-
-    Parameters
-    ----------
-    rank : int
-    here : sequence of int
-        The ranks of the node.
-    peers_of : sequence of sequence of int
-        By rank: to whom it has lines.
-    presence : Presence
-    ring_bytes : int
-    exchange : callable
-        Small all-gather over the ranks of the node.
-    """
+) -> dict[int, Connection]:
+    """Return connections to this rank's peers `here`, none (with a warning) where memory cannot be had.  Collective."""
     ring_bytes = max(4096, -(-ring_bytes // 64) * 64)
     directions = [(a, b) for a in here for b in peers_of[a] if b in here]
     stride = _START_BYTES + ring_bytes
+    own = [index * stride for index, (sender, _) in enumerate(directions) if sender == rank]
+    part = (own[0] if own else 0, len(own) * stride)
     try:
-        memory = memoryview(map_together(max(1, len(directions)) * stride, here.index(rank), exchange))
+        memory = memoryview(map_together(max(1, len(directions)) * stride, here.index(rank), exchange, part))
     except TransportError as error:
         if rank == here[0]:
             presence.control.warn(f"{error}; the ranks of this node talk by messages instead")
         return {}
     rings = {pair: memory[index * stride : (index + 1) * stride] for index, pair in enumerate(directions)}
     peers = [peer for peer in peers_of[rank] if peer in here]
-    return {peer: SharedLine(peer, presence, rings[rank, peer], rings[peer, rank]) for peer in peers}
+    return {peer: SharedConnection(peer, presence, rings[rank, peer], rings[peer, rank]) for peer in peers}
 
 
-class SharedLine(Line):
-    """A line to a rank of this node.
-
-    Parameters
-    ----------
-    peer : int
-    presence : Presence
-    ring_out, ring_in : memoryview of bytes
-        The rings to and from the peer, zeroed.
-    """
+class SharedConnection(Connection):
+    """A connection to a rank of this node, through a zeroed ring to it and one from it."""
 
     is_shared = True
 
     def __init__(self, peer: int, presence: Presence, ring_out: memoryview, ring_in: memoryview) -> None:
         super().__init__(peer, presence)
         self._size = len(ring_out) - _START_BYTES
-        self._most = (
-            self._size // 4 - _PREFIX_BYTES
-        )  # of a header in one record: so that long ones keep both sides busy
+        self._most = self._size // 4 - _PREFIX_BYTES  # of a header in one record: long ones keep both sides busy
         self._out_words, self._in_words = ring_out[:_START_BYTES].cast("Q"), ring_in[:_START_BYTES].cast("Q")
         self._out, self._in = ring_out[_START_BYTES:], ring_in[_START_BYTES:]
         self._filled = self._emptied = self._seen_emptied = 0
@@ -109,12 +87,8 @@ class SharedLine(Line):
                 header = self._send_parts(memoryview(header).cast("B"))
             self._put(_record(header, 0, 0, 0))
             return
-        area = self._own(payload)
-        length = area.array.size if nbytes is None else nbytes
+        area, length = self._checked(payload, nbytes)
         words = area.words
-        if area.busy or not 0 <= length <= area.array.size:
-            state = "is busy; call wait_free before it is filled" if area.busy else f"has {area.array.size} bytes"
-            raise ValueError(f"{length} bytes of an area to rank {self.peer} cannot be sent: it {state}")
         if area.file is not None:
             self._announce(area)
         words[_BUSY] = 1
@@ -160,19 +134,12 @@ class SharedLine(Line):
 
     def _wait_for_room(self, emptied: int) -> None:
         """Wait until the peer has emptied the ring up to there."""
-        self._seen_emptied = self._out_words[_EMPTIED]
-        patience = None
-        while self._seen_emptied < emptied or self._gone:
-            if self.closed:
-                raise TransportError(f"the line to rank {self.peer} has been closed")
-            if patience is None:
-                patience = Patience([self], f"{self.described}, for room to send its own")
-            if self._gone:
-                raise patience.lost(self)
-            for line in self.presence.lines:  # or two ranks, or a circle of them, would wait for each other
-                line.take_in()
-            patience.tick()
+
+        def has_room() -> bool:
             self._seen_emptied = self._out_words[_EMPTIED]
+            return self._seen_emptied >= emptied
+
+        self._wait_to_send(has_room)
         fence()
 
     # -- areas --------------------------------------------------------------------------------------------------------
@@ -187,11 +154,6 @@ class SharedLine(Line):
         self._made += 1
         self._areas.append(made)
         return made
-
-    def _own(self, area: Area) -> SharedArea:
-        if not isinstance(area, SharedArea) or area.line is not self:
-            raise ValueError(f"an area that was made by the line to rank {self.peer} is needed, got {area!r}")
-        return area
 
     def _announce(self, area: SharedArea) -> None:
         """Tell the peer, once, where an area is; forget its way in when the peer has taken it."""
@@ -296,10 +258,10 @@ class _TheirArea:
 class SharedArea(Area):
     """An area in shared memory."""
 
-    line: SharedLine
+    connection: SharedConnection
 
-    def __init__(self, line: SharedLine, number: int, nbytes: int) -> None:
-        self.line = line
+    def __init__(self, connection: SharedConnection, number: int, nbytes: int) -> None:
+        self.connection = connection
         self.number = number
         self.announced = False
         self.file: SharedFile | None = SharedFile(_AREA_START + max(1, nbytes))
@@ -328,7 +290,7 @@ class SharedArea(Area):
         return False
 
     def close(self) -> None:
-        self.line.drop(self)
+        self.connection.drop(self)
         self.forget()
 
     def forget(self) -> None:

@@ -1,0 +1,51 @@
+"""`Attendance`: which ranks have come to a call, and which of them wait in it."""
+
+from __future__ import annotations
+
+from mpidist.runtime.channel import Channel
+
+#: A rank that waits says so often.  One that has come and is silent for so many seconds does not wait.
+_SILENT_SECONDS = 2.0
+
+
+class Attendance:
+    """Who has come to a call, as far as one rank knows."""
+
+    def __init__(self, control: Channel) -> None:
+        self._control = control
+
+    def missing(self, call: int) -> list[int]:
+        """Return the ranks that have not come to `call`."""
+        control = self._control
+        here = [rank for index, rank in enumerate(control.board_ranks) if control.board.call(index) < call]
+        return sorted(here + (control.arbiter.missing(call) if control.arbiter is not None else []))
+
+    def silent(self, call: int, waited: float) -> list[int]:
+        """Return the ranks that have come to `call` and do not wait in it, where this one has `waited` seconds."""
+        if not call:
+            return []
+        control, least = self._control, min(_SILENT_SECONDS, waited / 2)
+        found = [rank for rank, seconds in self.silences() if seconds > least and rank != control.rank]
+        return sorted(found + (control.arbiter.silent(least) if control.arbiter is not None else []))
+
+    def silences(self) -> list[tuple[int, float]]:
+        """Return each rank of the board, and for how many seconds it has not said that it waits."""
+        control = self._control
+        return [(rank, control.board.silent_seconds(index)) for index, rank in enumerate(control.board_ranks)]
+
+    def awaited(self, call: int, waited: float) -> str:
+        """Return for whom a rank waits that has waited so many seconds in `call`, for messages."""
+        if missing := self.missing(call):
+            return self._control.names(missing)
+        if silent := self.silent(call, waited):
+            names = self._control.names(silent)
+            return f"{names}, which came to this call and does not move on in it (stopped, swapped out, in a debugger)"
+        return "a message (all ranks have come, and wait)"
+
+    def deadline_text(self, what: str, call: int, waited: float) -> str:
+        """Return the text of a deadline that has passed: who is missing, and what to do."""
+        return (
+            f"{what} (call {call}) waited {waited:.1f} s for {self.awaited(call, waited)}. "
+            "Every rank must make the same calls in the same order; look at what those ranks do instead "
+            "(py-spy dump), or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS"
+        )
