@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mpidist.commands.probe import GET_MPI, MpiFound
+from mpidist.commands.launch.probe import GET_MPI, MpiFound
 from mpidist.errors import LaunchError
 
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
@@ -31,7 +31,7 @@ _CURE = f"{GET_MPI} into this environment brings a library and its mpirun togeth
 
 
 @dataclass(frozen=True)
-class Launcher:
+class Mpirun:
     """An mpirun: where it is and whose."""
 
     path: str
@@ -58,7 +58,7 @@ def family(vendor: str) -> str:
     return _FAMILY.get(vendor, vendor)
 
 
-def choose(mpi: MpiFound, launchers: Sequence[Launcher]) -> Launcher:
+def choose(mpi: MpiFound, launchers: Sequence[Mpirun]) -> Mpirun:
     """Return the launcher that belongs to `mpi`: of its vendor, and of its version if there is one.
 
     Raises
@@ -77,7 +77,7 @@ def choose(mpi: MpiFound, launchers: Sequence[Launcher]) -> Launcher:
     )
 
 
-def check_tolerates_faults(launcher: Launcher) -> None:
+def check_tolerates_faults(launcher: Mpirun) -> None:
     """Raise LaunchError unless the launcher can leave the other ranks alone when one dies."""
     if launcher.vendor != "Open MPI" or launcher.version[:1] < (5,):
         raise LaunchError(
@@ -87,7 +87,7 @@ def check_tolerates_faults(launcher: Launcher) -> None:
         )
 
 
-def find_launcher(mpi: MpiFound) -> Launcher:
+def find_mpirun(mpi: MpiFound) -> Mpirun:
     """Return the launcher that belongs to the library `mpi`; Local.
 
     Raises
@@ -98,10 +98,10 @@ def find_launcher(mpi: MpiFound) -> Launcher:
     if not mpi.vendor:
         missing = "mpi4py cannot be loaded" if not mpi.mpi4py else f"mpi4py {mpi.mpi4py} finds no MPI library"
         raise LaunchError(f"no ranks can be started: {GET_MPI}, for {missing} ({mpi.error})")
-    return choose(mpi, list(launchers()))
+    return choose(mpi, list(mpiruns()))
 
 
-def launchers() -> Iterator[Launcher]:
+def mpiruns() -> Iterator[Mpirun]:
     """Yield the launchers beside the interpreter, then those on PATH, each once."""
     seen = set()
     for folder in _folders():
@@ -110,7 +110,7 @@ def launchers() -> Iterator[Launcher]:
             if path and os.path.realpath(path) not in seen:
                 seen.add(os.path.realpath(path))
                 vendor, version = parse_version(_ask_version(path))
-                yield Launcher(path, vendor, version)
+                yield Mpirun(path, vendor, version)
 
 
 def _folders() -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpidist.cluster.join_notes import JOINED
-from mpidist.commands.rank_processes import processes_of
+from mpidist.commands.launch.rank_processes import processes_of
 
 #: What is removed -> the files that show it to be in use: a file itself, or a folder by the files in it.
 _NAMES = re.compile(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.command_line import command_line, other_python, program_command
-from mpidist.commands.cores import Cores
+from mpidist.commands.launch.command_line import command_line, other_python, program_command
+from mpidist.commands.launch.cores import Cores
 
 SET = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "1", "UCX_DEBUG_SIGNO": "SIGHUP"}
 

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 
-from mpidist.commands.leftovers import Leftovers
-from mpidist.commands.rank_processes import end_processes
+from mpidist.commands.launch.leftovers import Leftovers
+from mpidist.commands.launch.rank_processes import end_processes
 
 #: What a job that has ended by itself writes to its watchdog.
 OVER = b"over"
@@ -21,7 +21,7 @@ OVER = b"over"
 def start_watchdog(token: str, folder: str) -> subprocess.Popen[bytes]:
     """Start the watchdog of the job that carries `token`, whose notes are in `folder`; Local."""
     # with this process's search path: by `-m`, modules of the user's folder would come before those of Python
-    code = f"import sys; sys.path[:] = {sys.path!r}; from mpidist.commands.watchdog import watch; watch(*sys.argv[1:])"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import watch; watch(*sys.argv[1:])"
     return subprocess.Popen(
         [sys.executable, "-c", code, token, folder],
         stdin=subprocess.PIPE,

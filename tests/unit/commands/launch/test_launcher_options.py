@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpidist.commands.launcher_options import check_launcher_args, parse_variables, words_of
+from mpidist.commands.launch.launcher_options import check_launcher_args, parse_variables, words_of
 from mpidist.errors import LaunchError
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mpidist.commands.cores import Cores
+from mpidist.commands.launch.cores import Cores
 from mpidist.options import FAULT_TOLERANT
 
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpidist.cluster.join_notes import JOINED, JOINING, PROCESS
-from mpidist.commands.rank_processes import alive
+from mpidist.commands.launch.rank_processes import alive
 from mpidist.options import Settings
 
 _LOOK_SECONDS = 0.5

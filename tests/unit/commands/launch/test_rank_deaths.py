@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands import rank_deaths
-from mpidist.commands.destinations import Terminal
-from mpidist.commands.output_streams import STDERR, OutputStreams
-from mpidist.commands.rank_deaths import RankDeath, RankDeaths, Seen, first_death
+from mpidist.commands.launch import rank_deaths
+from mpidist.commands.launch.destinations import Terminal
+from mpidist.commands.launch.output_streams import STDERR, OutputStreams
+from mpidist.commands.launch.rank_deaths import RankDeath, RankDeaths, Seen, first_death
 
 LINUX = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="descriptors of processes are Linux's")
 

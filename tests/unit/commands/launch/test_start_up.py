@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.start_up import RankState, StartUp, judge
+from mpidist.commands.launch.start_up import RankState, StartUp, judge
 from mpidist.options import Settings
 
 WAITS = RankState(process=10, waiting_seconds=5.0)

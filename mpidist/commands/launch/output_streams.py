@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mpidist.commands.destinations import Terminal
+from mpidist.commands.launch.destinations import Terminal
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
@@ -31,7 +31,7 @@ exec "$@\""""
 _READ_BYTES = 1 << 16
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
     """Where output comes from: the rank, None for the launcher, and `STDOUT` or `STDERR`."""
 
     rank: int | None
@@ -72,11 +72,11 @@ class OutputStreams:
         self._ranks, self._destination, self._error_fn, self._tagged = ranks, destination, error_fn, tagged
         self._selector = selectors.DefaultSelector()
         self.folder = tempfile.mkdtemp(prefix="mpidist-run-")
-        self._shown: dict[Source, bytes] = {}
-        self._errors: dict[Source, bytes] = {}
-        self._pipes = [self._add_pipe(Source(rank, number)) for rank in range(ranks) for number in descriptors]
+        self._shown: dict[Origin, bytes] = {}
+        self._errors: dict[Origin, bytes] = {}
+        self._pipes = [self._add_pipe(Origin(rank, number)) for rank in range(ranks) for number in descriptors]
 
-    def _add_pipe(self, source: Source) -> int:
+    def _add_pipe(self, source: Origin) -> int:
         path = os.path.join(self.folder, f"{source.rank}.{source.descriptor}")
         os.mkfifo(path, 0o600)
         # open for writing too: else the pipe reads as ended whenever no rank has it open
@@ -91,7 +91,7 @@ class OutputStreams:
     def add_launcher(self, pipe: int, descriptor: int) -> None:
         """Read the launcher's own output, `STDOUT` or `STDERR`, from `pipe` too."""
         os.set_blocking(pipe, False)
-        self._selector.register(pipe, selectors.EVENT_READ, Source(None, descriptor))
+        self._selector.register(pipe, selectors.EVENT_READ, Origin(None, descriptor))
 
     def watch(self, descriptor: int, came_fn: Callable[[], object]) -> None:
         """Call ``came_fn()`` from `pump` when `descriptor` can be read, in its turn among the output."""
@@ -114,13 +114,13 @@ class OutputStreams:
             self._show_partial_lines()
         return any(came)
 
-    def _come(self, descriptor: int, data: Source | Callable[[], object]) -> bool:
-        if isinstance(data, Source):
+    def _come(self, descriptor: int, data: Origin | Callable[[], object]) -> bool:
+        if isinstance(data, Origin):
             return self._read(descriptor, data)
         data()
         return True
 
-    def _read(self, pipe: int, source: Source) -> bool:
+    def _read(self, pipe: int, source: Origin) -> bool:
         try:
             data = os.read(pipe, _READ_BYTES)
         except BlockingIOError:
@@ -128,14 +128,14 @@ class OutputStreams:
         if not data:  # the launcher has closed its end
             self._selector.unregister(pipe)
             return False
-        if source == Source(None, STDERR):  # Open MPI's ends its messages as C does, and grep would see no text
+        if source == Origin(None, STDERR):  # Open MPI's ends its messages as C does, and grep would see no text
             data = data.replace(b"\0", b"")
         self._show(source, data)
         if source.descriptor == STDERR or source.rank is None:
             self._pass_lines(source, data)
         return True
 
-    def _show(self, source: Source, data: bytes) -> None:
+    def _show(self, source: Origin, data: bytes) -> None:
         """Show whole lines; a progress bar's lines end in carriage returns."""
         data = self._shown.pop(source, b"") + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
@@ -143,20 +143,20 @@ class OutputStreams:
         if data[end:]:
             self._shown[source] = data[end:]
 
-    def _hand_over(self, source: Source, data: bytes) -> None:
+    def _hand_over(self, source: Origin, data: bytes) -> None:
         whole = source.rank is not None or self._tagged is None
         for part in [data] if whole else data.splitlines(keepends=True):
             if part:
                 (rank, descriptor), text = self._origin(source, part)
                 self._destination.take(rank, descriptor, text)
 
-    def _origin(self, source: Source, line: bytes) -> tuple[Source, bytes]:
+    def _origin(self, source: Origin, line: bytes) -> tuple[Origin, bytes]:
         """Return where a line comes from, and the line: the launcher tells of those that it passes on."""
         match = self._tagged.match(line) if self._tagged is not None and source.rank is None else None
         if match is None or int(match[1]) >= self._ranks:
             return source, line
         descriptor = {b"out": STDOUT, b"err": STDERR}.get(match[2], source.descriptor)
-        return Source(int(match[1]), descriptor), line[match.end() :]
+        return Origin(int(match[1]), descriptor), line[match.end() :]
 
     def _show_partial_lines(self) -> None:
         """Show what has come without the end of its line, a prompt or dots: nothing else is coming just now."""
@@ -164,13 +164,13 @@ class OutputStreams:
             self._hand_over(source, data)
         self._shown.clear()
 
-    def _pass_lines(self, source: Source, data: bytes) -> None:
+    def _pass_lines(self, source: Origin, data: bytes) -> None:
         *lines, rest = (self._errors.pop(source, b"") + data).split(b"\n")
         for line in lines:
             self._pass_line(source, line)
         self._errors[source] = rest
 
-    def _pass_line(self, source: Source, line: bytes) -> None:
+    def _pass_line(self, source: Origin, line: bytes) -> None:
         origin, text = self._origin(source, line)
         if origin.rank is None or origin.descriptor == STDERR:
             self._error_fn(origin.rank, text.decode(errors="replace"))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.commands.rank_processes import TOKEN, end_processes, processes_of, ranks_of
-from mpidist.commands.watchdog import OVER, start_watchdog
+from mpidist.commands.launch.rank_processes import TOKEN, end_processes, processes_of, ranks_of
+from mpidist.commands.launch.watchdog import OVER, start_watchdog
 
 #: A process that starts a child; the child says that it is there, and both wait for their input to end.
 SCRIPT = """

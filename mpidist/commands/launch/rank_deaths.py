@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from mpidist.commands.rank_processes import alive
+from mpidist.commands.launch.rank_processes import alive
 
 #: What launchers end ranks with: who ended otherwise did so by itself.
 _OF_LAUNCHERS = (-signal.SIGKILL, -signal.SIGTERM)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from mpidist.commands.rank_deaths import RankDeath
+from mpidist.commands.launch.rank_deaths import RankDeath
 
 _OPEN_MPI = re.compile(r"noticed that process rank (\d+) with PID (\d+) on node (\S+)")
 _OPEN_MPI_SIGNAL = re.compile(r"(?:exited on )?signal (\d+) \(")

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from mpidist.collectives.communicator import Communicator
-from mpidist.commands.short_traceback import shorten
+from mpidist.commands.launch.short_traceback import shorten
 from mpidist.errors import UnsupportedDtypeError
 
 PACKAGE = "/site/mpidist/"

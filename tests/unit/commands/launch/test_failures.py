@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.failures import FailureLog
-from mpidist.commands.rank_deaths import RankDeath
+from mpidist.commands.launch.failures import FailureLog
+from mpidist.commands.launch.rank_deaths import RankDeath
 from mpidist.commands.run import render
 
 TRACEBACK = """Traceback (most recent call last):
@@ -121,7 +121,7 @@ def test_a_traceback_long_survived_is_no_failure():
 )
 def test_who_broke_off_is_read_from_the_errors_of_others(text, rank, did):
     failure = log_of((0, "Traceback (most recent call last):\nmpidist.errors." + text + " ")).first()
-    assert failure.about() == (rank, did)
+    assert failure.cause() == (rank, did)
 
 
 def test_interleaved_ranks_are_kept_apart():
@@ -162,7 +162,7 @@ def other_failed(rank, did, host=" (n1)"):
 @pytest.mark.parametrize("did, heading", [("left", "left early"), ("died", "died"), ("failed", "failed first")])
 def test_the_heading_names_the_rank_that_is_to_blame_not_the_one_that_tells(did, heading, host):
     failure = log_of((0, other_failed(0, did, host))).first()
-    assert failure.about() == (5, did)
+    assert failure.cause() == (5, did)
     assert render(failure).startswith(f"\nmpidist run: rank 5 {heading}; rank 0 reported it; its traceback again:\n")
 
 
@@ -173,7 +173,7 @@ def test_after_the_sentence_about_a_death_the_rank_is_not_named_again():
 
 def test_an_error_of_its_own_is_about_no_other_rank():
     failure = log_of((3, FRAME.format(rank=3, text=TRACEBACK.format("rank 5 (n1) left the room")))).first()
-    assert failure.about() is None
+    assert failure.cause() is None
     assert "rank 3 failed first" in render(failure)
 
 

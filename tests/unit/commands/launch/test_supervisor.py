@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpidist.commands import supervisor
+from mpidist.commands.launch import supervisor
 from tests.launch import ROOT
 
 

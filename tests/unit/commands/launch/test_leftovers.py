@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.commands.leftovers import Leftovers
-from mpidist.commands.rank_processes import TOKEN
-from mpidist.commands.watchdog import start_watchdog
+from mpidist.commands.launch.leftovers import Leftovers
+from mpidist.commands.launch.rank_processes import TOKEN
+from mpidist.commands.launch.watchdog import start_watchdog
 
 SHARED = Path("/dev/shm")
 

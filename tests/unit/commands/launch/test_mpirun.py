@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.commands import launcher as launcher_module
-from mpidist.commands.launcher import Launcher, choose, find_launcher, launchers, parse_version
-from mpidist.commands.probe import MpiFound
+from mpidist.commands.launch import mpirun
+from mpidist.commands.launch.mpirun import Mpirun, choose, find_mpirun, mpiruns, parse_version
+from mpidist.commands.launch.probe import MpiFound
 from mpidist.errors import LaunchError
 
 OPEN_MPI = MpiFound(mpi4py="4.1.2", vendor="Open MPI", version=(5, 0, 11))
@@ -38,21 +38,21 @@ def test_whose_launcher_it_is_by_what_it_says(text, expected):
 
 
 def test_the_launcher_of_the_same_vendor_is_chosen():
-    ours, other = Launcher("/a/mpirun", "Open MPI", (5, 0, 11)), Launcher("/b/mpirun", "MPICH", (5, 0, 2))
+    ours, other = Mpirun("/a/mpirun", "Open MPI", (5, 0, 11)), Mpirun("/b/mpirun", "MPICH", (5, 0, 2))
     assert choose(OPEN_MPI, [other, ours]) is ours
     assert choose(MPICH, [ours, other]) is other
     assert choose(MpiFound(vendor="MVAPICH", version=(4, 0)), [ours, other]) is other
 
 
 def test_the_same_version_is_preferred_to_the_first():
-    old, same = Launcher("/a/mpirun", "Open MPI", (4, 1, 4)), Launcher("/b/mpirun", "Open MPI", (5, 0, 11))
+    old, same = Mpirun("/a/mpirun", "Open MPI", (4, 1, 4)), Mpirun("/b/mpirun", "Open MPI", (5, 0, 11))
     assert choose(OPEN_MPI, [old, same]) is same
     assert choose(OPEN_MPI, [old]) is old
 
 
 def test_a_launcher_of_another_vendor_is_an_error_that_names_both():
     with pytest.raises(LaunchError) as caught:
-        choose(OPEN_MPI, [Launcher("/b/mpirun", "MPICH", (5, 0, 2))])
+        choose(OPEN_MPI, [Mpirun("/b/mpirun", "MPICH", (5, 0, 2))])
     for part in ["Open MPI 5.0.11", "/b/mpirun (MPICH 5.0.2)", "pip install"]:
         assert part in str(caught.value)
 
@@ -77,7 +77,7 @@ def test_no_launcher_at_all_is_an_error_with_the_cure():
 )
 def test_no_library_is_an_error_with_the_cure(found, message):
     with pytest.raises(LaunchError, match=message):
-        find_launcher(found)
+        find_mpirun(found)
 
 
 def fake_launcher(folder: Path, name: str, says: str) -> Path:
@@ -92,15 +92,15 @@ def test_launchers_beside_the_interpreter_come_before_those_on_path(tmp_path, mo
     beside = fake_launcher(tmp_path / "bin", "mpirun", "mpirun (Open MPI) 5.0.11")
     on_path = fake_launcher(tmp_path / "other", "mpiexec", "mpiexec (OpenRTE) 4.1.4")
     (tmp_path / "other" / "mpirun").symlink_to(on_path)
-    monkeypatch.setattr(launcher_module.sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setattr(launcher_module.sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(launcher_module.site, "getuserbase", lambda: str(tmp_path / "nowhere"))
+    monkeypatch.setattr(mpirun.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(mpirun.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(mpirun.site, "getuserbase", lambda: str(tmp_path / "nowhere"))
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "bin"), str(tmp_path / "other")]))
-    found = list(launchers())
+    found = list(mpiruns())
     assert [Path(launcher.path).resolve() for launcher in found] == [beside, on_path]
     assert [launcher.version for launcher in found] == [(5, 0, 11), (4, 1, 4)]
-    assert find_launcher(OPEN_MPI).path == str(beside)
+    assert find_mpirun(OPEN_MPI).path == str(beside)
 
 
 def test_the_title_names_path_vendor_and_version():
-    assert Launcher("/a/mpirun", "MPICH", (5, 0, 2)).title == "/a/mpirun (MPICH 5.0.2)"
+    assert Mpirun("/a/mpirun", "MPICH", (5, 0, 2)).title == "/a/mpirun (MPICH 5.0.2)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpidist.commands.destinations import LogFiles
+from mpidist.commands.launch.destinations import LogFiles
 from mpidist.errors import LaunchError
 
 

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from mpidist.commands.destinations import Terminal
-from mpidist.commands.launcher_options import WORDS
-from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
+from mpidist.commands.launch.destinations import Terminal
+from mpidist.commands.launch.launcher_options import WORDS
+from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
 
 
 class Recorded(Terminal):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.hosts import parse_hosts, ranks_on_fullest, read_hosts
+from mpidist.commands.launch.hosts import parse_hosts, ranks_on_fullest, read_hosts
 from mpidist.errors import LaunchError
 
 FILE = """\

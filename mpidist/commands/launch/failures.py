@@ -37,7 +37,7 @@ _LIMIT = 400
 _LAST_WORDS = 60
 
 
-class About(NamedTuple):
+class Cause(NamedTuple):
     """The other rank that a failure is about, and what it did: ``"left"``, ``"died"`` or ``"failed"``."""
 
     rank: int
@@ -50,7 +50,7 @@ class About(NamedTuple):
 
 
 @dataclass
-class Failure:
+class FailedRank:
     """A traceback found in the output.
 
     Attributes
@@ -78,25 +78,25 @@ class Failure:
         if len(self.lines) < _LIMIT:
             self.lines.append(line)
 
-    def about(self) -> About | None:
+    def cause(self) -> Cause | None:
         """Return the rank that the error names as its cause, None if it is this rank's own."""
         found = [match for match in map(_ABOUT.match, self.lines) if match]
-        return About(int(found[-1][1]), found[-1][2]) if found else None
+        return Cause(int(found[-1][1]), found[-1][2]) if found else None
 
 
 @dataclass
 class _Stream:
     """What one rank's output is in the middle of."""
 
-    frame: Failure | None = None
-    block: Failure | None = None
+    frame: FailedRank | None = None
+    block: FailedRank | None = None
 
 
 class FailureLog:
     """Reads error output line by line and keeps the failures in it."""
 
     def __init__(self) -> None:
-        self._failures: list[Failure] = []
+        self._failures: list[FailedRank] = []
         self._streams: dict[int | None, _Stream] = {}
 
     def feed(self, rank: int | None, line: str) -> None:
@@ -120,15 +120,15 @@ class FailureLog:
         if stream.block is not None:
             stream.block.add(line)
 
-    def _new(self, rank: int | None, framed: bool) -> Failure:
-        self._failures.append(Failure(len(self._failures), rank, framed))
+    def _new(self, rank: int | None, framed: bool) -> FailedRank:
+        self._failures.append(FailedRank(len(self._failures), rank, framed))
         return self._failures[-1]
 
     def framed(self) -> bool:
         """Return whether a rank was seen to fail, by the runtime's word."""
         return any(failure.framed for failure in self._failures)
 
-    def first(self, ranks: Collection[int] | None = None) -> Failure | None:
+    def first(self, ranks: Collection[int] | None = None) -> FailedRank | None:
         """Return the first failure that the runtime framed, else the first of the ranks' last plain tracebacks.
 
         With `ranks`, only of these ranks.
@@ -140,7 +140,7 @@ class FailureLog:
         return next((failure for failure in found if ranks is None or failure.rank in ranks), None)
 
 
-def _goes_on(block: Failure | None) -> bool:
+def _goes_on(block: FailedRank | None) -> bool:
     """Return whether a traceback line continues `block`: inside it, or announced by the sentence between two."""
     if block is None:
         return False

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from mpidist.cluster.join_notes import asked_status
-from mpidist.commands.destinations import Terminal
-from mpidist.commands.failures import Failure, FailureLog
-from mpidist.commands.killed_ranks import KilledRanks
-from mpidist.commands.leftovers import Leftovers
-from mpidist.commands.output_streams import STDERR, STDOUT, OutputStreams
-from mpidist.commands.rank_deaths import RankDeath, RankDeaths
-from mpidist.commands.rank_processes import TOKEN, end_processes, ranks_of, send
-from mpidist.commands.start_up import StartUp
-from mpidist.commands.watchdog import OVER, start_watchdog
+from mpidist.commands.launch.destinations import Terminal
+from mpidist.commands.launch.failures import FailedRank, FailureLog
+from mpidist.commands.launch.killed_ranks import KilledRanks
+from mpidist.commands.launch.leftovers import Leftovers
+from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
+from mpidist.commands.launch.rank_deaths import RankDeath, RankDeaths
+from mpidist.commands.launch.rank_processes import TOKEN, end_processes, ranks_of, send
+from mpidist.commands.launch.start_up import StartUp
+from mpidist.commands.launch.watchdog import OVER, start_watchdog
 from mpidist.options import RUN_FOLDER, settings
 
 #: Exit status of a job that was ended because its time was up, as of timeout(1).
@@ -52,7 +52,7 @@ class Ended:
     ----------
     status : int
         Exit status for the shell: 128 + n when signal n ended it.
-    failure : Failure or None
+    failure : FailedRank or None
         The first that a rank told in its error output.
     death : RankDeath or None
         The rank whose end, of which it could not tell itself, ended the job.
@@ -74,7 +74,7 @@ class Ended:
     """
 
     status: int
-    failure: Failure | None = field(default=None, repr=False)
+    failure: FailedRank | None = field(default=None, repr=False)
     death: RankDeath | None = None
     timed_out: bool = False
     interrupted: bool = False
@@ -268,13 +268,13 @@ class _Job:
         shown = None if self.tolerant else death
         return Ended(status, failure, shown, *ways, lost, self.stuck, self.removed, list(lines))
 
-    def _blame(self) -> tuple[Failure | None, RankDeath | None]:
+    def _blame(self) -> tuple[FailedRank | None, RankDeath | None]:
         """Return the failure and the death that ended the job; one that explains the other stands alone."""
         failure = self.failures.first()
         if failure is not None and failure.framed:
             # it names the rank that it is about; the ends of all others follow from it
-            about = failure.about()
-            return failure, self._death_of(about.rank) if about is not None and about.died else None
+            cause = failure.cause()
+            return failure, self._death_of(cause.rank) if cause is not None and cause.died else None
         death = self._first_death()
         if death is None or death.by_signal:
             return failure, death
