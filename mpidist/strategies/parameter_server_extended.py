@@ -26,7 +26,8 @@ from mpidist.parameter_server.placement import Placement, shard_count, shard_off
 from mpidist.parameter_server.served_sums import ServedSums
 from mpidist.parameter_server.served_updates import ServedUpdates
 from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
-from mpidist.strategies.extended import MirroredExtended, StrategyExtended
+from mpidist.strategies.extended import StrategyExtended
+from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.visibility import gpu_count
 from mpidist.variables import DistributedVariable
 

@@ -21,8 +21,8 @@ from mpidist.errors import CollectiveMismatchError, MissingDependencyError, Unsu
 from mpidist.fusion.pipeline import FusedAllReduce
 from mpidist.optimizers import SGD
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies.extended import MirroredExtended
 from mpidist.strategies.mirrored import MirroredStrategy
+from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.variables import Variable
