@@ -17,24 +17,12 @@ _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 
 @dataclass
 class CommandLine:
-    """A launcher's command line in the making.
+    """A launcher's command line in the making."""
 
-    Attributes
-    ----------
-    arguments : list of str
-        The launcher and its arguments, without the program.
-    environ : dict
-        Variables added to the environment of the ranks.
-    reasons : list of str
-        One line for every addition: what and why.
-    is_placed : bool
-        Whether the user says where ranks go, and nothing is added that does.
-    """
-
-    arguments: list[str]
-    environ: dict[str, str] = field(default_factory=dict)
-    reasons: list[str] = field(default_factory=list)
-    is_placed: bool = False
+    arguments: list[str]  # the launcher and its arguments, without the program
+    environ: dict[str, str] = field(default_factory=dict)  # variables added to the environment of the ranks
+    reasons: list[str] = field(default_factory=list)  # one line for every addition: what and why
+    is_placed: bool = False  # whether the user says where ranks go, and nothing is added that does
 
     def add(self, reason: str, *arguments: str, **environ: str) -> None:
         """Add arguments or variables, for this reason."""
@@ -78,26 +66,7 @@ def command_line(
     launcher_args: Sequence[str] = (),
     most: int | None = None,
 ) -> CommandLine:
-    """Return the command line that starts `ranks` ranks on machines like this one (Local, pure).
-
-    Parameters
-    ----------
-    path, vendor : str
-        The launcher.
-    ranks : int
-    cores : Cores
-        What the ranks have to share.
-    environ : mapping
-        The environment as it is; a variable that the user has set is left alone.
-    root : bool
-        Whether the user is root.
-    terminal : bool
-        Whether the ranks have a terminal for standard output.
-    launcher_args : sequence of str
-        What the user adds for the launcher, which takes each option once.
-    most : int, optional
-        How many of the ranks are on one machine at most; all by default.
-    """
+    """Return the command line that starts `ranks` ranks on machines like this one."""
     most = ranks if most is None else most
     line = CommandLine([path, "-n", str(ranks)], is_placed=_is_placing(launcher_args))
     places = _PLACES.get(vendor)

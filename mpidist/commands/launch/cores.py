@@ -11,18 +11,10 @@ _CPU = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores that are visible from here.
+    """The cores that are visible from here."""
 
-    Attributes
-    ----------
-    count : int
-        Physical cores this process may run on; two hardware threads of one core count once.
-    restricted : bool
-        True when the machine has processors this process may not run on (taskset, a batch system's share).
-    """
-
-    count: int
-    restricted: bool
+    count: int  # physical cores this process may run on; two hardware threads of one core count once
+    restricted: bool  # whether the machine has processors this process may not run on (taskset, a batch system's share)
 
 
 def visible_cores() -> Cores:

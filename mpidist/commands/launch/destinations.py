@@ -11,20 +11,7 @@ from mpidist.errors import LaunchError
 
 
 class Terminal:
-    """Everything goes to this process's own output.
-
-    Parameters
-    ----------
-    has_tags : bool
-        Whether each line of a rank begins with its number, as in ``[3] a line``.
-
-    Attributes
-    ----------
-    takes_parts : bool
-        Whether to hand over lines that are not complete yet, when nothing else is coming.
-    unread : bool
-        Whether nobody reads this process's output any more.
-    """
+    """Everything goes to this process's own output."""
 
     def __init__(self, has_tags: bool = False) -> None:
         self._has_tags = has_tags
@@ -51,19 +38,7 @@ class Terminal:
 
 
 class LogFiles(Terminal):
-    """What ranks print goes to the end of a file for each, ``rank3.log``; what the launcher says is shown.
-
-    Parameters
-    ----------
-    folder : str
-        Made if it is not there.
-    ranks : int
-
-    Raises
-    ------
-    LaunchError
-        The files cannot be written.
-    """
+    """What ranks print goes to the end of a file for each, ``rank3.log``; what the launcher says is shown."""
 
     def __init__(self, folder: str, ranks: int) -> None:
         super().__init__()

@@ -51,26 +51,13 @@ class Cause(NamedTuple):
 
 @dataclass
 class FailedRank:
-    """A traceback found in the output.
+    """A traceback found in the output."""
 
-    Attributes
-    ----------
-    order : int
-        Failures are numbered as they appear.
-    rank : int or None
-        The rank that printed it; None when that is not known.
-    framed : bool
-        True when the runtime framed it: then it is a failure for sure.
-    lines : list of str
-    after : int
-        Lines since the last indented one: the error's message, or whatever the rank printed later.
-    """
-
-    order: int
-    rank: int | None
-    framed: bool
+    order: int  # failures are numbered as they appear
+    rank: int | None  # the rank that printed it; None when that is not known
+    framed: bool  # whether the runtime framed it: then it is a failure for sure
     lines: list[str] = field(default_factory=list)
-    after: int = 0
+    after: int = 0  # lines since the last indented one: the error's message, or whatever the rank printed later
 
     def add(self, line: str) -> None:
         """Add a line, unless there are too many already."""
@@ -129,10 +116,7 @@ class FailureLog:
         return any(failure.framed for failure in self._failures)
 
     def first(self, ranks: Collection[int] | None = None) -> FailedRank | None:
-        """Return the first failure that the runtime framed, else the first of the ranks' last plain tracebacks.
-
-        With `ranks`, only of these ranks.
-        """
+        """Return the first failure that the runtime framed, else the first of the ranks' last plain tracebacks."""
         framed = [failure for failure in self._failures if failure.framed]
         last = {failure.rank: failure for failure in self._failures}
         plain = [failure for failure in last.values() if failure.after <= _LAST_WORDS]

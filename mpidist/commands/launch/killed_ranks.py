@@ -23,17 +23,7 @@ _HOST_LOST = re.compile(r"PRTE has lost communication with a remote daemon|A dae
 
 
 class KilledRanks:
-    """Takes the output line by line and keeps the first rank that a signal ended, by the launcher's word.
-
-    Attributes
-    ----------
-    aborted : bool
-        Whether a rank has ended the job by MPI_Abort.
-    ending : bool
-        Whether Open MPI has said that it ends the job.
-    host_lost : bool
-        Whether a host is gone, with its ranks.
-    """
+    """Takes the output line by line and keeps the first rank that a signal ended, by the launcher's word."""
 
     def __init__(self) -> None:
         self.aborted = self.ending = self.host_lost = False

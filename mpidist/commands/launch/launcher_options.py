@@ -11,24 +11,12 @@ from mpidist.errors import LaunchError
 
 @dataclass(frozen=True)
 class Words:
-    """How one vendor's launcher is told.
+    """How one vendor's launcher is told."""
 
-    Attributes
-    ----------
-    hosts : str
-        The option with the hosts, and the ranks that each takes.
-    tag : str
-        The option with which the launcher tells the rank in front of each line that it passes on.
-    tagged : re.Pattern
-        What it puts there: the rank, and ``b"err"`` or ``b"out"`` where it tells that.
-    names_variables : bool
-        Whether ranks on other hosts get only the variables that are named by ``-x``.
-    """
-
-    hosts: str
-    tag: str
-    tagged: re.Pattern[bytes]
-    names_variables: bool
+    hosts: str  # the option with the hosts, and the ranks that each takes
+    tag: str  # the option with which the launcher tells the rank in front of each line that it passes on
+    tagged: re.Pattern[bytes]  # what it puts there: the rank, and ``b"err"`` or ``b"out"`` where it tells that
+    names_variables: bool  # whether ranks on other hosts get only the variables that are named by ``-x``
 
 
 WORDS = {
@@ -72,13 +60,7 @@ def words_of(vendor: str, asked: str) -> Words:
 
 
 def parse_variables(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``-x NAME`` and ``-x NAME=VALUE``, with their values; Local.
-
-    Raises
-    ------
-    LaunchError
-        A name cannot be one, or has no value here.
-    """
+    """Return the variables of ``-x NAME`` and ``-x NAME=VALUE``, with their values."""
     found = {}
     for text in given:
         name, has_value, value = text.partition("=")

@@ -59,13 +59,7 @@ def family(vendor: str) -> str:
 
 
 def choose(mpi: MpiFound, launchers: Sequence[Mpirun]) -> Mpirun:
-    """Return the launcher that belongs to `mpi`: of its vendor, and of its version if there is one.
-
-    Raises
-    ------
-    LaunchError
-        There is none; the message names the library, the launchers that were found, and the cure.
-    """
+    """Return the launcher that belongs to `mpi`: of its vendor, and of its version if there is one."""
     own = [launcher for launcher in launchers if launcher.vendor == family(mpi.vendor)]
     same = [launcher for launcher in own if launcher.version == mpi.version]
     if own:
@@ -88,13 +82,7 @@ def check_tolerates_faults(launcher: Mpirun) -> None:
 
 
 def find_mpirun(mpi: MpiFound) -> Mpirun:
-    """Return the launcher that belongs to the library `mpi`; Local.
-
-    Raises
-    ------
-    LaunchError
-        There is no library, or no launcher of its vendor beside the interpreter or on PATH.
-    """
+    """Return the launcher that belongs to the library `mpi`."""
     if not mpi.vendor:
         missing = "mpi4py cannot be loaded" if not mpi.mpi4py else f"mpi4py {mpi.mpi4py} finds no MPI library"
         raise LaunchError(f"no ranks can be started: {GET_MPI}, for {missing} ({mpi.error})")

@@ -39,27 +39,7 @@ class Origin(NamedTuple):
 
 
 class OutputStreams:
-    """Named pipes for `ranks` ranks, and the launcher's own error output.
-
-    Parameters
-    ----------
-    ranks : int
-    descriptors : sequence of int
-        What is taken from the ranks: `STDERR`, and perhaps `STDOUT`.
-    destination : Terminal
-        Is given everything that is printed, whole lines of one rank at a time.
-    error_fn : callable
-        ``error_fn(rank, line)`` is given every line of error output, and every line of the launcher's own output, for
-        which `rank` is None.
-    tagged : re.Pattern, optional
-        What the launcher puts in front of lines of ranks that cannot reach the pipes, as on another machine: see
-        `launcher_options.Words`.
-
-    Attributes
-    ----------
-    folder : str
-        Where the pipes are.
-    """
+    """Named pipes for `ranks` ranks, and the launcher's own error output."""
 
     def __init__(
         self,

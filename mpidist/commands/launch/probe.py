@@ -41,27 +41,15 @@ _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PMIX_MCA_", "PRTE_MCA_")
 
 @dataclass(frozen=True)
 class MpiFound:
-    """What a child process found out about MPI.
+    """What a child process found out about MPI."""
 
-    Attributes
-    ----------
-    mpi4py, library, vendor : str
-        Empty where the child did not get that far.
-    version : tuple of int
-        Of the library; `standard` is that of the MPI standard it implements.
-    thread_level : str
-        ``"THREAD_MULTIPLE"`` or lower; empty unless MPI was started.
-    error : str
-        Why the child stopped; empty when all went well.
-    """
-
-    mpi4py: str = ""
-    library: str = ""
-    vendor: str = ""
-    version: tuple[int, ...] = ()
+    mpi4py: str = ""  # empty where the child did not get that far
+    library: str = ""  # empty where the child did not get that far
+    vendor: str = ""  # empty where the child did not get that far
+    version: tuple[int, ...] = ()  # of the library; `standard` is that of the MPI standard it implements
     standard: tuple[int, ...] = ()
-    thread_level: str = ""
-    error: str = ""
+    thread_level: str = ""  # ``"THREAD_MULTIPLE"`` or lower; empty unless MPI was started
+    error: str = ""  # why the child stopped; empty when all went well
 
     @property
     def title(self) -> str:
@@ -77,15 +65,7 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def probe_mpi(start: bool = False, timeout_seconds: float = 20.0) -> MpiFound:
-    """Return what a child process finds out about the MPI library that mpi4py loads; Local.
-
-    Parameters
-    ----------
-    start : bool
-        Call MPI_Init in the child, alone, to learn the thread level too.
-    timeout_seconds : float
-        After so long the child is ended and the answer says so.
-    """
+    """Return what a child process finds out about the MPI library that mpi4py loads."""
     command = [sys.executable, "-c", _CHILD, *(["init"] if start else [])]
     try:
         child = subprocess.run(

@@ -36,20 +36,11 @@ _GET_INFO, _EXIT_FLAG, _INFO_BYTES, _EXIT_OFFSET = 0xC040FF0B, 8, 64, 60
 
 @dataclass(frozen=True)
 class RankDeath:
-    """A rank that ended before the job was over, or a group of ranks one of which it was.
+    """A rank that ended before the job was over, or a group of ranks one of which it was."""
 
-    Attributes
-    ----------
-    ranks : tuple of int
-        One rank; several when any of them may have been the first; none when it is not known at all.
-    status : int or None
-        As in ``subprocess``: the exit status, or -n for signal n; None when it is not known.
-    process : int or None
-    host : str
-    """
-
+    # one rank; several when any of them may have been the first; none when it is not known at all
     ranks: tuple[int, ...]
-    status: int | None = None
+    status: int | None = None  # as in ``subprocess``: the exit status, or -n for signal n; None when it is not known
     process: int | None = None
     host: str = ""
 
@@ -130,18 +121,7 @@ class Events(Protocol):
 
 
 class RankDeaths:
-    """The ends of the processes of `ranks` ranks, as far as they are on this machine.
-
-    Parameters
-    ----------
-    ranks : int
-    rank_of_process_fn : callable
-        Returns the rank of every process that has been started by now.
-    events : Events
-        Where the ends of processes are to be noticed.
-    clock_fn : callable
-        Tells the time in seconds.
-    """
+    """The ends of the processes of `ranks` ranks, as far as they are on this machine."""
 
     def __init__(
         self,
@@ -194,10 +174,7 @@ class RankDeaths:
         return frozenset(self._rank_of[process] for process in self._descriptors if _has_closed_files(process))
 
     def news(self) -> list[RankDeath]:
-        """Return the ranks that have ended since the last call, by a signal or with a status that tells of an error.
-
-        Not those that were asked to end.
-        """
+        """Return the ranks that have ended since the last call, by a signal or with a status that tells of an error."""
         since, self._told = self._seen[self._told :], len(self._seen)
         own = [each for each in since if each.status not in (None, 0, -signal.SIGTERM)]
         return [death for each in own if (death := first_death([each], platform.node())) is not None]

@@ -23,24 +23,12 @@ _GRACE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class RankState:
-    """What is known of one rank.
+    """What is known of one rank."""
 
-    Attributes
-    ----------
-    process : int or None
-        None where its process is not known: not started yet, or on another machine.
-    joined : bool
-        Whether it has met all other ranks.
-    gone_seconds : float or None
-        How long its process has been gone; None while it lives.
-    waiting_seconds : float or None
-        How long it has waited for the others in the start-up; None if it does not.
-    """
-
-    process: int | None = None
-    joined: bool = False
-    gone_seconds: float | None = None
-    waiting_seconds: float | None = None
+    process: int | None = None  # none where its process is not known: not started yet, or on another machine
+    joined: bool = False  # whether it has met all other ranks
+    gone_seconds: float | None = None  # how long its process has been gone; None while it lives
+    waiting_seconds: float | None = None  # how long it has waited for the others in the start-up; None if it does not
 
     @property
     def waits(self) -> bool:
@@ -68,15 +56,7 @@ class Verdict:
 
 
 def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: float) -> Verdict | None:
-    """Return what is to be said about the start-up of these ranks, None while all may be well (Local, pure).
-
-    Parameters
-    ----------
-    ranks : sequence of RankState
-        In rank order.
-    warn_seconds, timeout_seconds : float
-        A rank may wait so long before there is a warning, and before the job is ended; 0 never.
-    """
+    """Return what is to be said about the start-up of these ranks, None while all may be well."""
     waiting = [rank for rank, state in enumerate(ranks) if state.waits]
     waited = max((ranks[rank].waiting_seconds or 0.0 for rank in waiting), default=0.0)
     ended = [rank for rank, state in enumerate(ranks) if state.ended]
@@ -114,15 +94,7 @@ def _verb(ranks: Sequence[int], verb: str) -> str:
 
 
 class StartUp:
-    """Reads the notes of `ranks` ranks in `folder` every half second, until all have met.
-
-    Parameters
-    ----------
-    folder : str
-    ranks : int
-    settings : Settings
-        How long a rank may wait.
-    """
+    """Reads the notes of `ranks` ranks in `folder` every half second, until all have met."""
 
     def __init__(self, folder: str, ranks: int, settings: Settings) -> None:
         self._folder, self._ranks, self._settings = folder, range(ranks), settings

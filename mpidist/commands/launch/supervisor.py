@@ -46,43 +46,20 @@ _ENDING_SECONDS = 10.0
 
 @dataclass
 class Ended:
-    """How a job ended.
+    """How a job ended."""
 
-    Attributes
-    ----------
-    status : int
-        Exit status for the shell: 128 + n when signal n ended it.
-    failure : FailedRank or None
-        The first that a rank told in its error output.
-    death : RankDeath or None
-        The rank whose end, of which it could not tell itself, ended the job.
-    timed_out : bool
-    interrupted : bool
-        True when a signal that ends programs was passed on.
-    unread : bool
-        True when nobody read the output any more: as of any program in a pipe, that is the end of it.
-    tolerant : bool
-        True for a job that goes on without a rank that others can do without; the ends of ranks have been told.
-    lost : int
-        The signal that ended the launcher itself; 0 if none did.
-    stuck : str
-        Why the job was ended from here, in MPI's start-up or after its end; empty if it was not.
-    removed : list of str
-        Files that MPI had left behind.
-    last_lines : list of str
-        The last ones of the error output of the rank that ended first, if a rank is known to have done so.
-    """
-
-    status: int
-    failure: FailedRank | None = field(default=None, repr=False)
-    death: RankDeath | None = None
+    status: int  # exit status for the shell: 128 + n when signal n ended it
+    failure: FailedRank | None = field(default=None, repr=False)  # the first that a rank told in its error output
+    death: RankDeath | None = None  # the rank whose end, of which it could not tell itself, ended the job
     timed_out: bool = False
-    interrupted: bool = False
-    unread: bool = False
+    interrupted: bool = False  # whether a signal that ends programs was passed on
+    unread: bool = False  # whether nobody read the output any more: as of any program in a pipe, that is the end of it
+    # true for a job that goes on without a rank that others can do without; the ends of ranks have been told
     tolerant: bool = False
-    lost: int = 0
-    stuck: str = ""
-    removed: list[str] = field(default_factory=list)
+    lost: int = 0  # the signal that ended the launcher itself; 0 if none did
+    stuck: str = ""  # why the job was ended from here, in MPI's start-up or after its end; empty if it was not
+    removed: list[str] = field(default_factory=list)  # files that MPI had left behind
+    # the last ones of the error output of the rank that ended first, if a rank is known to have done so
     last_lines: list[str] = field(default_factory=list, repr=False)
 
 
