@@ -21,15 +21,7 @@ _DEFAULT_STRATEGY_MODULE = "mpidist.strategies.default"
 
 
 class Mode:
-    """A strategy, and the replica context in it; None for the replica context is cross-replica.
-
-    Attributes
-    ----------
-    strategy : Strategy
-    replica_context : ReplicaContext or None
-    is_update : bool
-        Inside a function given to `StrategyExtended.update`: variables are written copy by copy.
-    """
+    """A strategy, and the replica context in it; None for the replica context is cross-replica."""
 
     __slots__ = ("strategy", "replica_context", "is_update")
 

@@ -69,18 +69,7 @@ class CentralStorageStrategy(Strategy):
 
 
 class CentralStorageExtended(MirroredExtended):
-    """Replicas that share one copy of each variable.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    communicator : Communicator
-        Of ranks of one node.
-    device_names : sequence of str
-        The ranks' devices.
-    parameter_device : str
-        Where variables are.
-    """
+    """Replicas that share one copy of each variable."""
 
     is_one_worker = True
 
@@ -100,10 +89,7 @@ class CentralStorageExtended(MirroredExtended):
         return (self._parameter_device,)
 
     def new_variable(self, storage: Any, **attributes: Any) -> DistributedVariable:
-        """Return a variable that begins with the chief's `storage`: one for all ranks, unless copies may differ.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return a variable that begins with the chief's `storage`: one for all ranks, unless copies may differ."""
         one_copy = self._one_copy
         if one_copy is None or attributes["synchronization"] is VariableSynchronization.ON_READ:
             return super().new_variable(storage, **attributes)
@@ -123,13 +109,7 @@ class CentralStorageExtended(MirroredExtended):
 
 
 def _parameter_device(asked: str | Device | None, compute_devices: Sequence[Device]) -> Device:
-    """Return where variables are.
-
-    Raises
-    ------
-    ValueError
-        Not all ranks can see what lies there.
-    """
+    """Return where variables are."""
     only = compute_devices[0] if len(compute_devices) == 1 else None
     if asked is None:
         return only or Device("CPU", 0)

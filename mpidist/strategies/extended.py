@@ -190,7 +190,7 @@ class StrategyExtended:
         return None
 
     def pull(self, own_first: bool = True) -> None:
-        """Read variables that servers hold anew, by default after this worker's own gradients are applied."""
+        """Have the next reading give what servers have then; `own_first`, with this worker's gradients.  Local."""
 
     def adopt_optimizer(self, optimizer: Optimizer) -> None:
         """Take note of an optimizer that was made in this strategy's scope.  Local."""

@@ -98,7 +98,7 @@ class ServedExtended(StrategyExtended):
         return self.number == 0
 
     def pull(self, own_first: bool = True) -> None:
-        """Read variables anew at their next reading.  Local; collective among the ranks of a worker."""
+        """Have the next reading give what servers have then.  Local; collective among the ranks of a worker."""
         if own_first:
             self._client.flush()
         self._client.refresh()

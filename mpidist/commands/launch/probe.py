@@ -43,9 +43,9 @@ _SETTINGS = ("OMPI_MCA_", "OMPI_ALLOW_", "PMIX_MCA_", "PRTE_MCA_")
 class MpiFound:
     """What a child process found out about MPI."""
 
-    mpi4py: str = ""  # empty where the child did not get that far
-    library: str = ""  # empty where the child did not get that far
-    vendor: str = ""  # empty where the child did not get that far
+    mpi4py: str = ""  # these are empty where the child did not get that far
+    library: str = ""
+    vendor: str = ""
     version: tuple[int, ...] = ()  # of the library; `standard` is that of the MPI standard it implements
     standard: tuple[int, ...] = ()
     thread_level: str = ""  # ``"THREAD_MULTIPLE"`` or lower; empty unless MPI was started

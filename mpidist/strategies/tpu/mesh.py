@@ -85,26 +85,7 @@ class MeshReplicaContext(ReplicaContext):
 
 
 class MeshExtended(MirroredExtended):
-    """Replicas of several ranks each.
-
-    Its collectives are between the ranks that are the same logical device of different replicas; variables begin alike
-    on all ranks.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    whole : Communicator
-        Of all ranks.
-    assignment : DeviceAssignment
-    device_names : tuple of str
-        The devices of all ranks.
-
-    Attributes
-    ----------
-    group : GroupCommunicator
-        The ranks of this rank's replica.
-    num_logical_devices, logical_device : int
-    """
+    """Replicas of several ranks each."""
 
     def __init__(
         self, strategy: Any, whole: Communicator, assignment: DeviceAssignment, device_names: tuple[str, ...]
