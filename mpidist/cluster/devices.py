@@ -60,10 +60,7 @@ def parse_devices(devices: Sequence[str | Device]) -> tuple[Device, ...]:
 
 
 def device_of_rank(
-    local_rank: int,
-    local_size: int,
-    requested: Sequence[str | Device] | None = None,
-    gpu_count: int = 0,
+    local_rank: int, local_size: int, requested: Sequence[str | Device] | None = None, gpu_count: int = 0
 ) -> Device:
     """Return the device of a rank.  Local, and the same arithmetic on every rank.
 

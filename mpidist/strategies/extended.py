@@ -265,11 +265,7 @@ class StrategyExtended:
         """Take note that one replica is about to reduce nothing.  Local."""
 
     def reduce_to(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any,
-        destinations: Any,
-        options: CommunicationOptions | None = None,
+        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
     ) -> Any:
         """Reduce a value over all replicas; every rank gets the result, whatever the `destinations`.  Collective."""
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]

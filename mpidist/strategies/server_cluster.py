@@ -19,10 +19,7 @@ from mpidist.options import settings
 
 
 def settle(
-    resolver: ClusterResolver | None,
-    communicator: Communicator,
-    num_ps: int | None,
-    ranks_per_worker: RanksPerWorker,
+    resolver: ClusterResolver | None, communicator: Communicator, num_ps: int | None, ranks_per_worker: RanksPerWorker
 ) -> Roles:
     """Return who is who."""
     topology = communicator.topology
