@@ -13,8 +13,7 @@ from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.fusion.update import FusedUpdate
 from mpidist.options import VariableSynchronization
 from mpidist.strategies.base import MirroredExtended, Strategy
-from mpidist.strategies.one_node import devices_of_ranks, require_one_node
-from mpidist.strategies.visibility import warn_of_invisible
+from mpidist.strategies.devices_of_ranks import devices_of_ranks, require_one_node, warn_of_invisible
 from mpidist.variables import AggregatingVariable, DistributedVariable, OneCopy
 
 _log = logging.getLogger("mpidist")

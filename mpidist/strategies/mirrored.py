@@ -9,8 +9,7 @@ from mpidist.cluster.devices import Device
 from mpidist.collectives.communicator import Communicator
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
 from mpidist.strategies.base import MirroredExtended, Strategy
-from mpidist.strategies.one_node import devices_of_ranks, require_one_node
-from mpidist.strategies.visibility import warn_of_invisible
+from mpidist.strategies.devices_of_ranks import devices_of_ranks, require_one_node, warn_of_invisible
 
 _log = logging.getLogger("mpidist")
 

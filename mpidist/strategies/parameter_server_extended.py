@@ -11,7 +11,7 @@ import numpy
 
 from mpidist import context, errors
 from mpidist.arrays import as_host, is_device
-from mpidist.cluster.devices import Device, device_of_rank
+from mpidist.cluster.devices import Device
 from mpidist.cluster.server_roles import Roles
 from mpidist.collectives.communicator import Communicator
 from mpidist.context import T
@@ -27,9 +27,9 @@ from mpidist.parameter_server.placement import Placement, shard_count, shard_off
 from mpidist.parameter_server.served_sums import ServedSums
 from mpidist.parameter_server.served_updates import ServedUpdates
 from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
+from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
-from mpidist.strategies.visibility import gpu_count
 from mpidist.transports import World
 from mpidist.variables import DistributedVariable
 
@@ -286,7 +286,7 @@ class SingleExtended(ServedExtended):
     """For workers of one rank."""
 
     def __init__(self, strategy: ServedStrategy, rules: Rules, number: int) -> None:
-        super().__init__(strategy, _device_name(strategy, number))
+        super().__init__(strategy, _device_name(strategy))
         self._rules = rules
         self.number = number
 
@@ -297,7 +297,7 @@ class GroupExtended(ServedExtended, MirroredExtended):
     def __init__(self, strategy: ServedStrategy, rules: Rules, number: int, communicator: Communicator) -> None:
         self._rules = rules
         self.number = number
-        device = _device_name(strategy, number)
+        device = _device_name(strategy)
         MirroredExtended.__init__(self, strategy, communicator, device, (device,), AllReduceCrossDeviceOps())
 
 
@@ -330,10 +330,7 @@ def _encoded(kind: str, text: str | None) -> numpy.ndarray:
     return numpy.frombuffer(raw.ljust(_WORD_BYTES, b"\0"), numpy.uint8)
 
 
-def _device_name(strategy: ServedStrategy, number: int) -> str:
+def _device_name(strategy: ServedStrategy) -> str:
     """Return this rank's device as a device of its task."""
-    topology, rank = strategy._whole.topology, strategy._rank
-    device = device_of_rank(topology.local_rank_of[rank], topology.local_size_of[rank], gpu_count=gpu_count())
-    device = Device("CPU", 0) if device.kind == "CPU" else device
-    task = strategy._roles.tasks[rank]
-    return device.name_in(task.type, task.index)
+    task = strategy._roles.tasks[strategy._rank]
+    return device_on_node(strategy._whole.topology, strategy._rank).name_in(task.type, task.index)
