@@ -38,27 +38,14 @@ _DLPACK_DEVICES = frozenset({2, 13, 10})
 
 @dataclass(frozen=True)
 class ArrayKind:
-    """One library's arrays.
+    """One library's arrays."""
 
-    Attributes
-    ----------
-    name : str
-        ``"numpy"``, ``"cupy"``, ...
-    memory : str
-        Where the arrays lie: ``"host"`` or ``"device"``.
-    owns : callable
-        ``owns(value)``: whether the value is such an array.  It must not import the library.
-    namespace : callable
-        ``namespace()``: the library, with the functions of numpy that are used here (`empty`, `add`, ...).
-    to_host : callable
-        ``to_host(array)``: a copy as a numpy array.
-    """
-
-    name: str
-    memory: str
-    owns: Callable[[Any], bool]
+    name: str  # ``"numpy"``, ``"cupy"``,
+    memory: str  # where the arrays lie: ``"host"`` or ``"device"``
+    owns: Callable[[Any], bool]  # ``owns(value)``: whether the value is such an array.  It must not import the library
+    # ``namespace()``: the library, with the functions of numpy that are used here (`empty`, `add`, ...)
     namespace: Callable[[], Any]
-    to_host: Callable[[Any], np.ndarray]
+    to_host: Callable[[Any], np.ndarray]  # ``to_host(array)``: a copy as a numpy array
 
 
 def _is_cupy(value: Any) -> bool:
@@ -174,13 +161,7 @@ def is_foreign(value: Any) -> bool:
 
 
 def plain(array: Any) -> Any:
-    """Return an array of a subclass of NumPy's as one of NumPy's own, without a copy; any other as it is.  Local.
-
-    Raises
-    ------
-    TypeError
-        It has a mask, or an arithmetic of its own (`__array_ufunc__`), such as units: that would be lost.
-    """
+    """Return an array of a subclass of NumPy's as one of NumPy's own, without a copy; any other as it is.  Local."""
     if type(array) is np.ndarray or not isinstance(array, np.ndarray):
         return array
     if np.ma.getmask(array) is not np.ma.nomask:
@@ -230,15 +211,7 @@ def flat_view(array: Any) -> Any:
 
 
 def byte_view(array: Any) -> Any:
-    """Return a 1-d view of the bytes of a C-contiguous array.
-
-    Raises
-    ------
-    ValueError
-        The array is not C-contiguous.
-    UnsupportedDtypeError
-        It holds Python objects, whose bytes mean nothing elsewhere.
-    """
+    """Return a 1-d view of the bytes of a C-contiguous array."""
     check_movable(array.dtype)
     if not array.flags.c_contiguous:
         raise ValueError(f"expected a C-contiguous array, got shape {array.shape} with strides {array.strides}")
@@ -254,10 +227,7 @@ def as_host(array: Any) -> np.ndarray:
 
 
 def wire_dtype(dtype: Any) -> np.dtype:
-    """Return the dtype in which values of `dtype` are summed and sent: float32 for 16-bit floats, else its own.
-
-    The bytes are in this machine's order.
-    """
+    """Return the dtype in which values of `dtype` are summed and sent: float32 for 16-bit floats, else its own."""
     dtype = np.dtype(dtype)
     if dtype.name in _SHORT_FLOATS:
         return np.dtype(np.float32)
@@ -285,15 +255,7 @@ def check_movable(dtype: Any) -> None:
 
 
 def check_reducible(dtype: Any, op: str) -> None:
-    """Raise unless values of `dtype` can be reduced by `op`, 16-bit floats by way of their `wire_dtype`.
-
-    Raises
-    ------
-    ValueError
-        There is no reduction of that name.
-    UnsupportedDtypeError
-        The dtype does not have it.
-    """
+    """Raise unless values of `dtype` can be reduced by `op`, 16-bit floats by way of their `wire_dtype`."""
     if op not in REDUCTIONS:
         raise ValueError(f"{op!r} is not a reduction; known ones: {', '.join(REDUCTIONS)}")
     dtype = np.dtype(dtype)

@@ -21,15 +21,7 @@ _DEFAULT_STRATEGY_MODULE = "mpidist.strategies.default"
 
 
 class Mode:
-    """A strategy, and the replica context in it; None for the replica context is cross-replica.
-
-    Attributes
-    ----------
-    strategy : Strategy
-    replica_context : ReplicaContext or None
-    is_update : bool
-        Inside a function given to `StrategyExtended.update`: variables are written copy by copy.
-    """
+    """A strategy, and the replica context in it; None for the replica context is cross-replica."""
 
     __slots__ = ("strategy", "replica_context", "is_update")
 
@@ -98,9 +90,8 @@ def experimental_set_strategy(strategy: Any) -> None:
 
 def current_mode() -> Mode:
     """Return the mode in force in this thread.  Local."""
-    if _state.stack:
-        return _state.stack[-1]
-    return _state.base or _default_mode()
+    stack = _state.stack
+    return (stack[-1] if stack else _state.base) or _default_mode()
 
 
 def call_inside(mode: Mode, fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> T:
@@ -156,7 +147,8 @@ def is_inside_replica() -> bool:
 
 def require_cross_replica(strategy: Any) -> None:
     """Raise RuntimeError unless `strategy` is current and cross-replica, or no strategy is.  Local."""
-    mode = current_mode()
+    stack = _state.stack
+    mode = (stack[-1] if stack else _state.base) or _default_mode()
     if mode is _default_mode() or (mode.strategy is strategy and mode.replica_context is None):
         return
     if mode.strategy is not strategy:

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy
-
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce
@@ -28,50 +26,13 @@ from mpidist.collectives.update import FusedUpdate
 from mpidist.errors import MissingDependencyError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables.components import component, dense_component
+from mpidist.variables.row_reduction import reduce_rows
 
 _log = logging.getLogger("mpidist")
 
 #: How many times "Reduce to ... then broadcast to ..." is logged.
 _LOGGED_REDUCTIONS = 10
-
-
-#: By the usual spellings, which are looked up in every call.
-_OPS = {spelling: op for op in ReduceOp for spelling in (op.name, op.name.lower())}
-
-
-def parse_reduce_op(reduce_op: Any) -> ReduceOp:
-    """Return the `ReduceOp` given or named, in any case; TypeError for anything else.  Local."""
-    if type(reduce_op) is ReduceOp:
-        return reduce_op
-    if type(reduce_op) is str and reduce_op in _OPS:
-        return _OPS[reduce_op]
-    if not isinstance(reduce_op, str):
-        raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {reduce_op!r}")
-    return ReduceOp.parse(reduce_op)
-
-
-def component(value: Any) -> Any:
-    """Return this rank's component of a value as an array: of a variable, of an array, or of numbers.  Local.
-
-    Raises
-    ------
-    TypeError
-        It is None.
-    """
-    if type(value) is numpy.ndarray:  # the common case, thousands of times a step
-        return value
-    if value is None:
-        raise TypeError("got None in place of an array; leave it out on every replica, or pass zeros")
-    if isinstance(value, IndexedSlices):
-        return value
-    return value.value if isinstance(value, DistributedVariable) else arrays.to_array(value)
-
-
-def dense_component(value: Any, verb: str) -> Any:
-    """Return what `component` does; NotImplementedError for `IndexedSlices`, of which `verb` makes nothing.  Local."""
-    if isinstance(value, IndexedSlices):
-        raise NotImplementedError(f"{verb} does not support IndexedSlices; give it `rows.to_dense(shape)`")
-    return component(value)
 
 
 class CrossDeviceOps:
@@ -126,10 +87,10 @@ class CrossDeviceOps:
             The sum in the dtype given; means of integers are float64.
         """
         _check_destinations(destinations)
-        options = CommunicationOptions() if options is None else options
-        reduce_op, value = parse_reduce_op(reduce_op), component(per_replica_value)
+        options = options or CommunicationOptions()
+        reduce_op, value = ReduceOp.parse(reduce_op), component(per_replica_value)
         if isinstance(value, IndexedSlices):
-            return self.reduce_rows(reduce_op, value, options)
+            return reduce_rows(self.communicator, reduce_op, value, options.timeout_seconds)
         return self.reduce_implementation(reduce_op, value, destinations, options)
 
     def batch_reduce(
@@ -152,15 +113,17 @@ class CrossDeviceOps:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise ValueError(f"each of value_destination_pairs must be a tuple (value, destinations), got {pair!r}")
             _check_destinations(pair[1])
-        reduce_op = parse_reduce_op(reduce_op)
+        reduce_op = ReduceOp.parse(reduce_op)
         if not pairs:
             return []
         pairs = [(component(value), destinations) for value, destinations in pairs]
-        options = CommunicationOptions() if options is None else options
+        options = options or CommunicationOptions()
         dense = [pair for pair in pairs if not isinstance(pair[0], IndexedSlices)]
         reduced = iter(self.batch_reduce_implementation(reduce_op, dense, options) if dense else [])
         return [
-            self.reduce_rows(reduce_op, value, options) if isinstance(value, IndexedSlices) else next(reduced)
+            reduce_rows(self.communicator, reduce_op, value, options.timeout_seconds)
+            if isinstance(value, IndexedSlices)
+            else next(reduced)
             for value, _ in pairs
         ]
 
@@ -172,39 +135,12 @@ class CrossDeviceOps:
         _check_destinations(destinations)
         return self.broadcast_implementation(component(tensor), destinations)
 
-    def reduce_rows(self, reduce_op: ReduceOp, rows: IndexedSlices, options: CommunicationOptions) -> IndexedSlices:
-        """Return the rows of all replicas reduced, each row named once; a mean divides by the number of replicas.
-
-        Collective: every rank calls it in the same order; replicas may differ in the number of rows.
-        """
-        dtype = rows.dtype
-        arrays.check_reducible(dtype, "sum")
-        is_mean = reduce_op is ReduceOp.MEAN
-        rows = self.gather_rows(rows, options)
-        wide = arrays.wire_dtype(dtype) if dtype.kind not in "iu" or not is_mean else numpy.dtype("float64")
-        total = IndexedSlices(rows.values.astype(wide, copy=False), rows.indices, rows.dense_shape).coalesced()
-        if not is_mean:
-            return total.with_values(total.values.astype(dtype, copy=False))
-        mean = total.values / wide.type(self.communicator.size)
-        return total.with_values(mean if dtype.kind in "iu" else mean.astype(dtype, copy=False))
-
-    def gather_rows(self, rows: IndexedSlices, options: CommunicationOptions) -> IndexedSlices:
-        """Return the rows of all replicas, one after another in replica order.
-
-        Collective: every rank calls it in the same order; replicas may differ in the number of rows.
-        """
-        arrays.check_movable(rows.dtype)
-        gather = self.communicator.all_gather
-        indices = gather(rows.indices.astype(numpy.int64, copy=False), timeout_seconds=options.timeout_seconds)
-        values = gather(rows.values, timeout_seconds=options.timeout_seconds)
-        return IndexedSlices(values, indices, rows.dense_shape)
-
     def _gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
     ) -> Any:
         """Return the components of all replicas joined along `axis`.  Collective."""
         _check_destinations(destinations)
-        options = CommunicationOptions() if options is None else options
+        options = options or CommunicationOptions()
         value = dense_component(per_replica_value, "gather")
         return self._gather_implementation(value, destinations, axis, options)
 
@@ -333,7 +269,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         asked, fused, op = self._last_asked
         if asked != (options, reduce_op, self.num_packs):
             fused = self._fused_all_reduce(options) if self.num_packs and not self._has_own_way() else None
-            op = reduce_op.name.lower()
+            op = reduce_op.verb
             self._last_asked = (options, reduce_op, self.num_packs), fused, op
         return None if fused is None else fused.again(values, op, None, options.timeout_seconds)
 
@@ -350,7 +286,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         destinations: Sequence[Any] | None,
         options: CommunicationOptions,
     ) -> list[Any]:
-        fused, op, names = self._fused_all_reduce(options), reduce_op.name.lower(), _names(destinations)
+        fused, op, names = self._fused_all_reduce(options), reduce_op.verb, _names(destinations)
         if self.num_packs:
             return fused(values, op, names, options.timeout_seconds)
         labels = [None] * len(values) if names is None else [[name] for name in names]

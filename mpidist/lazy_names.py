@@ -19,13 +19,7 @@ _ALIAS = re.compile(r"^(\w+) = (\w+)$", re.MULTILINE)
 
 
 def lazy_names(module: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a module that has the imports and aliases of its stub.
-
-    Parameters
-    ----------
-    module, path : str
-        The module's ``__name__`` and ``__file__``; the stub lies beside it.
-    """
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a module that has the imports and aliases of its stub."""
     stub = Path(path).with_suffix(".pyi").read_text()
     places = {name: (source, attribute) for source, attribute, name in _IMPORT.findall(stub)}
     places |= {alias: places[name] for alias, name in _ALIAS.findall(stub)}

@@ -18,13 +18,7 @@ def flatten(structure: Any) -> list[Any]:
 
 
 def pack(structure: Any, leaves: Iterable[Any]) -> Any:
-    """Return `structure` with `leaves`, in the order of `flatten`, in place of its own.  Local.
-
-    Raises
-    ------
-    ValueError
-        There are more or fewer leaves than places.
-    """
+    """Return `structure` with `leaves`, in the order of `flatten`, in place of its own.  Local."""
     remaining = iter(leaves)
     try:
         packed = _filled(structure, remaining.__next__)

@@ -17,6 +17,8 @@ _E = TypeVar("_E", bound="_NamedEnum")
 class _NamedEnum(enum.Enum):
     """An enum that accepts its members' names in any case."""
 
+    __hash__ = object.__hash__  # members are singletons, and that of `enum` is slow
+
     @classmethod
     def parse(cls: type[_E], value: Any) -> _E:
         """Return the member that `value` is, or names in any case; ValueError lists the known names."""
@@ -29,10 +31,32 @@ class _NamedEnum(enum.Enum):
 
 
 class ReduceOp(_NamedEnum):
-    """How values of several replicas become one."""
+    """How values of several replicas become one.
+
+    Attributes
+    ----------
+    verb : str
+        How the collectives call it: ``"sum"`` or ``"mean"``.
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
+
+    def __init__(self, name: str) -> None:
+        self.verb = name.lower()
+
+    @classmethod
+    def parse(cls, value: Any) -> ReduceOp:
+        """Return the member given, or named in any case; TypeError for what is no name."""
+        if type(value) is cls:
+            return value
+        if not isinstance(value, str):
+            raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {value!r}")
+        return _REDUCE_OPS.get(value) or super().parse(value)
+
+
+#: By their usual spellings, which every reduction looks up.
+_REDUCE_OPS = {spelling: op for op in ReduceOp for spelling in (op.name, op.name.lower())}
 
 
 class CommunicationImplementation(_NamedEnum):

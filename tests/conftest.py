@@ -65,6 +65,6 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return how many processes `-n auto` starts: half as many again as cores, for many tests wait for a deadline."""
-    from mpidist.commands.cores import visible_cores
+    from mpidist.commands.launch.cores import visible_cores
 
     return visible_cores().count * 3 // 2

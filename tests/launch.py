@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
-from mpidist.commands.command_line import command_line
-from mpidist.commands.cores import Cores, visible_cores
-from mpidist.commands.launcher import Launcher, find_launcher
-from mpidist.commands.probe import probe_mpi, without_launcher
-from mpidist.commands.rank_processes import TOKEN, end_processes, processes_of
+from mpidist.commands.launch.command_line import command_line
+from mpidist.commands.launch.cores import Cores, visible_cores
+from mpidist.commands.launch.mpirun import Mpirun, find_mpirun
+from mpidist.commands.launch.probe import probe_mpi, without_launcher
+from mpidist.commands.launch.rank_processes import TOKEN, end_processes, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,9 +49,9 @@ class JobTimeout(AssertionError):
 
 
 @functools.cache
-def launcher() -> Launcher:
+def launcher() -> Mpirun:
     """Return the launcher that belongs to this interpreter's MPI."""
-    return find_launcher(probe_mpi())
+    return find_mpirun(probe_mpi())
 
 
 def run_job(

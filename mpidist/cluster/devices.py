@@ -51,14 +51,7 @@ def parse_device(device: str | Device) -> Device:
 
 
 def parse_devices(devices: Sequence[str | Device]) -> tuple[Device, ...]:
-    """Return the devices the names mean.  Local.
-
-    Raises
-    ------
-    ValueError
-        A name means no device of this machine, or two names mean the same one.  (TensorFlow fails an assertion for
-        the latter; it is a wrong argument like the former.)
-    """
+    """Return the devices the names mean.  Local."""
     parsed = tuple(parse_device(device) for device in devices)
     twice = [device.name for number, device in enumerate(parsed) if device in parsed[:number]]
     if twice:
@@ -67,10 +60,7 @@ def parse_devices(devices: Sequence[str | Device]) -> tuple[Device, ...]:
 
 
 def device_of_rank(
-    local_rank: int,
-    local_size: int,
-    requested: Sequence[str | Device] | None = None,
-    gpu_count: int = 0,
+    local_rank: int, local_size: int, requested: Sequence[str | Device] | None = None, gpu_count: int = 0
 ) -> Device:
     """Return the device of a rank.  Local, and the same arithmetic on every rank.
 

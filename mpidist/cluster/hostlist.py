@@ -28,13 +28,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """Return the number of tasks on each node of a list such as ``3(x2),2,1``: 3, 3, 2, 1.  Local.
-
-    Raises
-    ------
-    ValueError
-        Shows the list and the part that cannot be read.
-    """
+    """Return the number of tasks on each node of a list such as ``3(x2),2,1``: 3, 3, 2, 1. Local."""
     counts: list[int] = []
     for part in tasks_per_node.split(","):
         match = _TASKS.fullmatch(part)

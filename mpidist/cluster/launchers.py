@@ -17,34 +17,16 @@ from mpidist.errors import LaunchError
 
 @dataclass(frozen=True)
 class Launcher:
-    """The launcher that started this process, and what it says about it.
+    """The launcher that started this process, and what it says about it."""
 
-    Attributes
-    ----------
-    name : str
-        Such as ``"srun (Slurm)"``.
-    size : int or None
-        The number of processes started together; None where the launcher does not say.
-    rank : int
-        This process among them.
-    local_rank, local_size : int or None
-        The same among those on this node, where the launcher says.
-    mpi : str
-        The MPI whose processes it can make one world of; empty if that depends on how it is set up.
-    plugin : str
-        The launcher's way of wiring up an MPI, such as Slurm's ``pmi2``; empty when unknown.
-    speaks_pmix : bool
-        Whether the processes are to find each other by PMIx (and not by the older PMI).
-    """
-
-    name: str
-    size: int | None
-    rank: int
-    local_rank: int | None = None
-    local_size: int | None = None
-    mpi: str = ""
-    plugin: str = ""
-    speaks_pmix: bool = False
+    name: str  # such as ``"srun (Slurm)"``
+    size: int | None  # the number of processes started together; None where the launcher does not say
+    rank: int  # this process among them
+    local_rank: int | None = None  # the same among those on this node, where the launcher says
+    local_size: int | None = None  # the same among those on this node, where the launcher says
+    mpi: str = ""  # the MPI whose processes it can make one world of; empty if that depends on how it is set up
+    plugin: str = ""  # the launcher's way of wiring up an MPI, such as Slurm's ``pmi2``; empty when unknown
+    speaks_pmix: bool = False  # whether the processes are to find each other by PMIx (and not by the older PMI)
 
 
 @dataclass(frozen=True)
@@ -142,38 +124,14 @@ LAUNCHERS = (
 
 
 def detect_launcher(environ: Mapping[str, str] | None = None) -> Launcher | None:
-    """Return the launcher that started this process, or None when it was started by hand.  Local.
-
-    Parameters
-    ----------
-    environ : mapping, optional
-        The environment; this process's own by default.
-
-    Raises
-    ------
-    LaunchError
-        A launcher's variable is no number.
-    """
+    """Return the launcher that started this process, or None when it was started by hand.  Local."""
     environ = os.environ if environ is None else environ
     return next((table.read(environ) for table in LAUNCHERS if table.activated(environ)), None)
 
 
 def check_library(launcher: Launcher | None, mpi_library: str) -> None:
-    """Check, before MPI is started, that it will not kill this process.  Local.
-
-    An MPICH without PMIx ends the process inside MPI_Init when the launcher speaks PMIx, and names no cure.
-
-    Parameters
-    ----------
-    launcher : Launcher or None
-    mpi_library : str
-        What MPI says about itself (``MPI.Get_library_version()``, which works before MPI is started).
-
-    Raises
-    ------
-    LaunchError
-        Names both MPIs and the cure.
-    """
+    """Check, before MPI is started, that it will not kill this process.  Local."""
+    # an MPICH without PMIx ends the process inside MPI_Init when the launcher speaks PMIx, and names no cure
     if launcher is None or not launcher.speaks_pmix or family(mpi_library) != "MPICH" or "pmix" in mpi_library.lower():
         return
     raise LaunchError(
@@ -183,25 +141,8 @@ def check_library(launcher: Launcher | None, mpi_library: str) -> None:
 
 
 def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | None) -> None:
-    """Check that the processes started together found each other.  Local, and with the same outcome on all of them.
-
-    Only a world of one rank where several were started is an error.  Any other difference is MPI's to know (spawned
-    ranks, several programs in one job) and is left alone.
-
-    Parameters
-    ----------
-    launcher : Launcher or None
-        None when started by hand: any world is right.
-    world_size : int
-        The size of MPI's world.
-    mpi_vendor : str or None
-        The MPI that mpi4py loaded, such as ``"Open MPI 5.0.11"``; None when mpi4py is missing or finds no MPI.
-
-    Raises
-    ------
-    LaunchError
-        Names both MPIs and the cure.
-    """
+    """Check that the processes started together found each other.  Local, and with the same outcome on all of them."""
+    # only one rank where several were started is wrong; spawned ranks, or several programs in a job, are MPI's to know
     if launcher is None or launcher.size is None or launcher.size <= 1 or world_size > 1:
         return
     if mpi_vendor is None:
@@ -217,10 +158,7 @@ def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | No
 
 
 def family(mpi: str) -> str:
-    """Return "Open MPI" or "MPICH" for an MPI that behaves like it at launch, by its name or version text; else "".
-
-    Local.
-    """
+    """Return "Open MPI" or "MPICH" for an MPI that behaves like it at launch, by its name or version text; else ""."""
     if "Open MPI" in mpi or "Spectrum MPI" in mpi:
         return "Open MPI"
     derived = ("MPICH", "MVAPICH", "Intel")

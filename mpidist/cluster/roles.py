@@ -15,15 +15,7 @@ _SINGLE = ("chief", "evaluator")
 
 
 def validate(cluster_spec: ClusterSpec, task_type: str | None = None, task_id: int | None = None) -> None:
-    """Check that the cluster has known jobs, one chief and one evaluator at most, and this task.  Local.
-
-    The evaluator may be missing from the cluster: it belongs to no group of ranks that train together.
-
-    Raises
-    ------
-    ValueError
-        Names the job or task at fault and the ones there are.
-    """
+    """Check that the cluster has known jobs, one chief and one evaluator at most, and this task.  Local."""
     _check_jobs(cluster_spec)
     if task_type is None:
         return
@@ -48,20 +40,14 @@ def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | No
 
 
 def id_in_cluster(cluster_spec: ClusterSpec, task_type: str, task_id: int) -> int:
-    """Return the task's place among the tasks that train together: the chief first, then the workers.  Local.
-
-    An evaluator has its own index.  ValueError for a ps, and as `validate`.
-    """
+    """Return the task's place among the tasks that train together: the chief first, then the workers.  Local."""
     validate(cluster_spec, task_type, task_id)
     _check_trains(task_type)
     return task_id + (_count(cluster_spec, "chief") if task_type == "worker" else 0)
 
 
 def worker_count(cluster_spec: ClusterSpec, task_type: str) -> int:
-    """Return how many tasks train together with a task of this type: chief and workers, or one evaluator.  Local.
-
-    ValueError for a ps, and as `validate`.
-    """
+    """Return how many tasks train together with a task of this type: chief and workers, or one evaluator.  Local."""
     validate(cluster_spec, task_type, 0)
     _check_trains(task_type)
     if task_type == "evaluator":

@@ -25,24 +25,11 @@ TRAINING = ("chief", "worker")
 
 @dataclass(frozen=True)
 class Roles:
-    """The task of every rank of a job with parameter servers.
+    """The task of every rank of a job with parameter servers."""
 
-    A *trainer* is the chief or a worker: the ranks that compute gradients together.  Trainers are numbered, the chief
-    first; the first rank of a trainer speaks with the servers.
-
-    Attributes
-    ----------
-    tasks : tuple of Task
-        By world rank.  The ranks of one worker have the same task.
-    trainers : tuple of tuples of int
-        By the number of the trainer: its world ranks.
-    source : str
-        Where the roles come from, for messages.
-    """
-
-    tasks: tuple[Task, ...]
-    trainers: tuple[tuple[int, ...], ...]
-    source: str = ""
+    tasks: tuple[Task, ...]  # by world rank.  The ranks of one worker have the same task
+    trainers: tuple[tuple[int, ...], ...]  # by the number of the trainer: its world ranks
+    source: str = ""  # where the roles come from, for messages
 
     @property
     def servers(self) -> tuple[int, ...]:
@@ -141,13 +128,7 @@ def choose(
 
 
 def deal(tasks: Sequence[Task], topology: Topology, ranks_per_worker: RanksPerWorker, source: str) -> Roles:
-    """Return the roles of ranks whose jobs are known: ranks that are workers are put together to larger ones.
-
-    Raises
-    ------
-    ValueError
-        There is no server or no worker, or the ranks of the workers cannot be dealt so.
-    """
+    """Return the roles of ranks whose jobs are known: ranks that are workers are put together to larger ones."""
     _check_ranks_per_worker(ranks_per_worker)
     jobs = Counter(task.type for task in tasks)
     size = len(tasks)
@@ -176,10 +157,7 @@ def deal(tasks: Sequence[Task], topology: Topology, ranks_per_worker: RanksPerWo
 
 
 def component_of_rank(topology: Topology, environ: Mapping[str, str]) -> list[int] | None:
-    """Return the component of a heterogeneous Slurm job that each rank runs in, by its host; None in any other job.
-
-    None as well where a host is in two of them.
-    """
+    """Return the component of a heterogeneous Slurm job that each rank runs in, by its host; None in any other job."""
     numbers = range(int(environ.get("SLURM_HET_SIZE", "") or 0))
     # PACK is what older Slurms say, and a newer one's srun that has made the job itself
     lists = [

@@ -49,11 +49,7 @@ class _Times(ctypes.Structure):
 
 @contextmanager
 def start_deadline(launcher: Launcher | None) -> Iterator[None]:
-    """Warn, and end this process, where the body waits too long for other ranks; Local.
-
-    Nothing is done under ``mpidist run``, which sees all ranks and names those that are missing, and where the C
-    library has no timers.
-    """
+    """Warn, and end this process, where the body waits too long for other ranks."""
     chosen = settings()
     if launcher is None or chosen.run_folder or not _has_timers():
         yield

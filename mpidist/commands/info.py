@@ -18,9 +18,9 @@ from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import AUTO, check_name
 from mpidist.commands.choice_page import page, table_page
-from mpidist.commands.cores import visible_cores
-from mpidist.commands.launcher import find_launcher
-from mpidist.commands.probe import GET_MPI, MpiFound, probe_mpi, without_launcher
+from mpidist.commands.launch.cores import visible_cores
+from mpidist.commands.launch.mpirun import find_mpirun
+from mpidist.commands.launch.probe import GET_MPI, MpiFound, probe_mpi, without_launcher
 from mpidist.errors import LaunchError, MpidistError
 from mpidist.options import Settings, settings
 from mpidist.transports import world
@@ -99,7 +99,7 @@ def mpi_rows(mpi: MpiFound) -> list[Row]:
     else:
         return rows + ([("MPI library", f"none, so one rank only: {GET_MPI} ({mpi.error})")] if mpi.mpi4py else [])
     try:
-        rows.append(("mpirun", find_launcher(mpi).title))
+        rows.append(("mpirun", find_mpirun(mpi).title))
     except LaunchError as error:
         rows.append(("mpirun", str(error)))
     return rows

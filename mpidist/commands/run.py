@@ -12,17 +12,23 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from mpidist.commands.command_line import CommandLine, command_line, other_python, program_command, tolerate_faults
-from mpidist.commands.cores import visible_cores
-from mpidist.commands.destinations import LogFiles, Terminal
-from mpidist.commands.failures import Failure
-from mpidist.commands.hosts import parse_hosts, ranks_on_fullest, read_hosts
-from mpidist.commands.launcher import Launcher, check_tolerates_faults, find_launcher
-from mpidist.commands.launcher_options import WORDS, check_launcher_args, instead_of, parse_variables, words_of
-from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
-from mpidist.commands.rank_deaths import RankDeath
-from mpidist.commands.short_traceback import shorten
-from mpidist.commands.supervisor import Ended, supervise
+from mpidist.commands.launch.command_line import (
+    CommandLine,
+    command_line,
+    other_python,
+    program_command,
+    tolerate_faults,
+)
+from mpidist.commands.launch.cores import visible_cores
+from mpidist.commands.launch.destinations import LogFiles, Terminal
+from mpidist.commands.launch.failures import FailedRank
+from mpidist.commands.launch.hosts import parse_hosts, ranks_on_fullest, read_hosts
+from mpidist.commands.launch.launcher_options import WORDS, check_launcher_args, instead_of, parse_variables, words_of
+from mpidist.commands.launch.mpirun import Mpirun, check_tolerates_faults, find_mpirun
+from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
+from mpidist.commands.launch.rank_deaths import RankDeath
+from mpidist.commands.launch.short_traceback import shorten
+from mpidist.commands.launch.supervisor import Ended, supervise
 from mpidist.errors import LaunchError
 from mpidist.options import settings
 
@@ -112,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         arguments.fault_tolerant = settings().fault_tolerant or arguments.fault_tolerant
         command = program_command(program, arguments.module)
         mpi = probe_mpi()
-        launcher = find_launcher(mpi)
+        launcher = find_mpirun(mpi)
         if arguments.fault_tolerant:
             check_tolerates_faults(launcher)
         # Open MPI's launcher gives its ranks a terminal, wanted or not; for others there is none to be had
@@ -156,7 +162,7 @@ def _check_program(program: str) -> None:
         raise LaunchError(f"there is no program {program!r} here or on PATH; a Python file's name ends in .py")
 
 
-def _complete(mpi: MpiFound, launcher: Launcher, arguments: argparse.Namespace, terminal: bool) -> CommandLine:
+def _complete(mpi: MpiFound, launcher: Mpirun, arguments: argparse.Namespace, terminal: bool) -> CommandLine:
     """Return the launcher's command line; LaunchError where it cannot be told what is asked for."""
     own, ranks = shlex.split(arguments.launcher_args), arguments.ranks
     check_launcher_args(own)
@@ -196,7 +202,7 @@ def _print_line(line: CommandLine, command: Sequence[str]) -> int:
 
 
 def _tell(
-    mpi: MpiFound, launcher: Launcher, line: CommandLine, program: Sequence[str], arguments: argparse.Namespace
+    mpi: MpiFound, launcher: Mpirun, line: CommandLine, program: Sequence[str], arguments: argparse.Namespace
 ) -> None:
     """Say what was added to the command line, and why, unless nobody wants to know."""
     reasons = [f"{launcher.title}, which belongs to mpi4py's {mpi.title}", *line.reasons]
@@ -234,18 +240,18 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
     return ended.status
 
 
-def render(failure: Failure, death: RankDeath | None = None, is_again: bool = True) -> str:
+def render(failure: FailedRank, death: RankDeath | None = None, is_again: bool = True) -> str:
     """Return the text that tells a failure (again) after everything else; `death` is what has been told before it."""
     lines = [line for line in failure.lines if not (failure.framed and line.startswith("mpidist: "))]
     text = "\n".join(shorten(lines)).rstrip()
     return f"\nmpidist run: {_heading(failure, death)}; its traceback{' again' if is_again else ''}:\n{text}"
 
 
-def _heading(failure: Failure, death: RankDeath | None) -> str:
+def _heading(failure: FailedRank, death: RankDeath | None) -> str:
     """Return which rank is to blame, and what the one that printed the failure has to do with it."""
     who = "a rank" if failure.rank is None else f"rank {failure.rank}"
-    about = failure.about()
-    if about is not None:
-        did = {"left": "left early", "died": "died", "failed": "failed first"}[about.did]
-        return f"{who} reported it" if death is not None else f"rank {about.rank} {did}; {who} reported it"
+    cause = failure.cause()
+    if cause is not None:
+        did = {"left": "left early", "died": "died", "failed": "failed first"}[cause.did]
+        return f"{who} reported it" if death is not None else f"rank {cause.rank} {did}; {who} reported it"
     return f"{who} failed first" if death is None else f"{who} has said this"

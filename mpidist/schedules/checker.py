@@ -21,21 +21,11 @@ class ScheduleError(MpidistError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a schedule after `check`.
+    """What is known of a schedule after `check`."""
 
-    Attributes
-    ----------
-    rounds : int
-        How many rounds there are, repetitions counted.
-    chunks_sent : tuple of int
-        By rank: how many chunks it sends in all.
-    same_bits : bool
-        Whether all ranks that hold a sum of a chunk have added it up in the same tree, up to the order of the two
-        operands.  An algorithm without this is not eligible for automatic selection: see `selection.AUTOMATIC`.
-    """
-
-    rounds: int
-    chunks_sent: tuple[int, ...]
+    rounds: int  # how many rounds there are, repetitions counted
+    chunks_sent: tuple[int, ...]  # by rank: how many chunks it sends in all
+    # whether all ranks have added each sum in the same tree, without which AUTO must not choose the algorithm
     same_bits: bool
 
 

@@ -14,28 +14,14 @@ from mpidist.schedules.table import ALGORITHMS, BETWEEN_NODES, hierarchical
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one schedule takes.
-
-    Attributes
-    ----------
-    algorithm : str
-    rounds : int
-    seconds : float
-        When the last rank is done.
-    bytes_per_rank : float
-        Sent by the rank that sends most.
-    bytes_per_link : float
-        Over the link of the node that sends or receives most.
-    extrapolated_rounds : int
-        How many rounds were not played but continued at the mean pace; 0 without jitter.
-    """
+    """What one schedule takes."""
 
     algorithm: str
     rounds: int
-    seconds: float
-    bytes_per_rank: float
-    bytes_per_link: float
-    extrapolated_rounds: int = 0
+    seconds: float  # when the last rank is done
+    bytes_per_rank: float  # sent by the rank that sends most
+    bytes_per_link: float  # over the link of the node that sends or receives most
+    extrapolated_rounds: int = 0  # how many rounds were not played but continued at the mean pace; 0 without jitter
 
 
 def candidates(collective: str, topology: Topology) -> list[Schedule]:
@@ -54,19 +40,7 @@ def compare(
     jitter: float | None = None,
     seed: int = 0,
 ) -> list[Outcome]:
-    """Return what each schedule takes, the fastest first (Local).
-
-    Parameters
-    ----------
-    nbytes : float
-        Length of the whole buffer in bytes.
-    model : CostModel
-    topology : Topology
-    schedules : sequence of Schedule, optional
-        By default all all-reduces there are for these ranks.
-    jitter, seed
-        As for `simulate`.
-    """
+    """Return what each schedule takes, the fastest first (Local)."""
     schedules = candidates("all_reduce", topology) if schedules is None else schedules
     outcomes = [_outcome(schedule, nbytes, model, topology, jitter, seed) for schedule in schedules]
     return sorted(outcomes, key=lambda outcome: outcome.seconds)

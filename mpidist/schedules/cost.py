@@ -165,22 +165,12 @@ class CostModel:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What goes over the wire.
+    """What goes over the wire."""
 
-    Attributes
-    ----------
-    rounds : int
-        Repetitions counted.
-    bytes_sent : array of float, shape (size,)
-        By rank.
-    bytes_leaving, bytes_entering : array of float, shape (nodes,)
-        By node: what its ranks send to other nodes, and receive from them.
-    """
-
-    rounds: int
-    bytes_sent: Any
-    bytes_leaving: Any
-    bytes_entering: Any
+    rounds: int  # repetitions counted
+    bytes_sent: Any  # by rank
+    bytes_leaving: Any  # by node: what its ranks send to other nodes, and receive from them
+    bytes_entering: Any  # by node: what its ranks send to other nodes, and receive from them
 
 
 def cost(
@@ -216,10 +206,7 @@ def priced(
 
 
 def traffic(schedule: Schedule, size: int, nbytes: float, root: int = 0, topology: Topology | None = None) -> Traffic:
-    """Return the number of rounds, and how many bytes each rank and each node sends in them (Local).
-
-    Parameters as for `cost`.
-    """
+    """Return the number of rounds, and how many bytes each rank and each node sends in them (Local)."""
     node_of = _nodes(size, topology)
     rounds, chunks_sent = 0, numpy.zeros(size)
     leaving, entering = numpy.zeros(node_of.max() + 1), numpy.zeros(node_of.max() + 1)

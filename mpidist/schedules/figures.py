@@ -19,32 +19,17 @@ from mpidist.schedules.rounds import Schedule
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured.
+    """What was measured."""
 
-    Attributes
-    ----------
-    model : CostModel
-        Latency, bandwidth and reduction cost inside a node and between nodes.
-    points : mapping of str to tuple of (bytes, seconds)
-        By algorithm: all-reduces of ascending sizes, as the slowest rank saw them.  Those that fall far behind are not
-        measured at long sizes.
-    segments : mapping of int to tuple of (bytes, seconds)
-        By size of segments in bytes: long all-reduces through the memory of one node.
-    segment_bytes : int or None
-        The size that is clearly quicker than the default, by which `points` were measured then; None for the default.
-    """
-
-    model: CostModel
+    model: CostModel  # latency, bandwidth and reduction cost inside a node and between nodes
+    # by algorithm: all-reduces of ascending sizes, as the slowest rank saw them; slow ones end at shorter sizes
     points: Mapping[str, Points]
+    # by size of segments in bytes: long all-reduces through the memory of one node
     segments: Mapping[int, Points] = field(default_factory=dict)
-    segment_bytes: int | None = None
+    segment_bytes: int | None = None  # the size that is clearly quicker than the default, if one is
 
     def seconds(self, name: str, nbytes: float, topology: Topology, schedule: Schedule | None = None) -> float | None:
-        """Return what an all-reduce of `nbytes` takes by algorithm `name`; None where nothing tells (Local).
-
-        Between measured sizes, logarithms are interpolated; beyond them, seconds grow with the bytes.  What was not
-        measured is priced by the model, if it has a `schedule`.
-        """
+        """Return what an all-reduce of `nbytes` takes by algorithm `name`; None where nothing tells (Local)."""
         points = self.points.get(name, ())
         if points:
             return _interpolated(points, nbytes)
@@ -63,13 +48,7 @@ class Figures:
 
     @classmethod
     def from_json(cls, found: Any) -> Figures:
-        """Return the figures that `to_json` gave (Local).
-
-        Raises
-        ------
-        ValueError
-            It is something else; says what.
-        """
+        """Return the figures that `to_json` gave (Local)."""
         try:
             model = found["model"]
             levels = {side: _level(model[side]) for side in ("intra", "inter")}

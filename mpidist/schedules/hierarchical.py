@@ -24,15 +24,7 @@ from mpidist.schedules.rounds import NOBODY, Index, Round, Schedule, choose, rel
 
 
 def compose(topology: Topology, scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule:
-    """Return the all-reduce that runs `scatter` inside the nodes, `across` between them, and `gather` inside again.
-
-    Parameters
-    ----------
-    topology : Topology
-        Which rank is on which node.  The schedule is for exactly these ranks.
-    scatter, across, gather : Schedule
-        A reduce-scatter and an all-gather that cut their buffer into one chunk a rank, and any all-reduce.
-    """
+    """Return the all-reduce that runs `scatter` inside the nodes, `across` between them, and `gather` inside again."""
     levels = _Levels(topology, scatter, across, gather)
     return Schedule(f"hierarchical_{across.name}", "all_reduce", chunks=levels.chunks, rounds=levels.rounds)
 

@@ -13,23 +13,12 @@ from mpidist.schedules.cost import Level
 
 @dataclass(frozen=True)
 class Network:
-    """One kind of link.
-
-    Attributes
-    ----------
-    name : str
-    bytes_per_second : float
-        In one direction.
-    alpha : float or None
-        Seconds a message; None where no source gives it.
-    source : str
-        Where the figures are published.
-    """
+    """One kind of link."""
 
     name: str
-    bytes_per_second: float
-    alpha: float | None
-    source: str
+    bytes_per_second: float  # in one direction
+    alpha: float | None  # seconds a message; None where no source gives it
+    source: str  # where the figures are published
 
     def level(self, alpha: float | None = None, beta: float | None = None, gamma: float = 0.0) -> Level:
         """Return the level of the cost model with this network's figures, and those given in place of its own (Local).

@@ -33,23 +33,12 @@ _CLOCK_ROUNDING = 4 * numpy.finfo(float).eps
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """When everybody was done.
+    """When everybody was done."""
 
-    Attributes
-    ----------
-    seconds : float
-        When the last rank was done.
-    finish_seconds : array of float, shape (size,)
-        When each rank was done.
-    rounds : int
-        Repetitions counted.
-    extrapolated_rounds : int
-        How many of them were not worked out but continued at the mean pace; 0 without jitter.
-    """
-
-    seconds: float
-    finish_seconds: Any
-    rounds: int
+    seconds: float  # when the last rank was done
+    finish_seconds: Any  # when each rank was done
+    rounds: int  # repetitions counted
+    # how many of them were not worked out but continued at the mean pace; 0 without jitter
     extrapolated_rounds: int = 0
 
 

@@ -35,13 +35,7 @@ def names(collective: str) -> tuple[str, ...]:
 
 
 def algorithm(collective: str, name: str) -> Schedule:
-    """Return the schedule of an algorithm (Local).
-
-    Raises
-    ------
-    ValueError
-        There is none of that name; the message lists those there are.
-    """
+    """Return the schedule of an algorithm (Local)."""
     try:
         return ALGORITHMS[collective, name]
     except KeyError:

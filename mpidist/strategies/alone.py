@@ -16,13 +16,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class LoneExtended(StrategyExtended):
-    """Gives back what is to be reduced; warns once when there are other ranks, which it leaves out.
-
-    Attributes
-    ----------
-    title : str
-        What the warning calls the strategy.
-    """
+    """Gives back what is to be reduced; warns once when there are other ranks, which it leaves out."""
 
     title = ""
 
@@ -31,10 +25,7 @@ class LoneExtended(StrategyExtended):
 
 
 def warn_of_other_ranks(name: str) -> None:
-    """Warn once, on rank 0, when a strategy of one replica is asked to reduce in a world of several ranks.
-
-    Collective at the first call where a launcher started this process (it may start MPI); local otherwise.
-    """
+    """Warn once, on rank 0, when a strategy of one replica is asked to reduce in a world of several ranks."""
     world = transports.world()
     if world.topology.size == 1 or world.transport.rank != 0 or not _warned.acquire(blocking=False):
         return

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.context import T
-from mpidist.cross_device_ops import component, dense_component, parse_reduce_op
 from mpidist.options import ReduceOp
 from mpidist.strategies import reduction
-from mpidist.strategies.extended import MirroredExtended, StrategyExtended
+from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
 from mpidist.strategies.keras_guard import guarded_keras
+from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.strategies.run_options import RunOptions
+from mpidist.variables.components import component, dense_component
 
 if TYPE_CHECKING:
     import numpy
@@ -141,7 +142,7 @@ class Strategy(InputMethods):
             On all ranks, when shapes or dtypes differ between them.
         """
         context.require_cross_replica(self)
-        reduce_op = parse_reduce_op(reduce_op)
+        reduce_op = ReduceOp.parse(reduce_op)
         if axis is None:
             return self._reduce_over_replicas(reduce_op, value)
         array = dense_component(value, "reduce over an axis")

@@ -13,8 +13,7 @@ from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.options import VariableSynchronization
 from mpidist.strategies.base import MirroredExtended, Strategy
-from mpidist.strategies.one_node import devices_of_ranks, require_one_node
-from mpidist.strategies.visibility import warn_of_invisible
+from mpidist.strategies.devices_of_ranks import devices_of_ranks, require_one_node, warn_of_invisible
 from mpidist.variables import AggregatingVariable, DistributedVariable, OneCopy
 from mpidist.world import world_communicator
 
@@ -70,18 +69,7 @@ class CentralStorageStrategy(Strategy):
 
 
 class CentralStorageExtended(MirroredExtended):
-    """Replicas that share one copy of each variable.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    communicator : Communicator
-        Of ranks of one node.
-    device_names : sequence of str
-        The ranks' devices.
-    parameter_device : str
-        Where variables are.
-    """
+    """Replicas that share one copy of each variable."""
 
     is_one_worker = True
 
@@ -101,10 +89,7 @@ class CentralStorageExtended(MirroredExtended):
         return (self._parameter_device,)
 
     def new_variable(self, storage: Any, **attributes: Any) -> DistributedVariable:
-        """Return a variable that begins with the chief's `storage`: one for all ranks, unless copies may differ.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return a variable that begins with the chief's `storage`: one for all ranks, unless copies may differ."""
         one_copy = self._one_copy
         if one_copy is None or attributes["synchronization"] is VariableSynchronization.ON_READ:
             return super().new_variable(storage, **attributes)
@@ -124,13 +109,7 @@ class CentralStorageExtended(MirroredExtended):
 
 
 def _parameter_device(asked: str | Device | None, compute_devices: Sequence[Device]) -> Device:
-    """Return where variables are.
-
-    Raises
-    ------
-    ValueError
-        Not all ranks can see what lies there.
-    """
+    """Return where variables are."""
     only = compute_devices[0] if len(compute_devices) == 1 else None
     if asked is None:
         return only or Device("CPU", 0)

@@ -1,24 +1,19 @@
-"""`StrategyExtended`: what library code asks of a strategy; and `MirroredExtended`, for replicas on several ranks."""
+"""`StrategyExtended`: what library code asks of a strategy; here of one replica."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 
 from mpidist import context, transports
-from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
-from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.gradient_buffers import GradientBuffers
-from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
-from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
-from mpidist.errors import RemoteReplicaError
-from mpidist.input.agreement import Agreement, described
+from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fed, fetch_to
 from mpidist.input.feeds import FunctionFeed
@@ -27,13 +22,10 @@ from mpidist.input.options import InputOptions
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.runtime.trace import STEP
 from mpidist.strategies.reduction import like_given
 from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.variables import DistributedVariable, IndexedSlices
-
-if TYPE_CHECKING:
-    from mpidist.strategies.base import Strategy
+from mpidist.variables.components import component
 
 
 class StrategyExtended:
@@ -68,8 +60,10 @@ class StrategyExtended:
     is_for_training = True
     #: Whether the chief has a coordinator, which calls functions on the workers.
     has_coordinator = False
+    #: Counts the collective calls of this rank: a control channel, where there are any.
+    _control: Any = SimpleNamespace(call=0)
 
-    def __init__(self, strategy: Strategy, device_name: str) -> None:
+    def __init__(self, strategy: Any, device_name: str) -> None:
         if self.is_for_training:
             _check_tasks()
         self._strategy = strategy
@@ -86,7 +80,7 @@ class StrategyExtended:
         self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> T:
         """Call `fn` in this rank's replica context and return what it returns.  Local; `fn` may call collectives."""
-        begun_at, told_outside, self._told = self._calls, self._told, None
+        begun_at, told_outside, self._told = self._control.call, self._told, None
         try:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
@@ -94,27 +88,15 @@ class StrategyExtended:
             result = context.call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
             is_known = self._tell(error, begun_at)
-            # Not for longer than the run outside, and no older one: an error keeps all that the step had.
+            # only while a run outside lasts: an error keeps all that the step had
             self._told = error if is_known and context.is_inside_replica() else None
             told_outside = None
             raise
         self._told = told_outside
         return result
 
-    @property
-    def _calls(self) -> int:
-        """How many collective calls this rank has begun."""
-        return 0
-
     def _tell(self, error: BaseException, begun_at: int) -> bool:
-        """Tell the other ranks that this one's replica has raised an error; return whether they know of it.  Local.
-
-        Parameters
-        ----------
-        error : BaseException
-        begun_at : int
-            How many collective calls this rank had begun before the run.
-        """
+        """Tell the other ranks of an error in a run begun after that many calls; return whether they know of it."""
         return False
 
     @property
@@ -208,15 +190,7 @@ class StrategyExtended:
         return None
 
     def pull(self, own_first: bool = True) -> None:
-        """Have the next reading of variables that others hold give what they have then; nothing to do elsewhere.
-
-        Local; collective among the ranks of a worker of `ParameterServerStrategy`.
-
-        Parameters
-        ----------
-        own_first : bool
-            Wait until the gradients that this worker has sent are applied.
-        """
+        """Have the next reading give what servers have then; `own_first`, with this worker's gradients.  Local."""
 
     def adopt_optimizer(self, optimizer: Optimizer) -> None:
         """Take note of an optimizer that was made in this strategy's scope.  Local."""
@@ -262,14 +236,8 @@ class StrategyExtended:
     def reduce_again(
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
     ) -> list[Any] | None:
-        """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
+        """Reduce a list like the last one; return None, with nothing done, for another list.  Collective."""
         return None
-
-    def reduce_plain(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
-    ) -> list[Any]:
-        """Return NumPy arrays, at least one, reduced over all replicas.  Collective."""
-        return self.reduce_arrays(reduce_op, values, options)
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
@@ -294,14 +262,10 @@ class StrategyExtended:
         return tensor
 
     def _before_collective(self) -> None:
-        """Be called before this strategy of one replica gives back what was to be reduced.  Local."""
+        """Take note that one replica is about to reduce nothing.  Local."""
 
     def reduce_to(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any,
-        destinations: Any,
-        options: CommunicationOptions | None = None,
+        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
     ) -> Any:
         """Reduce a value over all replicas; every rank gets the result, whatever the `destinations`.  Collective."""
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
@@ -326,7 +290,7 @@ class StrategyExtended:
             return []
         values, destinations = zip(*value_destination_pairs, strict=True)
         arrays = [component(value) for value in values]
-        results = self.reduce_arrays(parse_reduce_op(reduce_op), arrays, options, destinations)
+        results = self.reduce_arrays(ReduceOp.parse(reduce_op), arrays, options, destinations)
         return [like_given(*pair) for pair in zip(results, values, strict=True)]
 
     # -- input --------------------------------------------------------------------------------------------------------
@@ -429,211 +393,3 @@ def _check_tasks() -> None:
     whole = transports.joined() if tasks > 1 else None  # a world that the user gave is the user's to know
     if whole is not None:
         check_all_joined(tasks, whole.topology.size)
-
-
-class MirroredExtended(StrategyExtended):
-    """Replicas on the ranks of a communicator, one each.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    communicator : Communicator
-    device_name : str
-    worker_devices : tuple of str
-    cross_device_ops : CrossDeviceOps
-    options : CommunicationOptions, optional
-        Those of every call; a call's own are put over them.
-    """
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        communicator: Communicator,
-        device_name: str,
-        worker_devices: tuple[str, ...],
-        cross_device_ops: CrossDeviceOps,
-        options: CommunicationOptions | None = None,
-    ) -> None:
-        super().__init__(strategy, device_name)
-        if not isinstance(cross_device_ops, CrossDeviceOps):
-            raise ValueError(f"cross_device_ops must be a CrossDeviceOps, got {cross_device_ops!r}")
-        cross_device_ops.bind(communicator, worker_devices)
-        self.num_replicas = communicator.size
-        self.replica_id = communicator.rank
-        self.communicator = communicator
-        self.cross_device_ops = cross_device_ops
-        self._worker_devices = worker_devices
-        self._options = CommunicationOptions() if options is None else options
-        if communicator.trace is not None:  # without a trace, nothing of it is in the way
-            traced = communicator.trace.wrapped(STEP, self.call_for_each_replica)
-            self.call_for_each_replica = traced  # type: ignore[method-assign]
-        cross_device_ops.options = self._options
-        # The quickest way for a short array is that of the communicator, where nobody has chosen another.
-        # Who overrides `reduce_arrays` wants every gradient to pass through it.
-        self._is_plain = type(self).reduce_arrays is MirroredExtended.reduce_arrays
-
-    def reduce_arrays(
-        self,
-        reduce_op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None = None,
-        destinations: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        """Return arrays reduced over all replicas, in one fused call.  Collective."""
-        # These are arrays, and the operation is parsed: nothing is left of the checks of the public methods.
-        ops, options = self.cross_device_ops, self._options.merge(options)
-        if IndexedSlices in map(type, values):
-            return self._reduce_with_rows(reduce_op, values, options, destinations)
-        return ops.reduce_list(reduce_op, values, destinations, options) if values else []
-
-    def reduce_again(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
-    ) -> list[Any] | None:
-        """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
-        if not self._is_plain:
-            return None
-        options = self._options if options is None else self._options.merge(options)
-        return self.cross_device_ops.reduce_again(reduce_op, values, options)
-
-    def reduce_plain(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
-    ) -> list[Any]:
-        """Return NumPy arrays, at least one, reduced over all replicas.  Collective."""
-        if not self._is_plain:
-            return self.reduce_arrays(reduce_op, values, options)
-        return self.cross_device_ops.reduce_list(reduce_op, values, None, self._options.merge(options))
-
-    def fused_update(self) -> FusedUpdate | None:
-        """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
-        return self.cross_device_ops.fused_update(self._options) if self._is_plain else None
-
-    def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
-        results = self.reduce_again(reduce_op, [value], options)
-        return (self.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
-
-    def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
-        communicator = self.communicator
-        on_host = not any(is_device(variable.live) for variable in variables)
-        if communicator.segments is None or communicator.size == 1 or not on_host or not variables:
-            return super()._make_gradient_buffers(variables)
-        signatures = [(variable.name, variable.dtype, variable.shape) for variable in variables]
-        communicator.check(communicator.call("gradient_buffers", signatures), self._options.timeout_seconds)
-        return GradientBuffers(communicator, signatures, self._options.timeout_seconds).hand_out()
-
-    def _reduce_with_rows(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions, destinations: Sequence[Any] | None
-    ) -> list[Any]:
-        """Return arrays and rows reduced over all replicas: the arrays in one fused call, then each set of rows."""
-        results = list(values)
-        dense = [index for index, value in enumerate(values) if not isinstance(value, IndexedSlices)]
-        wanted = None if destinations is None else [destinations[index] for index in dense]
-        reduced = self.reduce_arrays(reduce_op, [values[index] for index in dense], options, wanted)
-        for index, value in zip(dense, reduced, strict=True):
-            results[index] = value
-        for index in sorted({*range(len(values))} - {*dense}):
-            results[index] = self.cross_device_ops.reduce_rows(reduce_op, values[index], options)
-        return results
-
-    def gather_rows(self, rows: IndexedSlices) -> IndexedSlices:
-        """Return the rows of all replicas, one after another in replica order.  Collective."""
-        return self.cross_device_ops.gather_rows(rows, self._options)
-
-    def begin_merge_call(self) -> None:
-        """Return when all replicas have come to this `merge_call`.
-
-        Collective.
-
-        Raises
-        ------
-        MergeCallError
-            On all ranks: some replicas called something else.
-        """
-        self.communicator.barrier(MERGE_CALL, self._options.timeout_seconds)
-
-    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
-        """Return the arrays of all replicas joined along `axis`.  Collective."""
-        return self.cross_device_ops._gather(value, value, axis, self._options.merge(options))
-
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Return replica 0's `tensor` on every rank.  Collective."""
-        return self.cross_device_ops.broadcast(tensor, destinations)
-
-    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
-        """Return this replica's parts of the global batches.
-
-        Collective: every rank calls it in the same order, with the same data set, which is compared.
-
-        Raises
-        ------
-        TypeError, ValueError
-            It cannot be iterated, has no batches, or cannot be dealt by file.
-        CollectiveMismatchError
-            On all ranks: their data sets differ; says in what.
-        """
-        agreement = self._agreement()
-        agreement.compare("experimental_distribute_dataset", described(dataset))
-        return distributed(
-            as_dataset(dataset),
-            self.replica_id,
-            self.num_replicas,
-            agreement,
-            self.is_one_worker,
-            options,
-            fetch_to(self.device_name),
-        )
-
-    def distribute_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> DistributedDataset:
-        """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
-        return self._distribute_own(dataset_fn, options, self._agreement())
-
-    def _agreement(self) -> Agreement:
-        return Agreement(self.communicator, self._options.timeout_seconds)
-
-    def share_initial_value(self, variable: DistributedVariable) -> None:
-        """Give every copy of a new variable the chief's value.
-
-        Collective.  The check goes first: it names the variable, which a broadcast would not.
-        """
-        communicator = self.communicator
-        call = communicator.call("Variable", [(variable.name, variable.dtype, variable.shape)])
-        communicator.check(call, self._options.timeout_seconds)
-        communicator.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
-
-    @property
-    def _calls(self) -> int:
-        """How many collective calls this rank has begun."""
-        return self.communicator.control.call
-
-    def _tell(self, error: BaseException, begun_at: int) -> bool:
-        """Let the other ranks get a RemoteReplicaError in their next collective, unless they know of the error.
-
-        They know of one that a run inside this one has told, of their own, and of what was made of either in this run.
-        """
-        if isinstance(error, SystemExit) or getattr(error, "on_all_ranks", False):
-            return False  # when SystemExit is raised the rank leaves, which its exit hook says
-        is_known = isinstance(error, RemoteReplicaError) or any(
-            each is self._told or (isinstance(each, RemoteReplicaError) and each.call > begun_at)
-            for each in _origins(error)
-        )
-        if not is_known:
-            self.communicator.miss(error)
-        return True
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The devices of the replicas that this strategy knows by name."""
-        return self._worker_devices
-
-
-def _origins(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, what it was made of, and in whose handling it was raised."""
-    seen, left = set(), [error]
-    while left:
-        each = left.pop()
-        if id(each) not in seen:  # not by ==, which an error may define
-            seen.add(id(each))
-            yield each
-            left += [before for before in (each.__cause__, each.__context__) if before is not None]

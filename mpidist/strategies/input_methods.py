@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist import context
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset
 from mpidist.input.from_function import InputContext, ValueContext
 from mpidist.input.options import InputOptions
-
-if TYPE_CHECKING:
-    from mpidist.strategies.extended import StrategyExtended
+from mpidist.strategies.extended import StrategyExtended
 
 
 class InputMethods:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from mpidist.cluster.devices import Device
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
 from mpidist.strategies.base import MirroredExtended, Strategy
-from mpidist.strategies.one_node import devices_of_ranks, require_one_node
-from mpidist.strategies.visibility import warn_of_invisible
+from mpidist.strategies.devices_of_ranks import devices_of_ranks, require_one_node, warn_of_invisible
 from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")

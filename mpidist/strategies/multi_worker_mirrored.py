@@ -6,14 +6,13 @@ import logging
 from typing import Any
 
 from mpidist.cluster import roles
-from mpidist.cluster.devices import Device, device_of_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.mpi import MPIClusterResolver
 from mpidist.collectives.communicator import Communicator
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps, NcclAllReduce
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategies.base import MirroredExtended, Strategy
-from mpidist.strategies.visibility import gpu_count
+from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.world import world_communicator
 
 _log = logging.getLogger("mpidist")
@@ -111,9 +110,7 @@ def _check_cluster(resolver: ClusterResolver, communicator: Communicator) -> Non
 
 def _device_name(resolver: ClusterResolver, communicator: Communicator) -> str:
     """Return this rank's device as a device of its task; a task without GPUs has one CPU, number 0."""
-    topology, rank = communicator.topology, communicator.rank
-    device = device_of_rank(topology.local_rank_of[rank], topology.local_size_of[rank], gpu_count=gpu_count())
-    device = Device("CPU", 0) if device.kind == "CPU" else device
+    device = device_on_node(communicator.topology, communicator.rank)
     if communicator.size == 1 or resolver.task_type is None:
         return device.name
     return device.name_in(resolver.task_type, resolver.task_id or 0)

@@ -6,7 +6,7 @@ from mpidist import transports
 from mpidist.cluster.devices import Device, parse_device
 from mpidist.strategies.alone import LoneExtended
 from mpidist.strategies.base import Strategy
-from mpidist.strategies.visibility import warn_of_invisible
+from mpidist.strategies.devices_of_ranks import warn_of_invisible
 
 
 class OneDeviceStrategy(Strategy):

@@ -17,7 +17,7 @@ from mpidist import transports
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.server_roles import RanksPerWorker, Roles
-from mpidist.cluster.spec import ClusterSpec
+from mpidist.collectives.communicator import Communicator
 from mpidist.errors import PeerLostError
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.client import Client
@@ -104,28 +104,20 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         _check_arguments(cluster_resolver, variable_partitioner, consistency, placement, on_server_failure)
         _check_push_dtype(push_dtype)
-        whole = transports.world()
+        self._whole = transports.world()  # whose control channel and exit hooks stay in force
         communicator = world_communicator()
-        self._roles = server_cluster.settle(cluster_resolver, communicator, num_ps, ranks_per_worker)
         self._rank = communicator.rank
-        self._whole = whole  # whose control channel and exit hooks stay in force
+        self._roles = server_cluster.settle(cluster_resolver, communicator, num_ps, ranks_per_worker)
         self._cluster_coordinator: Any = None
         self._on_server_failure = on_server_failure
-        task = self._roles.tasks[self._rank]
-        others_restore = on_server_failure == "restore" and task.type == "ps"  # a server does not know who coordinates
-        vital = (self._roles.trainers[0][0], *(() if others_restore else self._roles.servers))
-        whole.control.vital_ranks = frozenset(vital)  # a fault-tolerant job can do without the others
-        whole.control.duties = {rank: (f"ps {n}", _SERVER_LOST) for n, rank in enumerate(self._roles.servers)}
-        hosts = communicator.topology.hosts
-        spec = self._roles.cluster_spec(hosts) if cluster_resolver is None else cluster_resolver.cluster_spec()
-        self._cluster_resolver = cluster_resolver or SimpleClusterResolver(
-            spec, task_type=task.type, task_id=task.index, rpc_layer=""
-        )
+        self._name_vital_ranks()
+        self._cluster_resolver = cluster_resolver or self._described(communicator)
         if communicator.size > 1 and communicator.rank == 0:
-            print(self._roles.table(hosts), file=sys.stderr, flush=True)
+            print(self._roles.table(communicator.topology.hosts), file=sys.stderr, flush=True)
         number = self._roles.number_of(self._rank)
-        self._lines = open_connections(whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
-        own_world = _own_world(self._roles, whole, number)
+        self._lines = open_connections(self._whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
+        own_world = _own_world(self._roles, self._whole, number)
+        task = self._roles.tasks[self._rank]
         if task.type == "ps":
             clients = [self._lines[ranks[0]] for ranks in self._roles.trainers]
             Server(clients, task.index, consistency).serve()
@@ -136,7 +128,21 @@ class ParameterServerStrategy(Strategy):
         if self._lines and threading.current_thread() is threading.main_thread():
             atexit.register(self._leave)
         if number == 0 and self.extended.replica_id == 0:
-            self._log_start(spec)
+            self._log_start()
+
+    def _name_vital_ranks(self) -> None:
+        """Tell the control channel which ranks a fault-tolerant job cannot do without, and which are servers."""
+        servers, control = self._roles.servers, self._whole.control
+        # a server does not know whether there is a coordinator, which could restore the other servers
+        are_restored = self._on_server_failure == "restore" and self._rank in servers
+        control.vital_ranks = frozenset([self._roles.trainers[0][0], *(() if are_restored else servers)])
+        control.duties = {rank: (f"ps {number}", _SERVER_LOST) for number, rank in enumerate(servers)}
+
+    def _described(self, communicator: Communicator) -> ClusterResolver:
+        """Return a resolver of the roles that the ranks have dealt out."""
+        hosts, task = communicator.topology.hosts, self._roles.tasks[self._rank]
+        spec = self._roles.cluster_spec(hosts)
+        return SimpleClusterResolver(spec, task_type=task.type, task_id=task.index, rpc_layer="")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a reference: it is the same strategy in any process of the job."""
@@ -176,9 +182,10 @@ class ParameterServerStrategy(Strategy):
         client = GroupClient(group, client if self._lines else None, number == 0)
         return client, GroupExtended(self, rules, number, group)
 
-    def _log_start(self, spec: ClusterSpec) -> None:
+    def _log_start(self) -> None:
         _log.info(
-            "`tf.distribute.experimental.ParameterServerStrategy` is initialized with cluster_spec: %r", spec.as_dict()
+            "`tf.distribute.experimental.ParameterServerStrategy` is initialized with cluster_spec: %r",
+            self.cluster_resolver.cluster_spec().as_dict(),
         )
         _log.info(
             "ParameterServerStrategy (CentralStorageStrategy if you are using a single machine) with "

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
 from mpidist import context, errors
 from mpidist.arrays import as_host, is_device
-from mpidist.cluster.devices import Device, device_of_rank
+from mpidist.cluster.devices import Device
+from mpidist.cluster.server_roles import Roles
 from mpidist.collectives.communicator import Communicator
 from mpidist.context import T
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
@@ -26,14 +27,15 @@ from mpidist.parameter_server.placement import Placement, shard_count, shard_off
 from mpidist.parameter_server.served_sums import ServedSums
 from mpidist.parameter_server.served_updates import ServedUpdates
 from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
-from mpidist.strategies.extended import MirroredExtended, StrategyExtended
-from mpidist.strategies.visibility import gpu_count
+from mpidist.strategies.devices_of_ranks import device_on_node
+from mpidist.strategies.extended import StrategyExtended
+from mpidist.strategies.mirrored_extended import MirroredExtended
+from mpidist.transports import World
 from mpidist.variables import DistributedVariable
 
 if TYPE_CHECKING:
     from mpidist.input.distributed import DistributedDataset
     from mpidist.input.options import InputOptions
-    from mpidist.strategies.parameter_server import ParameterServerStrategy
 
 #: A variable_partitioner, if any, and where variables go.
 Rules = tuple[Callable[..., Any] | None, Placement]
@@ -43,16 +45,19 @@ Rules = tuple[Callable[..., Any] | None, Placement]
 _WORD_BYTES = 1 << 12
 
 
+class ServedStrategy(Protocol):
+    """What `ServedExtended` reads of its strategy."""
+
+    _roles: Roles
+    _rank: int
+    _whole: World
+    _cluster_coordinator: Any
+
+
 class ServedExtended(StrategyExtended):
-    """The part that does not depend on how many ranks a worker is.  See `SingleExtended` and `GroupExtended`.
+    """The part for workers of any number of ranks; `number` counts the workers, the chief first."""
 
-    Attributes
-    ----------
-    number : int
-        Of this worker among those that train, the chief first.
-    """
-
-    _strategy: ParameterServerStrategy
+    _strategy: ServedStrategy
     number: int
     _rules: Rules
     _colocated: ServedVariable | None = None
@@ -93,35 +98,19 @@ class ServedExtended(StrategyExtended):
         return self.number == 0
 
     def pull(self, own_first: bool = True) -> None:
-        """Have the next reading give what servers have then.  Local; collective among the ranks of a worker.
-
-        Parameters
-        ----------
-        own_first : bool
-            Wait until the gradients that this worker has sent are applied.
-        """
+        """Have the next reading give what servers have then.  Local; collective among the ranks of a worker."""
         if own_first:
             self._client.flush()
         self._client.refresh()
 
     def by_first_worker(self, fn: Callable[[], str | None]) -> str | None:
-        """Call a function in the first worker, and return what it returns in all of them.
+        """Call a function in the first worker; return its short text, or raise its MpidistError, in all of them.
 
-        Collective where every worker runs the program; where only a chief does, nobody waits for it.  Word goes by way
-        of server 0, as a variable.
-
-        Parameters
-        ----------
-        fn : callable
-            Returns a short text, or None.
-
-        Raises
-        ------
-        MpidistError
-            What it raised, in all workers.
+        Collective where every worker runs the program; a chief with a coordinator calls it alone.
         """
         if self.has_coordinator:
             return fn()
+        # the word goes by way of server 0, as a variable
         spec = VariableSpec(
             (registry.WORDS + self._words, 0), f"word {self._words}", (_WORD_BYTES,), numpy.dtype("uint8")
         )
@@ -145,10 +134,7 @@ class ServedExtended(StrategyExtended):
     def call_for_each_replica(
         self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> T:
-        """Call `fn` in this rank's replica context, with what the servers have now, and return what it returns.
-
-        Local; collective among the ranks of a worker.
-        """
+        """Call `fn` in this rank's replica context, with the servers' values of now.  Collective in a worker."""
         context.require_cross_replica(self._strategy)
         self._client.refresh()
         return super().call_for_each_replica(fn, args, kwargs)
@@ -156,10 +142,7 @@ class ServedExtended(StrategyExtended):
     # -- variables ----------------------------------------------------------------------------------------------------
 
     def new_variable(self, storage: Any, **attributes: Any) -> DistributedVariable:
-        """Return a variable that lies on a server, or in shards on several, and begins with the chief's `storage`.
-
-        Workers other than the chief wait until the chief has made it.
-        """
+        """Return a variable on a server, or in shards on several; other workers wait until the chief has made it."""
         value = as_host(storage) if is_device(storage) else storage
         return self._new_variable(value, self._shards(value, attributes["name"]), attributes)
 
@@ -210,15 +193,7 @@ class ServedExtended(StrategyExtended):
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: DistributedVariable) -> Iterator[None]:
-        """Create variables on the server of another one, and never in shards.  Local.
-
-        Raises
-        ------
-        RuntimeError
-            Outside of this strategy's scope.
-        ValueError
-            The variable belongs to another strategy.
-        """
+        """Create variables on the server of another one, and never in shards.  Local; errors as elsewhere."""
         with super().colocate_vars_with(colocate_with_variable):
             assert isinstance(colocate_with_variable, ServedVariable)
             before, self._colocated = self._colocated, colocate_with_variable
@@ -230,18 +205,8 @@ class ServedExtended(StrategyExtended):
     # -- metrics ------------------------------------------------------------------------------------------------------
 
     def adopt_metric(self, metric: Any, number: int | None = None, variable: ServedVariable | None = None) -> None:
-        """Number a metric.  Where a chief has a coordinator, its sums are those of a server.  Local.
-
-        A metric that a scheduled function makes for itself is its worker's own.
-
-        Parameters
-        ----------
-        metric : Metric
-        number : int, optional
-            By default the next one.
-        variable : ServedVariable, optional
-            What has its sums, if another process has made it.
-        """
+        """Number a metric; under a coordinator a server has its sums, perhaps in another process's variable.  Local."""
+        # a metric that a scheduled function makes for itself is its worker's own
         if self._serves_metrics and not self.has_coordinator and number is None:
             return
         metrics = self._registry.metrics
@@ -252,17 +217,14 @@ class ServedExtended(StrategyExtended):
             metric.remote = ServedSums(self, metric, number, variable)
 
     def serve_metrics(self) -> None:
-        """Have servers keep the sums of all metrics from now on: a coordinator is about to be made.
-
-        Every rank calls it.  The sums begin with the chief's.
-        """
+        """Have servers keep the sums of all metrics from now on, as every rank does before a coordinator is made."""
         self._serves_metrics = True
         for number, metric in self._registry.metrics.items():
             metric.remote = ServedSums(self, metric, number)
             metric.remote.add()
 
     def new_sums(self, name: str, values: Any) -> ServedVariable:
-        """Return a variable for the sums of a metric, which is kept whole, and apart from the others of its server."""
+        """Return a variable for the sums of a metric, which is never cut into shards."""
         attributes = {
             "name": self.unique_name(name),
             "trainable": False,
@@ -296,15 +258,12 @@ class ServedExtended(StrategyExtended):
         """Return None: the servers update."""
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
-        return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
+        return StrategyExtended._make_gradient_buffers(self, variables)  # gradients go to the servers
 
     # -- input --------------------------------------------------------------------------------------------------------
 
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
-        """Return this replica's parts of the batches of a data set that each worker has for itself, all of it.
-
-        On a chief that has a coordinator, what only `create_per_worker_dataset` takes.
-        """
+        """Return this replica's parts of a worker's batches; on a coordinator's chief, for its workers alone."""
         if self.has_coordinator:
             return _ForWorkers(dataset)
         return super().distribute_dataset(dataset, options)
@@ -312,7 +271,7 @@ class ServedExtended(StrategyExtended):
     def distribute_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Return the batches of the data set that a function makes; each rank that trains is an input pipeline."""
+        """Return the batches of a function's data set; each rank that trains is an input pipeline."""
         trainers = self._strategy._roles.trainers
         before = sum(map(len, trainers[: self.number]))
         pipelines = sum(map(len, trainers))
@@ -326,27 +285,19 @@ class ServedExtended(StrategyExtended):
 class SingleExtended(ServedExtended):
     """For workers of one rank."""
 
-    def __init__(self, strategy: ParameterServerStrategy, rules: Rules, number: int) -> None:
-        super().__init__(strategy, _device_name(strategy, number))
+    def __init__(self, strategy: ServedStrategy, rules: Rules, number: int) -> None:
+        super().__init__(strategy, _device_name(strategy))
         self._rules = rules
         self.number = number
 
 
 class GroupExtended(ServedExtended, MirroredExtended):
-    """For workers of several ranks, which train in step with each other.
+    """For workers of several ranks, those of `communicator`, which train in step with each other."""
 
-    Parameters
-    ----------
-    communicator : Communicator
-        Of the ranks of this worker.
-    """
-
-    def __init__(
-        self, strategy: ParameterServerStrategy, rules: Rules, number: int, communicator: Communicator
-    ) -> None:
+    def __init__(self, strategy: ServedStrategy, rules: Rules, number: int, communicator: Communicator) -> None:
         self._rules = rules
         self.number = number
-        device = _device_name(strategy, number)
+        device = _device_name(strategy)
         MirroredExtended.__init__(self, strategy, communicator, device, (device,), AllReduceCrossDeviceOps())
 
 
@@ -379,10 +330,7 @@ def _encoded(kind: str, text: str | None) -> numpy.ndarray:
     return numpy.frombuffer(raw.ljust(_WORD_BYTES, b"\0"), numpy.uint8)
 
 
-def _device_name(strategy: ParameterServerStrategy, number: int) -> str:
+def _device_name(strategy: ServedStrategy) -> str:
     """Return this rank's device as a device of its task."""
-    topology, rank = strategy._whole.topology, strategy._rank
-    device = device_of_rank(topology.local_rank_of[rank], topology.local_size_of[rank], gpu_count=gpu_count())
-    device = Device("CPU", 0) if device.kind == "CPU" else device
-    task = strategy._roles.tasks[rank]
-    return device.name_in(task.type, task.index)
+    task = strategy._roles.tasks[strategy._rank]
+    return device_on_node(strategy._whole.topology, strategy._rank).name_in(task.type, task.index)

@@ -26,10 +26,7 @@ def normalized_axes(axis: Axis, dimensions: int) -> tuple[int, ...]:
 
 
 def local_sum(value: Any, axes: tuple[int, ...], for_mean: bool = False) -> Any:
-    """Return the sum over `axes`, in the dtype of `value`, or in float32 for 16-bit floats.
-
-    For a mean, integers are summed in 64 bits: their own would overflow where the mean does not.
-    """
+    """Return the sum over `axes`, in the dtype of `value`, or in float32 for 16-bit floats."""
     arrays.check_reducible(value.dtype, "sum")
     is_wide = for_mean and value.dtype.kind in "iu"
     dtype = f"{value.dtype.kind}8" if is_wide else arrays.wire_dtype(value.dtype)

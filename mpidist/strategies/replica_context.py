@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from mpidist import context, nest
 from mpidist.context import T
-from mpidist.cross_device_ops import component, dense_component, parse_reduce_op
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.reduction import like_given
+from mpidist.variables.components import component, dense_component
 
-if TYPE_CHECKING:
-    from mpidist.strategies.base import Strategy
-
-
-#: The kinds of arrays in a list of gradients, mostly.
+#: The types in most lists of gradients.
 _ARRAYS = {numpy.ndarray}
 
 
@@ -31,7 +27,7 @@ class ReplicaContext:
         This replica's number among all that train together, from 0.
     """
 
-    def __init__(self, strategy: Strategy, replica_id_in_sync_group: int) -> None:
+    def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = replica_id_in_sync_group
 
@@ -73,17 +69,19 @@ class ReplicaContext:
             On all replicas, when they passed different tensors; names ranks, tensor and both shapes.
         """
         context.require_replica(self)
-        reduce_op = parse_reduce_op(reduce_op)
+        if type(reduce_op) is not ReduceOp:
+            reduce_op = ReduceOp.parse(reduce_op)
+        extended = self.strategy.extended
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
-            return self.strategy.extended.reduce_array(reduce_op, value, options)
+            return extended.reduce_array(reduce_op, value, options)
         if type(value) is list and value and type(value[0]) is numpy.ndarray:  # and for the commonest
-            results = self.strategy.extended.reduce_again(reduce_op, value, options)
+            results = extended.reduce_again(reduce_op, value, options)
+            if results is None and set(map(type, value)) == _ARRAYS:
+                results = extended.reduce_arrays(reduce_op, value, options)
             if results is not None:
                 return results
-            if set(map(type, value)) == _ARRAYS:
-                return self.strategy.extended.reduce_plain(reduce_op, value, options)
         leaves = nest.flatten(value)
-        results = self.strategy.extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
+        results = extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
         pairs = zip(results, leaves, strict=True)
         return nest.pack(value, [like_given(result, leaf) for result, leaf in pairs])
 

@@ -19,29 +19,9 @@ from mpidist.options import settings
 
 
 def settle(
-    resolver: ClusterResolver | None,
-    communicator: Communicator,
-    num_ps: int | None,
-    ranks_per_worker: RanksPerWorker,
+    resolver: ClusterResolver | None, communicator: Communicator, num_ps: int | None, ranks_per_worker: RanksPerWorker
 ) -> Roles:
-    """Return who is who.
-
-    Collective: every rank calls it in the same order.
-
-    Parameters
-    ----------
-    resolver : ClusterResolver or None
-        None: MPIDIST_ROLES, else TF_CONFIG if it names servers, else the ranks and nodes there are.
-    communicator : Communicator
-        Of the world.
-    num_ps : int or None
-    ranks_per_worker : int or "node"
-
-    Raises
-    ------
-    ValueError
-        On all ranks: the cluster cannot train with servers, or is another one than the ranks that there are.
-    """
+    """Return who is who."""
     topology = communicator.topology
     text = settings().roles
     if resolver is None and not text and "ps" in _config_jobs():

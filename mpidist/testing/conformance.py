@@ -12,6 +12,7 @@ values are closed forms of rank and size.
 from __future__ import annotations
 
 import abc
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,6 +57,19 @@ class Ranks(abc.ABC):
             metafunc.parametrize("size", self.sizes)
 
 
+def on_every_rank(test: Callable[..., None]) -> Callable[..., None]:
+    """Return the test method that calls ``test(self, transport, ...)`` on each of `size` ranks, with its fixtures."""
+    own, _, *fixtures = inspect.signature(test).parameters.values()
+
+    def method(self: Ranks, size: int, **values: Any) -> None:
+        self.run(size, lambda transport: test(self, transport, **values))
+
+    method.__name__, method.__doc__ = test.__name__, test.__doc__
+    size = inspect.Parameter("size", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = inspect.Signature([own, size, *fixtures])  # type: ignore[attr-defined]
+    return method
+
+
 class LoopbackRanks(Ranks):
     """Ranks as threads, without buffering, so that code which relies on it hangs."""
 
@@ -89,51 +103,165 @@ class TransportTests(Ranks):
     #: Length in bytes of the message that is to be longer than any buffer on the way.
     large_bytes = 5 * (1 << 20) + 3
 
-    def test_zero_bytes_arrive_in_their_turn(self, size: int) -> None:
-        self.run(size, _zero_bytes)
+    @on_every_rank
+    def test_zero_bytes_arrive_in_their_turn(self, transport: Transport) -> None:
+        """An empty message between two others is a message: the third must not take its place."""
+        right, left = _neighbours(transport)
+        got = [np.zeros(1, "i8"), np.zeros(0, "i8"), np.zeros(1, "i8")]
+        receives = [transport.receive(array, left) for array in got]
+        sends = [
+            transport.send(array, right) for array in (np.full(1, 7, "i8"), np.zeros(0, "i8"), np.full(1, 8, "i8"))
+        ]
+        transport.wait(receives + sends, watch_of(transport))
+        assert (int(got[0][0]), int(got[2][0])) == (7, 8)
 
-    def test_a_rank_sends_to_itself(self, size: int) -> None:
-        self.run(size, _self_send)
+    @on_every_rank
+    def test_a_rank_sends_to_itself(self, transport: Transport) -> None:
+        sent, got = np.arange(10.0) + transport.rank, np.zeros(10)
+        transport.wait(
+            [transport.receive(got, transport.rank), transport.send(sent, transport.rank)], watch_of(transport)
+        )
+        np.testing.assert_array_equal(got, np.arange(10.0) + transport.rank)
 
-    def test_both_directions_at_once(self, size: int) -> None:
-        self.run(size, lambda transport: _both_directions(transport, self.large_bytes))
+    @on_every_rank
+    def test_both_directions_at_once(self, transport: Transport) -> None:
+        """All ranks send a long message to the right at once; with blocking sends nobody would receive."""
+        right, left = _neighbours(transport)
+        sent, got = _pattern(self.large_bytes, transport.rank), np.zeros(self.large_bytes, np.uint8)
+        transport.wait([transport.receive(got, left), transport.send(sent, right)], watch_of(transport))
+        np.testing.assert_array_equal(got, _pattern(self.large_bytes, left))
 
-    def test_sends_may_be_enqueued_before_receives(self, size: int) -> None:
-        self.run(size, _sends_first)
+    @on_every_rank
+    def test_sends_may_be_enqueued_before_receives(self, transport: Transport) -> None:
+        right, left = _neighbours(transport)
+        sent, got = np.full(3000, transport.rank, "i4"), np.zeros(3000, "i4")
+        sends = [transport.send(sent, right)]
+        transport.wait([*sends, transport.receive(got, left)], watch_of(transport))
+        np.testing.assert_array_equal(got, left)
 
-    def test_many_messages_keep_their_order(self, size: int) -> None:
-        self.run(size, _many_in_order)
+    @on_every_rank
+    def test_many_messages_keep_their_order(self, transport: Transport) -> None:
+        right, left = _neighbours(transport)
+        watch = watch_of(transport)
+        for batch in range(5):
+            got = np.full(20, -1)
+            pendings = [transport.receive(got[index : index + 1], left) for index in range(20)]
+            pendings += [transport.send(np.array([100 * batch + index]), right) for index in range(20)]
+            transport.wait(pendings, watch)
+            np.testing.assert_array_equal(got, 100 * batch + np.arange(20))
 
-    def test_waiting_for_the_second_message_first(self, size: int) -> None:
-        self.run(size, _second_first)
+    @on_every_rank
+    def test_waiting_for_the_second_message_first(self, transport: Transport) -> None:
+        """Messages match in the order of enqueueing, in whatever order they are waited for."""
+        right, left = _neighbours(transport)
+        watch = watch_of(transport)
+        got = np.zeros((2, 4), "i8")
+        first, second = (transport.receive(row, left) for row in got)
+        sends = [transport.send(np.full(4, number), right) for number in (1, 2)]
+        transport.wait([second], watch)
+        transport.wait([first, *sends], watch)
+        np.testing.assert_array_equal(got, [[1] * 4, [2] * 4])
 
-    def test_everyone_to_everyone(self, size: int) -> None:
-        self.run(size, _everyone_to_everyone)
+    @on_every_rank
+    def test_everyone_to_everyone(self, transport: Transport) -> None:
+        rank, size = transport.rank, transport.size
+        got = np.zeros(size, "i8")
+        sent = rank * size + np.arange(size)
+        pendings = [transport.receive(got[peer : peer + 1], peer) for peer in range(size)]
+        pendings += [transport.send(sent[peer : peer + 1], peer) for peer in range(size)]
+        transport.wait(pendings, watch_of(transport))
+        np.testing.assert_array_equal(got, np.arange(size) * size + rank)
 
     @pytest.mark.parametrize("dtype", ["?", "i1", "<u2", ">i4", "f2", "f8", "c16", "M8[s]", "S3", "f4,i8"])
-    def test_any_dtype_travels_as_bytes(self, size: int, dtype: str) -> None:
-        self.run(size, lambda transport: _raw_bytes(transport, np.dtype(dtype)))
+    @on_every_rank
+    def test_any_dtype_travels_as_bytes(self, transport: Transport, dtype: str) -> None:
+        right, left = _neighbours(transport)
+        nbytes = 6 * np.dtype(dtype).itemsize
+        sent = _pattern(nbytes, transport.rank).view(dtype).reshape(2, 3)
+        got = np.zeros((3, 2), dtype)
+        transport.wait([transport.receive(got, left), transport.send(sent, right)], watch_of(transport))
+        np.testing.assert_array_equal(got.reshape(-1).view(np.uint8), _pattern(nbytes, left))
 
-    def test_exchange_returns_what_everyone_gave(self, size: int) -> None:
-        self.run(size, _exchange)
+    @on_every_rank
+    def test_exchange_returns_what_everyone_gave(self, transport: Transport) -> None:
+        got = transport.exchange(b"x" * transport.rank, watch_of(transport))
+        assert got == [b"x" * rank for rank in range(transport.size)]
 
-    def test_a_group_of_a_group(self, size: int) -> None:
-        self.run(size, _group_of_a_group)
+    @on_every_rank
+    def test_a_group_of_a_group(self, transport: Transport) -> None:
+        """Odd and even ranks, then halves of these: each finds itself, in rank order, and can talk to its group."""
+        odd_or_even = transport.split(transport.rank % 2)
+        half = odd_or_even.split(odd_or_even.rank * 2 // odd_or_even.size)
+        members = [rank for rank in range(transport.size) if rank % 2 == transport.rank % 2]
+        middle = -(-len(members) // 2)
+        expected = members[:middle] if transport.rank in members[:middle] else members[middle:]
+        got = half.exchange(str(transport.rank).encode(), watch_of(transport))
+        assert [int(raw) for raw in got] == expected
+        assert half.world_ranks == tuple(transport.world_ranks[rank] for rank in expected)
+        assert expected[half.rank] == transport.rank
+        for group in (half, odd_or_even):
+            group.close()
 
-    def test_groups_do_not_hear_each_other(self, size: int) -> None:
-        self.run(size, _groups_apart)
+    @on_every_rank
+    def test_groups_do_not_hear_each_other(self, transport: Transport) -> None:
+        """The same two ranks in two groups at once: messages come out of the group they went into."""
+        right, left = _neighbours(transport)
+        other = transport.split(0)
+        got = np.zeros(2, "i8")
+        pendings = [transport.receive(got[:1], left), other.receive(got[1:], left)]
+        later, sooner = other.send(np.array([2]), right), transport.send(np.array([1]), right)
+        watch = watch_of(transport)
+        other.wait([pendings[1], later], watch)
+        transport.wait([pendings[0], sooner], watch)
+        np.testing.assert_array_equal(got, [1, 2])
+        other.close()
 
-    def test_python_objects_and_device_memory_are_refused(self, size: int) -> None:
-        self.run(size, _refuses)
+    @on_every_rank
+    def test_python_objects_and_device_memory_are_refused(self, transport: Transport) -> None:
+        from mpidist.testing.device import on_device, pretended_device
 
-    def test_polling_moves_messages_on(self, size: int) -> None:
-        self.run(size, lambda transport: _polls(transport, self.large_bytes))
+        with pytest.raises(UnsupportedDtypeError):
+            transport.send(np.array([None, {}]), transport.rank)
+        if "device" not in transport.memory:
+            with pretended_device(), pytest.raises(UnsupportedDtypeError, match="device"):
+                transport.send(on_device(np.zeros(3)), transport.rank)
 
-    def test_channels_do_not_hear_each_other(self, size: int) -> None:
-        self.run(size, _channels_apart)
+    @on_every_rank
+    def test_polling_moves_messages_on(self, transport: Transport) -> None:
+        """A long message in both directions, without a wait."""
+        right, left = _neighbours(transport)
+        sent, got = _pattern(self.large_bytes, transport.rank), np.zeros(self.large_bytes, np.uint8)
+        pendings, watch = [transport.receive(got, left), transport.send(sent, right)], watch_of(transport)
+        while not transport.poll(pendings):
+            watch.tick()
+        np.testing.assert_array_equal(got, _pattern(self.large_bytes, left))
 
-    def test_there_is_nobody_outside_the_group(self, size: int) -> None:
-        self.run(size, _nobody_outside)
+    @on_every_rank
+    def test_channels_do_not_hear_each_other(self, transport: Transport) -> None:
+        """Two channels over the same ranks, in reverse order: messages come out of the one they went into."""
+        size = transport.size
+        if not transport.has_channels:
+            with pytest.raises(TransportError, match="no channels"):
+                transport.among(range(size), 1)
+            return
+        one, two = (transport.among(range(size)[::-1], channel) for channel in (1, 2))
+        right, left = _neighbours(one)
+        assert one.world_ranks == transport.world_ranks[::-1] and one.rank == size - 1 - transport.rank
+        got = np.zeros(2, "i8")
+        pendings = [one.receive(got[:1], left), two.receive(got[1:], left)]
+        later, sooner = two.send(np.array([2]), right), one.send(np.array([1]), right)
+        watch = watch_of(transport)
+        two.wait([pendings[1], later], watch)
+        one.wait([pendings[0], sooner], watch)
+        np.testing.assert_array_equal(got, [1, 2])
+        assert one.exchange(bytes([transport.rank]), watch) == [bytes([rank]) for rank in range(size)[::-1]]
+
+    @on_every_rank
+    def test_there_is_nobody_outside_the_group(self, transport: Transport) -> None:
+        for peer in (-1, transport.size):
+            for enqueue in (transport.send, transport.receive):
+                with pytest.raises(ValueError, match=f"rank {transport.rank} of {transport.size}: .* no rank {peer}"):
+                    enqueue(np.zeros(1), peer)
 
     def test_a_message_longer_than_its_array_is_refused(self) -> None:
         size = max(self.sizes)
@@ -141,163 +269,16 @@ class TransportTests(Ranks):
             pytest.skip("there is no other rank, and Open MPI cuts what a rank sends to itself without a word")
         self.run(size, _too_long)
 
-    def test_closing_twice(self, size: int) -> None:
-        self.run(size, _closes_twice)
-
-
-def _zero_bytes(transport: Transport) -> None:
-    """An empty message between two others is a message: the third must not take its place."""
-    right, left = _neighbours(transport)
-    got = [np.zeros(1, "i8"), np.zeros(0, "i8"), np.zeros(1, "i8")]
-    receives = [transport.receive(array, left) for array in got]
-    sends = [transport.send(array, right) for array in (np.full(1, 7, "i8"), np.zeros(0, "i8"), np.full(1, 8, "i8"))]
-    transport.wait(receives + sends, watch_of(transport))
-    assert (int(got[0][0]), int(got[2][0])) == (7, 8)
-
-
-def _self_send(transport: Transport) -> None:
-    sent, got = np.arange(10.0) + transport.rank, np.zeros(10)
-    transport.wait([transport.receive(got, transport.rank), transport.send(sent, transport.rank)], watch_of(transport))
-    np.testing.assert_array_equal(got, np.arange(10.0) + transport.rank)
-
-
-def _both_directions(transport: Transport, nbytes: int) -> None:
-    """All ranks send a long message to the right at once; with blocking sends nobody would receive."""
-    right, left = _neighbours(transport)
-    sent, got = _pattern(nbytes, transport.rank), np.zeros(nbytes, np.uint8)
-    transport.wait([transport.receive(got, left), transport.send(sent, right)], watch_of(transport))
-    np.testing.assert_array_equal(got, _pattern(nbytes, left))
-
-
-def _sends_first(transport: Transport) -> None:
-    right, left = _neighbours(transport)
-    sent, got = np.full(3000, transport.rank, "i4"), np.zeros(3000, "i4")
-    sends = [transport.send(sent, right)]
-    transport.wait([*sends, transport.receive(got, left)], watch_of(transport))
-    np.testing.assert_array_equal(got, left)
-
-
-def _many_in_order(transport: Transport) -> None:
-    right, left = _neighbours(transport)
-    watch = watch_of(transport)
-    for batch in range(5):
-        got = np.full(20, -1)
-        pendings = [transport.receive(got[index : index + 1], left) for index in range(20)]
-        pendings += [transport.send(np.array([100 * batch + index]), right) for index in range(20)]
-        transport.wait(pendings, watch)
-        np.testing.assert_array_equal(got, 100 * batch + np.arange(20))
-
-
-def _second_first(transport: Transport) -> None:
-    """Messages match in the order of enqueueing, in whatever order they are waited for."""
-    right, left = _neighbours(transport)
-    watch = watch_of(transport)
-    got = np.zeros((2, 4), "i8")
-    first, second = (transport.receive(row, left) for row in got)
-    sends = [transport.send(np.full(4, number), right) for number in (1, 2)]
-    transport.wait([second], watch)
-    transport.wait([first, *sends], watch)
-    np.testing.assert_array_equal(got, [[1] * 4, [2] * 4])
-
-
-def _everyone_to_everyone(transport: Transport) -> None:
-    rank, size = transport.rank, transport.size
-    got = np.zeros(size, "i8")
-    sent = rank * size + np.arange(size)
-    pendings = [transport.receive(got[peer : peer + 1], peer) for peer in range(size)]
-    pendings += [transport.send(sent[peer : peer + 1], peer) for peer in range(size)]
-    transport.wait(pendings, watch_of(transport))
-    np.testing.assert_array_equal(got, np.arange(size) * size + rank)
-
-
-def _raw_bytes(transport: Transport, dtype: np.dtype) -> None:
-    right, left = _neighbours(transport)
-    nbytes = 6 * dtype.itemsize
-    sent = _pattern(nbytes, transport.rank).view(dtype).reshape(2, 3)
-    got = np.zeros((3, 2), dtype)
-    transport.wait([transport.receive(got, left), transport.send(sent, right)], watch_of(transport))
-    np.testing.assert_array_equal(got.reshape(-1).view(np.uint8), _pattern(nbytes, left))
-
-
-def _exchange(transport: Transport) -> None:
-    got = transport.exchange(b"x" * transport.rank, watch_of(transport))
-    assert got == [b"x" * rank for rank in range(transport.size)]
-
-
-def _group_of_a_group(transport: Transport) -> None:
-    """Odd and even ranks, then halves of these: each finds itself, in rank order, and can talk to its group."""
-    odd_or_even = transport.split(transport.rank % 2)
-    half = odd_or_even.split(odd_or_even.rank * 2 // odd_or_even.size)
-    members = [rank for rank in range(transport.size) if rank % 2 == transport.rank % 2]
-    middle = -(-len(members) // 2)
-    expected = members[:middle] if transport.rank in members[:middle] else members[middle:]
-    got = half.exchange(str(transport.rank).encode(), watch_of(transport))
-    assert [int(raw) for raw in got] == expected
-    assert half.world_ranks == tuple(transport.world_ranks[rank] for rank in expected)
-    assert expected[half.rank] == transport.rank
-    for group in (half, odd_or_even):
+    @on_every_rank
+    def test_closing_twice(self, transport: Transport) -> None:
+        group = transport.split(0)
+        group.exchange(b"used", watch_of(transport))
         group.close()
-
-
-def _groups_apart(transport: Transport) -> None:
-    """The same two ranks in two groups at once: messages come out of the group they went into."""
-    right, left = _neighbours(transport)
-    other = transport.split(0)
-    got = np.zeros(2, "i8")
-    pendings = [transport.receive(got[:1], left), other.receive(got[1:], left)]
-    later, sooner = other.send(np.array([2]), right), transport.send(np.array([1]), right)
-    watch = watch_of(transport)
-    other.wait([pendings[1], later], watch)
-    transport.wait([pendings[0], sooner], watch)
-    np.testing.assert_array_equal(got, [1, 2])
-    other.close()
-
-
-def _polls(transport: Transport, nbytes: int) -> None:
-    """A long message in both directions, without a wait."""
-    right, left = _neighbours(transport)
-    sent, got = _pattern(nbytes, transport.rank), np.zeros(nbytes, np.uint8)
-    pendings, watch = [transport.receive(got, left), transport.send(sent, right)], watch_of(transport)
-    while not transport.poll(pendings):
-        watch.tick()
-    np.testing.assert_array_equal(got, _pattern(nbytes, left))
-
-
-def _channels_apart(transport: Transport) -> None:
-    """Two channels over the same ranks, in reverse order: messages come out of the one they went into."""
-    size = transport.size
-    if not transport.has_channels:
-        with pytest.raises(TransportError, match="no channels"):
-            transport.among(range(size), 1)
-        return
-    one, two = (transport.among(range(size)[::-1], channel) for channel in (1, 2))
-    right, left = _neighbours(one)
-    assert one.world_ranks == transport.world_ranks[::-1] and one.rank == size - 1 - transport.rank
-    got = np.zeros(2, "i8")
-    pendings = [one.receive(got[:1], left), two.receive(got[1:], left)]
-    later, sooner = two.send(np.array([2]), right), one.send(np.array([1]), right)
-    watch = watch_of(transport)
-    two.wait([pendings[1], later], watch)
-    one.wait([pendings[0], sooner], watch)
-    np.testing.assert_array_equal(got, [1, 2])
-    assert one.exchange(bytes([transport.rank]), watch) == [bytes([rank]) for rank in range(size)[::-1]]
-
-
-def _refuses(transport: Transport) -> None:
-    from mpidist.testing.device import on_device, pretended_device
-
-    with pytest.raises(UnsupportedDtypeError):
-        transport.send(np.array([None, {}]), transport.rank)
-    if "device" not in transport.memory:
-        with pretended_device(), pytest.raises(UnsupportedDtypeError, match="device"):
-            transport.send(on_device(np.zeros(3)), transport.rank)
-
-
-def _nobody_outside(transport: Transport) -> None:
-    for peer in (-1, transport.size):
-        for enqueue in (transport.send, transport.receive):
-            with pytest.raises(ValueError, match=f"rank {transport.rank} of {transport.size}: .* no rank {peer}"):
-                enqueue(np.zeros(1), peer)
+        group.close()
+        for enqueue in (group.send, group.receive):
+            with pytest.raises(TransportError, match="closed"):
+                enqueue(np.zeros(1), group.rank)
+        transport.exchange(b"the others live on", watch_of(transport))
 
 
 def _too_long(transport: Transport) -> None:
@@ -309,28 +290,14 @@ def _too_long(transport: Transport) -> None:
     group.close()
 
 
-def _closes_twice(transport: Transport) -> None:
-    group = transport.split(0)
-    group.exchange(b"used", watch_of(transport))
-    group.close()
-    group.close()
-    for enqueue in (group.send, group.receive):
-        with pytest.raises(TransportError, match="closed"):
-            enqueue(np.zeros(1), group.rank)
-    transport.exchange(b"the others live on", watch_of(transport))
-
-
 class DeadlineTests(Ranks):
     """What a transport must do when messages do not come.  Afterwards its world is broken: each test needs its own."""
 
-    def test_a_wait_ends_at_its_deadline(self, size: int) -> None:
-        self.run(size, _nothing_comes)
-
-
-def _nothing_comes(transport: Transport) -> None:
-    pending = transport.receive(np.zeros(4), (transport.rank - 1) % transport.size)
-    with pytest.raises(TransportTimeoutError, match="a conformance test"):
-        transport.wait([pending], watch_of(transport, timeout_seconds=0.2))
+    @on_every_rank
+    def test_a_wait_ends_at_its_deadline(self, transport: Transport) -> None:
+        pending = transport.receive(np.zeros(4), (transport.rank - 1) % transport.size)
+        with pytest.raises(TransportTimeoutError, match="a conformance test"):
+            transport.wait([pending], watch_of(transport, timeout_seconds=0.2))
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------
@@ -357,17 +324,42 @@ class CollectiveTests(Ranks):
             names = [f"{collective}-{name}" for collective, name in ALGORITHMS]
             metafunc.parametrize("schedule", list(ALGORITHMS.values()), ids=names)
 
-    def test_values(self, size: int, schedule: Schedule) -> None:
-        self.run(size, lambda transport: _values(transport, schedule))
+    @on_every_rank
+    def test_values(self, transport: Transport, schedule: Schedule) -> None:
+        """Every length with one dtype, from every root; every dtype and reduction with two of the lengths."""
+        reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce")
+        for length in lengths(transport.size):
+            for root in range(transport.size) if schedule.rooted else [0]:
+                _check(transport, schedule, "f8", "sum", length, root)
+        for length in (transport.size + 1, 1000):
+            for dtype, operations in _REDUCTIONS.items():
+                for op in operations if reduces else operations[:1]:
+                    _check(transport, schedule, dtype, op, length, 0)
 
-    def test_run_twice(self, size: int, schedule: Schedule) -> None:
-        self.run(size, lambda transport: _run_twice(transport, schedule))
+    @on_every_rank
+    def test_run_twice(self, transport: Transport, schedule: Schedule) -> None:
+        """An executor is bound once and replayed: on new values in the same buffer, it computes anew."""
+        size, rank = transport.size, transport.rank
+        buffer = np.zeros(10)
+        executor = Executor(schedule, transport, buffer)
+        for scale in (1, 3):
+            before = [scale * contribution("sum", "f8", 10, r, size) for r in range(size)]
+            buffer[:] = before[rank]
+            executor.run(watch_of(transport))
+            for where, values in expected(schedule, "sum", before, scale * reduced("sum", "f8", 10, size), rank, 0):
+                np.testing.assert_array_equal(buffer[where], values)
 
-    def test_segments(self, size: int, schedule: Schedule) -> None:
-        self.run(size, lambda transport: _segments(transport, schedule))
+    @on_every_rank
+    def test_segments(self, transport: Transport, schedule: Schedule) -> None:
+        """The same with messages cut into many segments, down to one element."""
+        for segment_bytes, length in ((1, transport.size + 1), (8, 1), (24, 97), (100, 97)):
+            _check(transport, schedule, "f8", "sum", length, transport.size - 1, segment_bytes)
 
-    def test_two_groups_at_once(self, size: int, schedule: Schedule) -> None:
-        self.run(size, lambda transport: _two_groups(transport, schedule))
+    @on_every_rank
+    def test_two_groups_at_once(self, transport: Transport, schedule: Schedule) -> None:
+        group = transport.split(transport.rank % 2)
+        _check(group, schedule, "i4", "sum", 20 + transport.rank % 2, 0)
+        group.close()
 
     def test_all_ranks_get_the_same_bits(self, size: int, schedule: Schedule) -> None:
         if schedule.collective == "all_reduce":
@@ -415,24 +407,6 @@ def expected(schedule: Schedule, op: str, before: list[np.ndarray], total: np.nd
     }[schedule.collective]
 
 
-def _values(transport: Transport, schedule: Schedule) -> None:
-    """Every length with one dtype, from every root; every dtype and reduction with two of the lengths."""
-    reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce")
-    for length in lengths(transport.size):
-        for root in range(transport.size) if schedule.rooted else [0]:
-            _check(transport, schedule, "f8", "sum", length, root)
-    for length in (transport.size + 1, 1000):
-        for dtype, operations in _REDUCTIONS.items():
-            for op in operations if reduces else operations[:1]:
-                _check(transport, schedule, dtype, op, length, 0)
-
-
-def _segments(transport: Transport, schedule: Schedule) -> None:
-    """The same with messages cut into many segments, down to one element."""
-    for segment_bytes, length in ((1, transport.size + 1), (8, 1), (24, 97), (100, 97)):
-        _check(transport, schedule, "f8", "sum", length, transport.size - 1, segment_bytes)
-
-
 def _check(
     transport: Transport, schedule: Schedule, dtype: str, op: str, length: int, root: int, segment_bytes: int = 1 << 18
 ) -> None:
@@ -443,25 +417,6 @@ def _check(
     case = f"rank {rank} of {size}: {schedule.name} {schedule.collective} {op} {dtype}[{length}], root {root}"
     for where, values in expected(schedule, op, before, reduced(op, dtype, length, size), rank, root):
         np.testing.assert_array_equal(buffer[where], values, err_msg=case)
-
-
-def _run_twice(transport: Transport, schedule: Schedule) -> None:
-    """An executor is bound once and replayed: on new values in the same buffer, it computes anew."""
-    size, rank = transport.size, transport.rank
-    buffer = np.zeros(10)
-    executor = Executor(schedule, transport, buffer)
-    for scale in (1, 3):
-        before = [scale * contribution("sum", "f8", 10, r, size) for r in range(size)]
-        buffer[:] = before[rank]
-        executor.run(watch_of(transport))
-        for where, values in expected(schedule, "sum", before, scale * reduced("sum", "f8", 10, size), rank, 0):
-            np.testing.assert_array_equal(buffer[where], values)
-
-
-def _two_groups(transport: Transport, schedule: Schedule) -> None:
-    group = transport.split(transport.rank % 2)
-    _check(group, schedule, "i4", "sum", 20 + transport.rank % 2, 0)
-    group.close()
 
 
 def _same_bits(transport: Transport, schedule: Schedule) -> None:

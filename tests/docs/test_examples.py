@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from mpidist.commands.probe import without_launcher
+from mpidist.commands.launch.probe import without_launcher
 from tests.example_processes import alone, as_tests, in_process, on_ranks, page_on_ranks
 from tests.pages import GUIDE, ROOT, blocks
 

@@ -12,7 +12,7 @@ from mpidist.commands.bench import results
 from mpidist.commands.bench.cache_mode import MODES
 from mpidist.commands.bench.collectives import COLLECTIVES
 from mpidist.commands.bench.peers import PEERS
-from mpidist.commands.probe import without_launcher
+from mpidist.commands.launch.probe import without_launcher
 from tests.launch import ROOT, run_command, run_process
 
 #: As little as can be measured.

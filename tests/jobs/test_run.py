@@ -12,8 +12,8 @@ import uuid
 
 import pytest
 
-from mpidist.commands.probe import without_launcher
-from mpidist.commands.rank_processes import TOKEN, processes_of
+from mpidist.commands.launch.probe import without_launcher
+from mpidist.commands.launch.rank_processes import TOKEN, processes_of
 from tests.launch import ROOT, launcher, run_process, survivors
 
 #: The rank, by the launcher's word: these scripts need no MPI.

@@ -14,7 +14,7 @@ from pathlib import Path
 from subprocess import CompletedProcess, run
 
 from mpidist.cluster.launchers import family
-from mpidist.commands.probe import MpiFound, probe_mpi
+from mpidist.commands.launch.probe import MpiFound, probe_mpi
 from tests.launch import JobResult, JobTimeout, environment, run_process
 
 FOLDER = Path(__file__).resolve().parent

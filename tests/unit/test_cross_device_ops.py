@@ -20,8 +20,8 @@ from mpidist.cross_device_ops import (
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
 from mpidist.optimizers import SGD
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies.extended import MirroredExtended
 from mpidist.strategies.mirrored import MirroredStrategy
+from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.variables import Variable

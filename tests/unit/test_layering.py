@@ -276,7 +276,7 @@ def test_imports_from_below_and_from_the_same_folder_are_fine(path, text):
     [
         ("context.py", "def f():\n    from mpi4py import MPI", 1),
         ("transports/mpi.py", "from mpi4py import MPI", 0),
-            ("transports/nccl.py", "from cupy.cuda import nccl", 0),
+        ("transports/nccl.py", "from cupy.cuda import nccl", 0),
         ("training/trainer.py", "import h5py", 1),
         ("training/checkpoint.py", "import h5py", 0),
     ],

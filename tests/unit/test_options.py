@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from mpidist import options
-from mpidist.commands import rank_processes
+from mpidist.commands.launch import rank_processes
 from mpidist.options import Settings, settings
 
 

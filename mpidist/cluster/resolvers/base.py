@@ -52,7 +52,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_type(self) -> str | Any:  # Any, so that tasks of a cluster need not ask for None
         """What this process is: "chief", "worker", "ps", "evaluator"; None when it is no task of a cluster."""
-        return self._task_type
+        return self._value("task_type")
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -61,7 +61,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_id(self) -> int | Any:
         """This process's index among the tasks of its type; None when it is no task of a cluster."""
-        return self._task_id
+        return self._value("task_id")
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -70,7 +70,7 @@ class ClusterResolver(abc.ABC):
     @property
     def rpc_layer(self) -> str | None:
         """The protocol put before addresses, or None."""
-        return self._rpc_layer
+        return self._value("rpc_layer")
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
@@ -79,7 +79,11 @@ class ClusterResolver(abc.ABC):
     @property
     def environment(self) -> str | None:
         """A name for where the cluster runs."""
-        return self._environment
+        return self._value("environment")
+
+    def _value(self, name: str) -> Any:
+        """Return a property as it was given; a subclass may look elsewhere for one that was not."""
+        return getattr(self, f"_{name}")
 
     @property
     def is_chief(self) -> bool:

@@ -14,6 +14,10 @@ from mpidist.errors import ClusterResolutionError, LaunchError
 #: The type of a task that does not train with the others: it is started as a job of its own.
 _EVALUATOR = "evaluator"
 
+#: Properties of a resolver -> their names in the ``task``, and their types.
+_OF_TASK = {"task_type": "type", "task_id": "index"}
+_TYPES = {"task_type": str, "task_id": int}
+
 
 class TFConfigClusterResolver(ClusterResolver):
     """A resolver for ``TF_CONFIG``, a JSON text with the cluster and this process's task.
@@ -48,39 +52,11 @@ class TFConfigClusterResolver(ClusterResolver):
         """Return the cluster, an empty one when the variable is not set; ValueError when it cannot be read."""
         return ClusterSpec(self._config().get("cluster", {}))
 
-    @property
-    def task_type(self) -> str | None:
-        """The ``type`` of the ``task``, unless given."""
-        task_type = self._task().get("type") if self._task_type is None else self._task_type
-        return None if task_type is None else str(task_type)
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The ``index`` of the ``task``, unless given; ValueError when it is no integer."""
-        task_id = self._task().get("index") if self._task_id is None else self._task_id
-        return None if task_id is None else int(task_id)
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """The ``rpc_layer``, unless given."""
-        return self._config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
-
-    @property
-    def environment(self) -> str | None:
-        """The ``environment``, unless given."""
-        return self._config().get("environment") if self._environment is None else self._environment
+    def _value(self, name: str) -> Any:
+        value = super()._value(name)
+        if value is None:
+            value = (self._task() if name in _OF_TASK else self._config()).get(_OF_TASK.get(name, name))
+        return value if value is None or name not in _TYPES else _TYPES[name](value)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the ``session_master`` if there is one, "" for a cluster of one task, else the task's address.

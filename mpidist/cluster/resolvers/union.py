@@ -38,23 +38,9 @@ class UnionResolver(ClusterResolver):
         super().__init__(rpc_layer=first.rpc_layer if rpc_layer is None else rpc_layer, environment=first.environment)
         self._resolvers = resolvers
 
-    @property
-    def task_type(self) -> str | None:
-        """The first resolver's, unless set here."""
-        return self._resolvers[0].task_type if self._task_type is None else self._task_type
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The first resolver's, unless set here."""
-        return self._resolvers[0].task_id if self._task_id is None else self._task_id
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
+    def _value(self, name: str) -> Any:
+        value = super()._value(name)
+        return getattr(self._resolvers[0], name) if value is None and name in ("task_type", "task_id") else value
 
     def cluster_spec(self) -> ClusterSpec:
         """Return all jobs of all clusters.

@@ -24,8 +24,8 @@ from mpidist.commands.bench.ps_work import LARGE, MANY, MODEL, ONE, SAME, WORKS
 from mpidist.commands.bench.results import Launch
 from mpidist.commands.bench.rows import Row, row_of, table
 from mpidist.commands.bench.targets import Target, report_of, time_of
+from mpidist.commands.launch.probe import probe_mpi
 from mpidist.commands.machine import machine
-from mpidist.commands.probe import probe_mpi
 from mpidist.errors import LaunchError
 
 WHAT = "steps scheduled on parameter servers"

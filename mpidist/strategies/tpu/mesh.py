@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from mpidist import context, nest
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.group import GroupCommunicator
-from mpidist.cross_device_ops import AllReduceCrossDeviceOps, component, parse_reduce_op
+from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.options import ReduceOp
-from mpidist.strategies.extended import MirroredExtended
+from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.reduction import like_given
 from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.variables import DistributedVariable, SplitVariable
-
-if TYPE_CHECKING:
-    from mpidist.strategies.base import Strategy
+from mpidist.variables.components import component
 
 
 class MeshReplicaContext(ReplicaContext):
@@ -29,7 +27,7 @@ class MeshReplicaContext(ReplicaContext):
     Those beginning with ``logical_`` work over the *logical devices*, inside this rank's replica.
     """
 
-    def __init__(self, strategy: Strategy, mesh: MeshExtended) -> None:
+    def __init__(self, strategy: Any, mesh: MeshExtended) -> None:
         super().__init__(strategy, mesh.replica_id)
         self._mesh = mesh
 
@@ -61,7 +59,7 @@ class MeshReplicaContext(ReplicaContext):
             As `value`, with new arrays; the same on every logical device.
         """
         context.require_replica(self)
-        reduce_op = parse_reduce_op(reduce_op)
+        reduce_op = ReduceOp.parse(reduce_op)
         return nest.pack(value, [self._reduced(reduce_op, leaf) for leaf in nest.flatten(value)])
 
     def _reduced(self, reduce_op: ReduceOp, value: Any) -> Any:
@@ -87,29 +85,10 @@ class MeshReplicaContext(ReplicaContext):
 
 
 class MeshExtended(MirroredExtended):
-    """Replicas of several ranks each.
-
-    Its collectives are between the ranks that are the same logical device of different replicas; variables begin alike
-    on all ranks.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    whole : Communicator
-        Of all ranks.
-    assignment : DeviceAssignment
-    device_names : tuple of str
-        The devices of all ranks.
-
-    Attributes
-    ----------
-    group : GroupCommunicator
-        The ranks of this rank's replica.
-    num_logical_devices, logical_device : int
-    """
+    """Replicas of several ranks each."""
 
     def __init__(
-        self, strategy: Strategy, whole: Communicator, assignment: DeviceAssignment, device_names: tuple[str, ...]
+        self, strategy: Any, whole: Communicator, assignment: DeviceAssignment, device_names: tuple[str, ...]
     ) -> None:
         replica, logical_device = assignment.place_of(whole.rank)
         self.num_logical_devices = assignment.num_cores_per_replica
@@ -141,9 +120,7 @@ class MeshExtended(MirroredExtended):
 
     def share_initial_value(self, variable: DistributedVariable) -> None:
         """Give every copy of a new variable the chief's value, on all logical devices.  Collective."""
-        call = self.whole.call("Variable", [(variable.name, variable.dtype, variable.shape)])
-        self.whole.check(call, self._options.timeout_seconds)
-        self.whole.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
+        self._share_from_chief(variable, self.whole)
 
     def split(self, variable: DistributedVariable, partition_dimensions: Sequence[int]) -> DistributedVariable:
         """Return a variable of which each logical device of a replica holds a part.  Local."""

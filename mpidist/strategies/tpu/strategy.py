@@ -12,12 +12,12 @@ from mpidist import arrays
 from mpidist.cluster.devices import device_of_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.communicator import Communicator
-from mpidist.cross_device_ops import component
 from mpidist.strategies.base import Strategy
+from mpidist.strategies.devices_of_ranks import gpu_count
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.strategies.tpu.mesh import MeshExtended
 from mpidist.strategies.tpu.topology import Topology
-from mpidist.strategies.visibility import gpu_count
+from mpidist.variables.components import component
 from mpidist.variables.partition import check_partition, part_of
 from mpidist.world import world_communicator
 

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from mpidist.commands import info, probe
-from mpidist.commands.probe import MpiFound, probe_mpi, without_launcher
+from mpidist.commands import info
+from mpidist.commands.launch import probe
+from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.options import Settings
 
 #: A child in which a package cannot be imported.
@@ -50,7 +51,7 @@ def test_mpi_rows_without_a_library():
 
 
 def test_mpi_rows_when_mpi_does_not_start(monkeypatch):
-    monkeypatch.setattr(info, "find_launcher", lambda mpi: pytest.fail() if not mpi.vendor else _Launcher())
+    monkeypatch.setattr(info, "find_mpirun", lambda mpi: pytest.fail() if not mpi.vendor else _Launcher())
     found = MpiFound("4.1.2", "library", "MPICH", (5, 0, 2), (4, 1), error="loading MPI took more than 20 s")
     rows = dict(info.mpi_rows(found))
     assert rows["MPI library"] == "MPICH 5.0.2, implements MPI 4.1"

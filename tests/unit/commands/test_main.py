@@ -12,9 +12,9 @@ import pytest
 
 import mpidist
 from mpidist.commands import run
-from mpidist.commands.launcher import Launcher
+from mpidist.commands.launch.mpirun import Mpirun
+from mpidist.commands.launch.probe import MpiFound
 from mpidist.commands.main import COMMANDS, main
-from mpidist.commands.probe import MpiFound
 
 
 @pytest.mark.parametrize("arguments, status", [(["--help"], 0), (["-h"], 0), ([], 2)])
@@ -124,7 +124,7 @@ def test_run_refuses_what_it_cannot_do_before_there_are_ranks(arguments, message
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a_file").write_text("")
     monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound("4", "Open MPI v5.0.11", "Open MPI", (5, 0, 11)))
-    monkeypatch.setattr(run, "find_launcher", lambda mpi: Launcher("mpirun", "Open MPI", (5, 0, 11)))
+    monkeypatch.setattr(run, "find_mpirun", lambda mpi: Mpirun("mpirun", "Open MPI", (5, 0, 11)))
     monkeypatch.setattr(run, "supervise", lambda *args: pytest.fail("ranks were started"))
     assert run.main(["-n", "2", *arguments, "-m", "platform"]) == 1
     assert message in capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_run_refuses_what_it_cannot_do_before_there_are_ranks(arguments, message
 )
 def test_each_launcher_is_told_in_its_words(vendor, options, expected, capsys, monkeypatch):
     monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound("4", vendor, vendor, (5,)))
-    monkeypatch.setattr(run, "find_launcher", lambda mpi: Launcher("mpirun", vendor, (5,)))
+    monkeypatch.setattr(run, "find_mpirun", lambda mpi: Mpirun("mpirun", vendor, (5,)))
     assert run.main(["-n", "4", "--dry-run", *options, "-x", "A=1 2", "-m", "platform"]) == 0
     line = capsys.readouterr().out
     assert expected in line

@@ -1,0 +1,1 @@
+"""Start the ranks of a job and watch them: what ``mpidist run`` is made of."""

@@ -1,0 +1,132 @@
+"""The command line of an MPI launcher, as a value: what goes in, what was added, and why."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mpidist.commands.launch.cores import Cores
+from mpidist.options import FAULT_TOLERANT
+
+_PYTHON = re.compile(r"python[\d.]*(\.exe)?")
+
+
+@dataclass
+class CommandLine:
+    """A launcher's command line in the making."""
+
+    arguments: list[str]  # the launcher and its arguments, without the program
+    environ: dict[str, str] = field(default_factory=dict)  # variables added to the environment of the ranks
+    reasons: list[str] = field(default_factory=list)  # one line for every addition: what and why
+    is_placed: bool = False  # whether the user says where ranks go, and nothing is added that does
+
+    def add(self, reason: str, *arguments: str, **environ: str) -> None:
+        """Add arguments or variables, for this reason."""
+        if self.is_placed and _is_placing(arguments):
+            return
+        what = " ".join([*arguments, *(f"{name}={value}" for name, value in environ.items())])
+        self.arguments += arguments
+        self.environ |= environ
+        self.reasons.append(f"{what}: {reason}")
+
+
+def program_command(program: Sequence[str], module: Sequence[str] | None) -> list[str]:
+    """Return what every rank executes: this interpreter for a module or a ``.py`` file, else the program itself."""
+    if module:
+        return [sys.executable, "-m", *module]
+    if program[0].endswith(".py"):
+        return [sys.executable, *program]
+    return list(program)
+
+
+def other_python(program: Sequence[str]) -> str | None:
+    """Return the path of the Python that a program is, None if it is this one, or no Python; Local."""
+    path = shutil.which(program[0]) if program and _PYTHON.fullmatch(os.path.basename(program[0])) else None
+    return path if path is not None and _installation(path) != _installation(sys.executable) else None
+
+
+def _installation(python: str) -> str:
+    """Return what tells the packages of a Python: the folder of its virtual environment, else the Python itself."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+    return os.path.realpath(folder if os.path.exists(os.path.join(folder, "pyvenv.cfg")) else python)
+
+
+def command_line(
+    path: str,
+    vendor: str,
+    ranks: int,
+    cores: Cores,
+    environ: Mapping[str, str],
+    root: bool,
+    terminal: bool = False,
+    launcher_args: Sequence[str] = (),
+    most: int | None = None,
+) -> CommandLine:
+    """Return the command line that starts `ranks` ranks on machines like this one."""
+    most = ranks if most is None else most
+    line = CommandLine([path, "-n", str(ranks)], is_placed=_is_placing(launcher_args))
+    places = _PLACES.get(vendor)
+    if places is not None:
+        places(line, most, cores, root)
+    if "OMP_NUM_THREADS" not in environ:
+        threads = max(1, cores.count // most)
+        line.add(f"{_n(cores.count, 'core')} for {_n(most, 'rank')}", OMP_NUM_THREADS=str(threads))
+    if "PYTHONUNBUFFERED" not in environ and not terminal:
+        line.add("what a rank prints appears at once", PYTHONUNBUFFERED="1")
+    if "UCX_DEBUG_SIGNO" not in environ:
+        line.add("UCX, below MPI, would keep SIGHUP from ending the ranks", UCX_DEBUG_SIGNO="0")
+    return line
+
+
+def _is_placing(arguments: Sequence[str]) -> bool:
+    """Whether there is an option among these that maps ranks to cores, or binds them."""
+    return any(argument.startswith("-") and argument.lstrip("-") in _PLACING for argument in arguments)
+
+
+def tolerate_faults(line: CommandLine) -> None:
+    """Have Open MPI's launcher leave the other ranks alone when one dies, and the ranks go on if they can."""
+    line.add("the job is to go on when a rank dies", "--with-ft", "ulfm", **{FAULT_TOLERANT: "1"})
+
+
+def _open_mpi(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:
+    if root:
+        line.add("you are root", "--allow-run-as-root")
+    if ranks > cores.count:
+        crowd = f"{_n(ranks, 'rank')} share {_n(cores.count, 'core')}"
+        line.add(crowd, "--map-by", ":OVERSUBSCRIBE")
+        line.add("no rank is tied to a core that others use", "--bind-to", "none")
+        line.add("a waiting rank gives its core to the others", "--mca", "mpi_yield_when_idle", "1")
+    elif cores.restricted:
+        line.add(_RESTRICTED, "--bind-to", "none")
+    else:
+        each = cores.count // ranks
+        line.add(f"{_n(each, 'core')} for each rank's threads", "--map-by", f"slot:PE={each}")
+        line.add("ranks do not move between cores", "--bind-to", "core:if-supported")
+
+
+def _mpich(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:
+    if ranks > cores.count:
+        line.add(f"{_n(ranks, 'rank')} share {_n(cores.count, 'core')}", "-bind-to", "none")
+    elif cores.restricted:
+        line.add(_RESTRICTED, "-bind-to", "none")
+    else:
+        each = cores.count // ranks
+        line.add(f"{_n(each, 'core')} for each rank's threads", "-bind-to", f"core:{each}")
+
+
+#: Options that say where ranks go.
+_PLACING = frozenset(["map-by", "bind-to", "rankfile", "rf", "cpu-set", "cpu-list"])
+
+# Both launchers number the machine's cores, not the allowed ones: binding would leave the share that was given.
+_RESTRICTED = "this process may not use all cores of the machine, and the launcher would bind to any of them"
+
+#: Vendor -> what its launcher needs to place ranks; a launcher that is not here gets ``-n`` and nothing else.
+_PLACES = {"Open MPI": _open_mpi, "MPICH": _mpich}
+
+
+def _n(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

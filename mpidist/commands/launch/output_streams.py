@@ -1,0 +1,170 @@
+"""The output of every rank as a stream of its own, so that lines and tracebacks of several ranks do not get mixed.
+
+Each rank writes into named pipes in a private folder; a shell line in front of the program connects them and is gone
+(``exec``).  A rank that cannot reach the folder, on another machine, writes to the launcher as usual.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mpidist.commands.launch.destinations import Terminal
+
+#: Descriptors of standard output and standard error.
+STDOUT, STDERR = 1, 2
+
+#: Notes the process, connects the pipes there are and becomes the program; $0 is the folder, $@ the program.
+_CONNECT = """\
+r="${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-none}}"
+if [ -p "$0/$r.2" ]; then echo $$ >"$0/$r.process"; fi
+if [ -p "$0/$r.1" ]; then exec >"$0/$r.1"; fi
+if [ -p "$0/$r.2" ]; then exec 2>"$0/$r.2"; fi
+exec "$@\""""
+
+_READ_BYTES = 1 << 16
+
+
+class Origin(NamedTuple):
+    """Where output comes from: the rank, None for the launcher, and `STDOUT` or `STDERR`."""
+
+    rank: int | None
+    descriptor: int
+
+
+class OutputStreams:
+    """Named pipes for `ranks` ranks, and the launcher's own error output."""
+
+    def __init__(
+        self,
+        ranks: int,
+        descriptors: Sequence[int],
+        destination: Terminal,
+        error_fn: Callable[[int | None, str], None],
+        tagged: re.Pattern[bytes] | None = None,
+    ) -> None:
+        self._ranks, self._destination, self._error_fn, self._tagged = ranks, destination, error_fn, tagged
+        self._selector = selectors.DefaultSelector()
+        self.folder = tempfile.mkdtemp(prefix="mpidist-run-")
+        self._shown: dict[Origin, bytes] = {}
+        self._errors: dict[Origin, bytes] = {}
+        self._pipes = [self._add_pipe(Origin(rank, number)) for rank in range(ranks) for number in descriptors]
+
+    def _add_pipe(self, source: Origin) -> int:
+        path = os.path.join(self.folder, f"{source.rank}.{source.descriptor}")
+        os.mkfifo(path, 0o600)
+        # open for writing too: else the pipe reads as ended whenever no rank has it open
+        pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._selector.register(pipe, selectors.EVENT_READ, source)
+        return pipe
+
+    def command(self, program: Sequence[str]) -> list[str]:
+        """Return the command that runs `program` with its output connected to its rank's pipes."""
+        return ["sh", "-c", _CONNECT, self.folder, *program]
+
+    def add_launcher(self, pipe: int, descriptor: int) -> None:
+        """Read the launcher's own output, `STDOUT` or `STDERR`, from `pipe` too."""
+        os.set_blocking(pipe, False)
+        self._selector.register(pipe, selectors.EVENT_READ, Origin(None, descriptor))
+
+    def watch(self, descriptor: int, came_fn: Callable[[], object]) -> None:
+        """Call ``came_fn()`` from `pump` when `descriptor` can be read, in its turn among the output."""
+        self._selector.register(descriptor, selectors.EVENT_READ, came_fn)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Call no more for `descriptor`."""
+        self._selector.unregister(descriptor)
+
+    def rank_of_process(self) -> dict[int, int]:
+        """Return the rank of every process that has been started, by its number; before `close`."""
+        noted = {int(path.stem): path.read_text().strip() for path in Path(self.folder).glob("*.process")}
+        return {int(process): rank for rank, process in noted.items() if process}
+
+    def pump(self, timeout_seconds: float) -> bool:
+        """Pass on what has come, waiting up to `timeout_seconds`; return whether anything came."""
+        events = self._selector.select(timeout_seconds)
+        came = [self._come(key.fd, key.data) for key, _ in events]
+        if not events and self._destination.takes_parts:
+            self._show_partial_lines()
+        return any(came)
+
+    def _come(self, descriptor: int, data: Origin | Callable[[], object]) -> bool:
+        if isinstance(data, Origin):
+            return self._read(descriptor, data)
+        data()
+        return True
+
+    def _read(self, pipe: int, source: Origin) -> bool:
+        try:
+            data = os.read(pipe, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:  # the launcher has closed its end
+            self._selector.unregister(pipe)
+            return False
+        if source == Origin(None, STDERR):  # Open MPI's ends its messages as C does, and grep would see no text
+            data = data.replace(b"\0", b"")
+        self._show(source, data)
+        if source.descriptor == STDERR or source.rank is None:
+            self._pass_lines(source, data)
+        return True
+
+    def _show(self, source: Origin, data: bytes) -> None:
+        """Show whole lines; a progress bar's lines end in carriage returns."""
+        data = self._shown.pop(source, b"") + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._hand_over(source, data[:end])
+        if data[end:]:
+            self._shown[source] = data[end:]
+
+    def _hand_over(self, source: Origin, data: bytes) -> None:
+        whole = source.rank is not None or self._tagged is None
+        for part in [data] if whole else data.splitlines(keepends=True):
+            if part:
+                (rank, descriptor), text = self._origin(source, part)
+                self._destination.take(rank, descriptor, text)
+
+    def _origin(self, source: Origin, line: bytes) -> tuple[Origin, bytes]:
+        """Return where a line comes from, and the line: the launcher tells of those that it passes on."""
+        match = self._tagged.match(line) if self._tagged is not None and source.rank is None else None
+        if match is None or int(match[1]) >= self._ranks:
+            return source, line
+        descriptor = {b"out": STDOUT, b"err": STDERR}.get(match[2], source.descriptor)
+        return Origin(int(match[1]), descriptor), line[match.end() :]
+
+    def _show_partial_lines(self) -> None:
+        """Show what has come without the end of its line, a prompt or dots: nothing else is coming just now."""
+        for source, data in self._shown.items():
+            self._hand_over(source, data)
+        self._shown.clear()
+
+    def _pass_lines(self, source: Origin, data: bytes) -> None:
+        *lines, rest = (self._errors.pop(source, b"") + data).split(b"\n")
+        for line in lines:
+            self._pass_line(source, line)
+        self._errors[source] = rest
+
+    def _pass_line(self, source: Origin, line: bytes) -> None:
+        origin, text = self._origin(source, line)
+        if origin.rank is None or origin.descriptor == STDERR:
+            self._error_fn(origin.rank, text.decode(errors="replace"))
+
+    def close(self) -> None:
+        """Pass on what is left, and give back the pipes."""
+        while self.pump(0):
+            pass
+        self._show_partial_lines()
+        for source, rest in self._errors.items():
+            if rest:
+                self._pass_line(source, rest)
+        self._destination.close()
+        self._selector.close()
+        for pipe in self._pipes:
+            os.close(pipe)
+        shutil.rmtree(self.folder)

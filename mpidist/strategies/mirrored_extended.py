@@ -1,0 +1,199 @@
+"""`MirroredExtended`: what library code asks of a strategy whose replicas are the ranks of a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import is_device
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.mismatch import MERGE_CALL
+from mpidist.collectives.update import FusedUpdate
+from mpidist.cross_device_ops import CrossDeviceOps
+from mpidist.errors import RemoteReplicaError
+from mpidist.input.agreement import Agreement, described
+from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fetch_to
+from mpidist.input.from_function import InputContext
+from mpidist.input.options import InputOptions
+from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.runtime.trace import STEP
+from mpidist.strategies.extended import StrategyExtended
+from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables.row_reduction import gather_rows, reduce_rows
+
+
+class MirroredExtended(StrategyExtended):
+    """Replicas on the ranks of a communicator, one each.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    communicator : Communicator
+    device_name : str
+    worker_devices : tuple of str
+    cross_device_ops : CrossDeviceOps
+    options : CommunicationOptions, optional
+        Those of every call; a call's own are put over them.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        communicator: Communicator,
+        device_name: str,
+        worker_devices: tuple[str, ...],
+        cross_device_ops: CrossDeviceOps,
+        options: CommunicationOptions | None = None,
+    ) -> None:
+        super().__init__(strategy, device_name)
+        if not isinstance(cross_device_ops, CrossDeviceOps):
+            raise ValueError(f"cross_device_ops must be a CrossDeviceOps, got {cross_device_ops!r}")
+        cross_device_ops.bind(communicator, worker_devices)
+        self.num_replicas = communicator.size
+        self.replica_id = communicator.rank
+        self.communicator = communicator
+        self._control = communicator.control
+        self.cross_device_ops = cross_device_ops
+        self._worker_devices = worker_devices
+        self._options = CommunicationOptions() if options is None else options
+        if communicator.trace is not None:  # without a trace, nothing of it is in the way
+            traced = communicator.trace.wrapped(STEP, self.call_for_each_replica)
+            self.call_for_each_replica = traced  # type: ignore[method-assign]
+        cross_device_ops.options = self._options
+        # A subclass that overrides `reduce_arrays` wants every gradient to pass through it.
+        self._is_plain = type(self).reduce_arrays is MirroredExtended.reduce_arrays
+
+    def reduce_arrays(
+        self,
+        reduce_op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        destinations: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Return arrays reduced over all replicas, in one fused call.  Collective."""
+        options = self._options if options is None else self._options.merge(options)
+        if IndexedSlices in map(type, values):
+            return self._reduce_with_rows(reduce_op, values, options, destinations)
+        return self.cross_device_ops.reduce_list(reduce_op, values, destinations, options) if values else []
+
+    def reduce_again(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> list[Any] | None:
+        """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
+        if not self._is_plain:
+            return None
+        options = self._options if options is None else self._options.merge(options)
+        return self.cross_device_ops.reduce_again(reduce_op, values, options)
+
+    def fused_update(self) -> FusedUpdate | None:
+        """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
+        return self.cross_device_ops.fused_update(self._options) if self._is_plain else None
+
+    def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
+        results = self.reduce_again(reduce_op, [value], options)
+        return (self.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
+
+    def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
+        communicator = self.communicator
+        on_host = not any(is_device(variable.live) for variable in variables)
+        if communicator.segments is None or communicator.size == 1 or not on_host or not variables:
+            return super()._make_gradient_buffers(variables)
+        signatures = [(variable.name, variable.dtype, variable.shape) for variable in variables]
+        communicator.check(communicator.call("gradient_buffers", signatures), self._options.timeout_seconds)
+        return GradientBuffers(communicator, signatures, self._options.timeout_seconds).hand_out()
+
+    def _reduce_with_rows(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions, destinations: Sequence[Any] | None
+    ) -> list[Any]:
+        """Return arrays and rows reduced over all replicas: the arrays in one fused call, then each set of rows."""
+        results = list(values)
+        dense = [index for index, value in enumerate(values) if not isinstance(value, IndexedSlices)]
+        wanted = None if destinations is None else [destinations[index] for index in dense]
+        reduced = self.reduce_arrays(reduce_op, [values[index] for index in dense], options, wanted)
+        for index, value in zip(dense, reduced, strict=True):
+            results[index] = value
+        for index in sorted({*range(len(values))} - {*dense}):
+            results[index] = reduce_rows(self.communicator, reduce_op, values[index], options.timeout_seconds)
+        return results
+
+    def gather_rows(self, rows: IndexedSlices) -> IndexedSlices:
+        """Return the rows of all replicas, one after another in replica order.  Collective."""
+        return gather_rows(self.communicator, rows, self._options.timeout_seconds)
+
+    def begin_merge_call(self) -> None:
+        """Return when all replicas have come to this `merge_call`; MergeCallError on all ranks if some have not."""
+        self.communicator.barrier(MERGE_CALL, self._options.timeout_seconds)
+
+    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
+        """Return the arrays of all replicas joined along `axis`.  Collective."""
+        return self.cross_device_ops._gather(value, value, axis, self._options.merge(options))
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Return replica 0's `tensor` on every rank.  Collective."""
+        return self.cross_device_ops.broadcast(tensor, destinations)
+
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
+        """Return this replica's parts of the global batches of a data set, which the ranks compare.  Collective."""
+        agreement = self._agreement()
+        agreement.compare("experimental_distribute_dataset", described(dataset))
+        return distributed(
+            as_dataset(dataset),
+            self.replica_id,
+            self.num_replicas,
+            agreement,
+            self.is_one_worker,
+            options,
+            fetch_to(self.device_name),
+        )
+
+    def distribute_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
+        return self._distribute_own(dataset_fn, options, self._agreement())
+
+    def _agreement(self) -> Agreement:
+        return Agreement(self.communicator, self._options.timeout_seconds)
+
+    def share_initial_value(self, variable: DistributedVariable) -> None:
+        """Give every copy of a new variable the chief's value.  Collective."""
+        self._share_from_chief(variable, self.communicator)
+
+    def _share_from_chief(self, variable: DistributedVariable, communicator: Communicator) -> None:
+        # the check goes first: it names the variable, which a broadcast would not
+        call = communicator.call("Variable", [(variable.name, variable.dtype, variable.shape)])
+        communicator.check(call, self._options.timeout_seconds)
+        communicator.broadcast(variable.storage, timeout_seconds=self._options.timeout_seconds)
+
+    def _tell(self, error: BaseException, begun_at: int) -> bool:
+        """Let the other ranks raise RemoteReplicaError in their next collective, unless they know of the error."""
+        if isinstance(error, SystemExit) or getattr(error, "on_all_ranks", False):
+            return False  # when SystemExit is raised the rank leaves, which its exit hook says
+        # they know of their own, of one that a run inside this one has told, and of what was made of either in this run
+        is_known = isinstance(error, RemoteReplicaError) or any(
+            each is self._told or (isinstance(each, RemoteReplicaError) and each.call > begun_at)
+            for each in _origins(error)
+        )
+        if not is_known:
+            self.communicator.miss(error)
+        return True
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The devices of the replicas that this strategy knows by name."""
+        return self._worker_devices
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what it was made of, and in whose handling it was raised."""
+    seen, left = set(), [error]
+    while left:
+        each = left.pop()
+        if id(each) not in seen:  # not by ==, which an error may define
+            seen.add(id(each))
+            yield each
+            left += [before for before in (each.__cause__, each.__context__) if before is not None]

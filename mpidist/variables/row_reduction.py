@@ -1,0 +1,34 @@
+"""Gather and reduce the `IndexedSlices` of several ranks.  All Collective; ranks may differ in the number of rows."""
+
+from __future__ import annotations
+
+import numpy
+
+from mpidist import arrays
+from mpidist.collectives.communicator import Communicator
+from mpidist.options import ReduceOp
+from mpidist.variables.indexed_slices import IndexedSlices
+
+
+def gather_rows(communicator: Communicator, rows: IndexedSlices, timeout_seconds: float | None) -> IndexedSlices:
+    """Return the rows of all ranks, one after another in rank order."""
+    arrays.check_movable(rows.dtype)
+    gather = communicator.all_gather
+    indices = gather(rows.indices.astype(numpy.int64, copy=False), timeout_seconds=timeout_seconds)
+    return IndexedSlices(gather(rows.values, timeout_seconds=timeout_seconds), indices, rows.dense_shape)
+
+
+def reduce_rows(
+    communicator: Communicator, reduce_op: ReduceOp, rows: IndexedSlices, timeout_seconds: float | None
+) -> IndexedSlices:
+    """Return the rows of all ranks reduced, each row named once; a mean divides by the number of ranks."""
+    dtype = rows.dtype
+    arrays.check_reducible(dtype, "sum")
+    is_mean = reduce_op is ReduceOp.MEAN
+    rows = gather_rows(communicator, rows, timeout_seconds)
+    wide = arrays.wire_dtype(dtype) if dtype.kind not in "iu" or not is_mean else numpy.dtype("float64")
+    total = IndexedSlices(rows.values.astype(wide, copy=False), rows.indices, rows.dense_shape).coalesced()
+    if not is_mean:
+        return total.with_values(total.values.astype(dtype, copy=False))
+    mean = total.values / wide.type(communicator.size)
+    return total.with_values(mean if dtype.kind in "iu" else mean.astype(dtype, copy=False))

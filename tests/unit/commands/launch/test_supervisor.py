@@ -1,0 +1,84 @@
+"""How a job ends whose launcher does not say what became of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from mpidist.commands.launch import supervisor
+from tests.launch import ROOT
+
+
+def run(script: str, **env: str) -> supervisor.Ended:
+    """Supervise a launcher that only runs this script."""
+    return supervisor.supervise([sys.executable, "-c", script], ["true"], 2, {**os.environ, **env}, 30.0)
+
+
+ENDING = "print('MPI will try to terminate your MPI job as well)', file=sys.stderr, flush=True)"
+
+
+def test_a_launcher_that_does_not_end_after_mpi_has_ended_the_job_is_ended(monkeypatch):
+    monkeypatch.setattr(supervisor, "_ENDING_SECONDS", 0.2)
+    ended = run(f"import sys, time; {ENDING}; time.sleep(60)")
+    assert ended.status == 1 and not ended.timed_out
+    assert "its launcher did not end within 0.2 s" in ended.stuck
+
+
+def test_a_launcher_that_ends_then_keeps_its_status():
+    ended = run(f"import sys; {ENDING}; sys.exit(14)")
+    assert (ended.status, ended.stuck) == (14, "")
+
+
+@pytest.mark.parametrize("tolerant", ["0", "1"])
+def test_a_job_that_has_lost_a_host_has_failed(tolerant):
+    said = "print('PRTE has lost communication with a remote daemon.', file=sys.stderr)"
+    assert run(f"import sys; {said}", MPIDIST_FAULT_TOLERANT=tolerant).status == 1
+    assert run("pass", MPIDIST_FAULT_TOLERANT=tolerant).status == 0
+
+
+#: A launcher that starts two ranks, and reports a status of its own, whatever became of them.
+LAUNCHER = """
+import os, subprocess, sys
+environ = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2"}
+ranks = [subprocess.Popen(sys.argv[2:], env={**environ, "OMPI_COMM_WORLD_RANK": str(rank)}) for rank in (0, 1)]
+for rank in ranks: rank.wait()
+sys.exit(int(sys.argv[1]))
+"""
+
+#: A rank that leaves as `PreemptionCheckpointHandler` does.
+ASKS = """
+import sys
+from mpidist.cluster.join_notes import noting_exit
+from mpidist.cluster.launchers import detect_launcher
+with noting_exit(detect_launcher()): {leave}
+"""
+
+
+@pytest.mark.parametrize("reported", ["0", "143"])
+@pytest.mark.parametrize(
+    ("leave", "status"),
+    [
+        ("sys.exit(42)", 42),
+        ("sys.exit(298)", 42),
+        ("sys.exit()", 0),
+        ("sys.exit('saved')", 1),
+        ("raise SystemExit(7)", 7),
+    ],
+)
+def test_the_exit_status_that_ranks_ask_for_counts_whatever_the_launcher_says(tmp_path, reported, leave, status):
+    script = tmp_path / "rank.py"
+    script.write_text(ASKS.format(leave=leave))
+    program = [sys.executable, str(script)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = supervisor.supervise([sys.executable, "-c", LAUNCHER, reported], program, 2, environ, 30.0)
+    assert (ended.status, ended.death) == (status, None)
+
+
+def test_what_is_no_exit_is_noted_as_none(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(ASKS.format(leave="pass"))
+    program = [sys.executable, str(script)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert supervisor.supervise([sys.executable, "-c", LAUNCHER, "5"], program, 2, environ, 30.0).status == 5
