@@ -38,14 +38,7 @@ ADVICE = (
 
 
 class Agreement:
-    """How the ranks that share a data set keep in step.
-
-    Parameters
-    ----------
-    communicator : Communicator or None
-        None is one rank alone, which agrees with itself.
-    timeout_seconds : float or None
-    """
+    """How the ranks that share a data set keep in step."""
 
     def __init__(self, communicator: Communicator | None = None, timeout_seconds: float | None = None) -> None:
         self._communicator = communicator if communicator is not None and communicator.size > 1 else None
@@ -148,15 +141,7 @@ def _sorted_paths(value: Any) -> list[tuple[str, Any]]:
 
 
 def checksum(array: Any, most_bytes: int) -> int:
-    """Return the CRC-32 of rows of an array, the same ones for every array of its shape and dtype.  Local.
-
-    Parameters
-    ----------
-    array : array, shape (rows, ...)
-    most_bytes : int
-        Short arrays are taken whole; of longer ones evenly spaced rows, and of long rows evenly spaced elements, so
-        that the sum is over about so many bytes, but over one element at least.
-    """
+    """Return the CRC-32 of rows of an array, the same ones for every array of its shape and dtype.  Local."""
     sample = _sample(array, most_bytes) if array.size and array.nbytes else array
     host = arrays.as_host(sample) if arrays.is_device(sample) else sample
     return zlib.crc32(numpy.ascontiguousarray(host).tobytes())

@@ -18,21 +18,7 @@ def policy_of(dataset: Dataset) -> AutoShardPolicy:
 
 
 def for_worker(dataset: Dataset, num_workers: int, index: int) -> Dataset:
-    """Return what one of several workers reads of a data set, element by element, by its policy.  Local.
-
-    FILE deals files, DATA elements, OFF everything to everybody.  AUTO is FILE where there are files enough, and DATA
-    otherwise, with a line to the logger ``mpidist`` where there are files.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    num_workers, index : int
-
-    Raises
-    ------
-    ValueError
-        The policy is FILE, and there are no files, or too few of them.
-    """
+    """Return what one of several workers reads of a data set, element by element, by its policy.  Local."""
     policy, files = policy_of(dataset), file_count(dataset._node)
     if policy is AutoShardPolicy.AUTO:
         policy = AutoShardPolicy.FILE if files >= num_workers else AutoShardPolicy.DATA
@@ -41,7 +27,7 @@ def for_worker(dataset: Dataset, num_workers: int, index: int) -> Dataset:
                 "AUTO sharding deals elements (DATA): %d files are too few for FILE on %d workers", files, num_workers
             )
     if policy is AutoShardPolicy.FILE:
-        return Dataset(by_file(dataset._node, num_workers, index), dataset.options())
+        return dataset._then(by_file(dataset._node, num_workers, index))
     return dataset.shard(num_workers, index) if policy is AutoShardPolicy.DATA else dataset
 
 
@@ -51,13 +37,7 @@ def file_count(node: Node) -> int:
 
 
 def by_file(node: Node, num_workers: int, index: int) -> Node:
-    """Return a tree of nodes with every `num_workers`-th file, from number `index` on.  Local.
-
-    Raises
-    ------
-    ValueError
-        Not all sources are files, or there are fewer files than workers.
-    """
+    """Return a tree of nodes with every `num_workers`-th file, from number `index` on.  Local."""
     files = file_count(node)
     if not files:
         kinds = ", ".join(sorted({type(source).__name__ for source in node.sources()} - {"FileRows"}))

@@ -12,7 +12,7 @@ from typing import Any
 
 from mpidist.input import structure
 from mpidist.input.batches import Batch, Unbatch
-from mpidist.input.cache import Cache, Prefetch
+from mpidist.input.cache import Cache
 from mpidist.input.files import FileRows, expanded, tables_of
 from mpidist.input.hdf5 import Hdf5Table, OpenFiles
 from mpidist.input.mapping import Filter, Map
@@ -54,6 +54,7 @@ class Dataset:
 
     _node: Node
     _options: Options = field(default_factory=Options)
+    _ahead: int = 0
     _epochs: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     # -- sources ------------------------------------------------------------------------------------------------------
@@ -228,6 +229,8 @@ class Dataset:
 
         A shuffle before it gives every repetition an order of its own.
         """
+        if self._node.length == math.inf:
+            return self if count != 0 else self.take(0)
         return self._then(Repeat(self._node, None if count is None or count < 0 else count))
 
     def take(self, count: int) -> Dataset:
@@ -249,7 +252,9 @@ class Dataset:
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """Return the elements of this data set, and then those of another."""
-        return self._then(Concatenate(self._node, dataset._node))
+        if self._node.length == math.inf:
+            return self
+        return self._then(Concatenate(self._node, dataset._node), dataset._ahead)
 
     @staticmethod
     def zip(*datasets: Any) -> Dataset:
@@ -261,7 +266,8 @@ class Dataset:
             The elements are structured in the same way.
         """
         nested = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
-        return Dataset(Zip(structure.map_leaves(lambda each: each._node, nested)))
+        ahead = max((each._ahead for each in structure.leaves(nested)), default=0)
+        return Dataset(Zip(structure.map_leaves(lambda each: each._node, nested)), _ahead=ahead)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Return pairs of a number and an element; the numbers count from `start`."""
@@ -337,16 +343,16 @@ class Dataset:
         Wherever it stands, it is the last elements of the chain that are made ahead.  The thread ends with its
         iterator.
         """
-        return self._then(Prefetch(self._node, _AHEAD if buffer_size < 0 else buffer_size))
+        return self._then(self._node, _AHEAD if buffer_size < 0 else buffer_size)
 
     def with_options(self, options: Options) -> Dataset:
         """Return the data set with options: how it is dealt to ranks."""
         if not isinstance(options, Options):
             raise TypeError(f"options must be a mpidist.data.Options, got {type(options).__name__}")
-        return Dataset(self._node, options)
+        return Dataset(self._node, options, self._ahead)
 
-    def _then(self, node: Node) -> Dataset:
-        return Dataset(node, self._options)
+    def _then(self, node: Node, ahead: int = 0) -> Dataset:
+        return Dataset(node, self._options, max(ahead, self._ahead))
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
@@ -393,7 +399,7 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Any]:
         elements = (item() for item in self._node.items(next(self._epochs)))
-        return prefetched(elements, self._node.ahead)
+        return prefetched(elements, self._ahead)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Return an iterator over the next epoch's elements."""

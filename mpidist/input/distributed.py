@@ -62,7 +62,7 @@ class DistributedDataset:
         self.replica_id = replica_id
         self.num_replicas = num_replicas
         self._feed = feed
-        self._ahead = max(ahead, dataset._node.ahead if isinstance(dataset, Dataset) else 0)
+        self._ahead = max(ahead, dataset._ahead if isinstance(dataset, Dataset) else 0)
         self._fetch_fn = fetch_fn
         self._position = self._next_start = Position()
         self._latest: Callable[[], DistributedIterator | None] = lambda: None

@@ -23,7 +23,6 @@ from mpidist.errors import InputError
 from mpidist.input import autoshard, sharding, structure
 from mpidist.input.agreement import Agreement, watched
 from mpidist.input.batches import Batch, rebatched
-from mpidist.input.cache import Prefetch
 from mpidist.input.dataset import Dataset
 from mpidist.input.node import Node, with_rows
 from mpidist.input.options import AutoShardPolicy
@@ -38,21 +37,7 @@ _NOTHING, _SHAPES, _BATCH = range(3)
 
 
 class Position(NamedTuple):
-    """How far a data set has been walked through.
-
-    Parameters
-    ----------
-    epoch, step : int
-        Of the next batch.
-    offset : int
-        Of the next batch: the number of its first row in the epoch, or its own; see `Node.by_row`.
-    read : Read or None
-        What was read of somebody else's batches before it.
-    handed : array of int64, or None
-        What every pipeline has handed out in this epoch, where each has rows of its own.
-    orders : list of list of str, or None
-        In which order the rows of every pipeline came, where that is still to be compared.
-    """
+    """How far a data set has been walked through."""
 
     epoch: int = 0
     step: int = 0
@@ -63,13 +48,7 @@ class Position(NamedTuple):
 
 
 class Feed:
-    """Where the batches of one rank come from.
-
-    Parameters
-    ----------
-    node : Node
-    agreement : Agreement
-    """
+    """Where the batches of one rank come from."""
 
     #: What messages call the way in which rows are dealt.
     title = ""
@@ -84,25 +63,14 @@ class Feed:
         raise NotImplementedError(type(self).__name__)
 
     def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, Position, Share | None]:
-        """Return the batch that this rank gets (or END), the position after it, and the replicas' `Share`.
-
-        Collective where the ranks have to keep in step.  `batch` is END where this rank has none.  One replica alone
-        has no `Share`.
-        """
+        """Return the batch that this rank gets (or END), the position after it, and the replicas' `Share`."""
         raise NotImplementedError(type(self).__name__)
 
     def state(self, position: Position) -> dict[str, Any]:
-        """Return a position as numbers and small arrays, with the order of rows that it is a position in.  Local."""
         return {"feed": self.title, "epoch": position.epoch, **self._state(position)}
 
     def position(self, state: Mapping[str, Any]) -> Position:
-        """Return the position that a state of any number of ranks is for this feed.  Local.
-
-        Raises
-        ------
-        InputError
-            It is the state of another data set, in the middle of an epoch; names what differs.
-        """
+        """Return the position that a state of any number of ranks is for this feed.  Local."""
         if not any(numpy.any(state.get(name, 0)) for name in ("step", "rows")):
             return Position(int(state["epoch"]))
         if "feed" not in state and "step" in state:
@@ -127,7 +95,6 @@ class Feed:
         return self._node.order(not self._node.by_row)
 
     def _at_old_step(self, state: Mapping[str, Any]) -> Position:
-        """Return the position of a state that does not tell what it is a position in; says what is assumed."""
         epoch, step = int(state["epoch"]), int(state["step"])
         warnings.warn(
             f"step {step} of epoch {epoch} was saved by an earlier mpidist, without the data set that it is a step of. "
@@ -140,15 +107,7 @@ class Feed:
 
 
 class ExactFeed(Feed):
-    """This replica's rows of every global batch.
-
-    Parameters
-    ----------
-    node : Node
-        Of global batches.
-    part : Part
-    agreement : Agreement
-    """
+    """This replica's rows of every global batch."""
 
     title = "global batches"
 
@@ -158,7 +117,6 @@ class ExactFeed(Feed):
         self._watched = watched(node) if agreement.needed else []
 
     def open(self, position: Position) -> Iterator[tuple[Any, Any]]:
-        """Yield the parts; the note is where the next one is, what was read, its checksums, and the replicas' share."""
         replica, replicas = self._part.replica_id, self._part.num_replicas
         if self._foreign is not None:
             self._foreign.expected = position.read
@@ -183,7 +141,6 @@ class ExactFeed(Feed):
         return Share(part.rows, part.rows % part.num_replicas == 0)
 
     def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, Position, Share | None]:
-        """Return the batch, after a comparison where only reading tells whether the ranks have the same."""
         if self._watched:
             read = "none: the data set has ended" if batch is END else " ".join(f"{each:#010x}" for each in note[2])
             facts = [fact("step", position.step), fact(f"checksum of what was read for step {position.step}", read)]
@@ -193,14 +150,12 @@ class ExactFeed(Feed):
         return batch, Position(position.epoch, position.step + 1, note[0], note[1]), note[3]
 
     def _state(self, position: Position) -> dict[str, Any]:
-        """Return rows or steps, and the order of rows; of somebody else's batches what was read."""
         found = {"rows" if self._node.by_row else "step": position.offset, "of": self._order}
         if position.read is not None:
             found |= {"rows": position.read.rows, "checksum": position.read.checksum}
         return found
 
     def _position(self, state: Mapping[str, Any]) -> Position:
-        """Return the position: by rows, at any batch size, where batches are cut out of rows."""
         _require_same(state.get("of", self._order), self._order)
         offset = int(state["step"] if "step" in state else state["rows"])
         read = Read(int(state["rows"]), int(state["checksum"])) if "checksum" in state else None
@@ -208,15 +163,7 @@ class ExactFeed(Feed):
 
 
 class _VotingFeed(Feed):
-    """A feed whose ranks may be out of batches at different steps.
-
-    Parameters
-    ----------
-    node : Node
-    pipeline, pipelines : int
-        This rank's number among those that read, and how many there are.
-    agreement : Agreement
-    """
+    """A feed whose ranks may be out of batches at different steps."""
 
     def __init__(self, node: Node, pipeline: int, pipelines: int, agreement: Agreement) -> None:
         super().__init__(node, agreement)
@@ -225,13 +172,7 @@ class _VotingFeed(Feed):
         self._orders: list[list[str]] | None = None
 
     def _require_orders(self, saved: list[list[str]] | None) -> None:
-        """Let all ranks know the orders of all, which may differ, and compare them with those saved.  Collective.
-
-        Raises
-        ------
-        InputError
-            On all ranks: some are not as they were.
-        """
+        """Let all ranks know the orders of all, which may differ, and compare them with those saved.  Collective."""
         if self._orders is None:
             answers = self.agreement.exchange(json.dumps(self._order).encode(), "order of rows")
             self._orders = [json.loads(answer) for answer in answers]
@@ -241,13 +182,7 @@ class _VotingFeed(Feed):
             _require_same(before, now, f"on rank {rank} ")
 
     def _vote(self, batch: Any, handed: numpy.ndarray, step: int) -> tuple[Any, numpy.ndarray, Share | None]:
-        """Return this rank's batch, an empty one where it has none, or END where nobody has; and what all handed out.
-
-        Raises
-        ------
-        InputError
-            On all ranks: some have no batch, and the others' cannot be empty.
-        """
+        """Return this rank's batch, an empty one, or END where no rank has one; what all handed out; and the share."""
         if not self.agreement.needed:
             return batch, handed, None
         if batch is not END:
@@ -284,17 +219,7 @@ class _VotingFeed(Feed):
 
 
 class WorkerFeed(_VotingFeed):
-    """Batches of rows that every rank goes through by itself: those of its files, or all.
-
-    An epoch is walked by *pipelines*, one for each rank there was at its beginning.  A run that was resumed on other
-    ranks deals the pipelines to them, each from where it was, until the end of the epoch.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    pipeline, pipelines : int
-    agreement : Agreement
-    """
+    """Batches of rows that every rank goes through by itself: those of its files, or all."""
 
     def __init__(self, dataset: Dataset, pipeline: int, pipelines: int, agreement: Agreement) -> None:
         super().__init__(dataset._node, pipeline, pipelines, agreement)
@@ -311,7 +236,6 @@ class WorkerFeed(_VotingFeed):
         return self._node.order(not _is_even(self._node))
 
     def open(self, position: Position) -> Iterator[tuple[Any, Any]]:
-        """Yield batches; the note is how many rows of each pipeline have been handed out with it."""
         rows = self._rows(position)
         begun: list[tuple[int, int]] = []  # (pipeline, rows of this rank before it)
         sizes = itertools.islice(itertools.cycle(self._sizes), position.step % len(self._sizes), None)
@@ -336,7 +260,6 @@ class WorkerFeed(_VotingFeed):
                 yield batch
 
     def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, Position, Share | None]:
-        """Return the batch, an empty one, or END."""
         if not self._by_file:
             self._require_orders(position.orders)
         rows = self._rows(position)
@@ -349,13 +272,11 @@ class WorkerFeed(_VotingFeed):
         return batch, Position(position.epoch, position.step + 1, handed=handed), share
 
     def _state(self, position: Position) -> dict[str, Any]:
-        """Return the rows that every pipeline has handed out, and the order of all rows or those of each rank."""
         found = {"step": position.step, "rows": self._rows(position).copy()}
         orders = self._order if self._by_file else position.orders or self._orders
         return found if orders is None else {**found, "of": orders}
 
     def _position(self, state: Mapping[str, Any]) -> Position:
-        """Return the position; without files, ranks that are new begin where the slowest was."""
         rows = numpy.asarray(state["rows"], numpy.int64)
         if self._by_file:
             _require_same(state["of"], self._order)
@@ -365,7 +286,6 @@ class WorkerFeed(_VotingFeed):
         return Position(int(state["epoch"]), int(state["step"]), handed=rows, orders=orders)
 
     def _at_old_step(self, state: Mapping[str, Any]) -> Position:
-        """Return the position; an earlier state has rows of pipelines too."""
         found = super()._at_old_step(state)
         return self._position({"of": self._order if self._by_file else None, **state}) if "rows" in state else found
 
@@ -379,19 +299,11 @@ class WorkerFeed(_VotingFeed):
 
 
 class FunctionFeed(_VotingFeed):
-    """The batches of a data set of this rank's own, as they come.
-
-    Parameters
-    ----------
-    node : Node
-    pipeline, pipelines : int
-    agreement : Agreement
-    """
+    """The batches of a data set of this rank's own, as they come."""
 
     title = "batches from a function"
 
     def open(self, position: Position) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches; the note is where the next one is, and what was read of somebody else's."""
         first, *read = self._own(position)
         if self._foreign is not None:
             self._foreign.expected = Read(*read) if position.handed is not None else None
@@ -406,7 +318,6 @@ class FunctionFeed(_VotingFeed):
         return position.handed[self._pipeline].tolist()
 
     def agreed(self, batch: Any, note: Any, position: Position) -> tuple[Any, Position, Share | None]:
-        """Return the batch, an empty one, or END."""
         self._require_orders(position.orders)
         own = numpy.zeros((self._pipelines, 3), numpy.int64)
         own[self._pipeline] = self._own(position) if note is None else note
@@ -416,14 +327,12 @@ class FunctionFeed(_VotingFeed):
         return batch, Position(position.epoch, position.step + 1, handed=handed), share
 
     def _state(self, position: Position) -> dict[str, Any]:
-        """Return what every data set has handed out (offset, rows and checksum), and the order of each."""
         found = {"step": position.step, "pipelines": self._pipelines}
         if position.handed is None:
             return found
         return {**found, "handed": position.handed.copy(), "of": position.orders or self._orders}
 
     def _position(self, state: Mapping[str, Any]) -> Position:
-        """Return the position, of as many data sets only."""
         epoch, step, pipelines = int(state["epoch"]), int(state["step"]), int(state.get("pipelines", self._pipelines))
         if pipelines == self._pipelines:
             handed = numpy.asarray(state["handed"], numpy.int64) if "handed" in state else None
@@ -437,7 +346,6 @@ class FunctionFeed(_VotingFeed):
         return Position(epoch)
 
     def _at_old_step(self, state: Mapping[str, Any]) -> Position:
-        """Return the position, of as many data sets only."""
         super()._at_old_step(state)
         return self._position(state)
 
@@ -480,7 +388,7 @@ def _from_row(node: Node, epoch: int, first: int) -> Iterator[Any]:
 
 def _is_even(node: Node) -> bool:
     """Return whether all batches but the last have the same number of rows: nothing is done to them behind `batch`."""
-    return isinstance(node.child if isinstance(node, Prefetch) else node, Batch)
+    return isinstance(node, Batch)
 
 
 def _progress(rows: numpy.ndarray, begun: list[tuple[int, int]], handed: int) -> numpy.ndarray:
@@ -523,17 +431,7 @@ def _made(described: Any) -> Any:
 
 
 def feed_of(dataset: Dataset, pipeline: int, pipelines: int, agreement: Agreement, is_one_worker: bool) -> Feed:
-    """Return the feed that the policy of a data set asks for.  Local.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    pipeline, pipelines : int
-        This replica, and how many there are.
-    agreement : Agreement
-    is_one_worker : bool
-        Whether the replicas count as one worker, to which no policy applies.
-    """
+    """Return the feed that the policy of a data set asks for.  Local."""
     policy = autoshard.policy_of(dataset)
     if is_one_worker or policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         if pipeline == 0 and not is_one_worker:

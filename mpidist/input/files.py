@@ -24,16 +24,7 @@ _MOST_SHOWN = 8
 
 
 class Table:
-    """The rows of one file.
-
-    Parameters
-    ----------
-    path : str
-
-    Attributes
-    ----------
-    rows : int
-    """
+    """The rows of one file."""
 
     rows: int
 
@@ -45,19 +36,12 @@ class Table:
         raise NotImplementedError(type(self).__name__)
 
     def spec(self) -> Any:
-        """Return the `ArraySpec` of every array of a row."""
         found = structure.map_leaves(spec_of, self.read(range(min(self.rows, 1))))
         return structure.map_leaves(lambda leaf: type(leaf)(leaf.shape[1:], leaf.dtype), found)
 
 
 class FileRows(Node):
-    """The rows of several files, one file after the other.
-
-    Parameters
-    ----------
-    tables : sequence of Table
-        All with the same arrays, as far as dtypes and shapes of rows go.
-    """
+    """The rows of several files, one file after the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = tuple(tables)
@@ -66,13 +50,7 @@ class FileRows(Node):
 
     @classmethod
     def checked(cls, tables: Sequence[Table]) -> FileRows:
-        """Return the rows of these files after a look at what is in each.
-
-        Raises
-        ------
-        ValueError
-            One has other arrays than the first; names both.
-        """
+        """Return the rows of these files after a look at what is in each."""
         first = tables[0].spec()
         for table in tables[1:]:
             if (found := table.spec()) != first:
@@ -83,7 +61,6 @@ class FileRows(Node):
         return cls(tables)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        """Return these rows, read from whichever files they are in."""
         if len(self.tables) == 1:
             return self._read(0, positions)
         if isinstance(positions, range):
@@ -106,18 +83,15 @@ class FileRows(Node):
             raise InputError(f"{some} of {table.path} could not be read: {explained(error)}") from error
 
     def spec(self) -> Any:
-        """Return that of the first file with rows."""
         return next((table for table in self.tables if table.rows), self.tables[0]).spec()
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return how many rows there are, of what, and in which files: their names without the directory, and rows."""
         files = [f"{_base_names(table.path)} ({table.rows})" for table in self.tables]
         some = ", ".join(files[:_MOST_SHOWN])
         rest = f", ... ({len(files)} files, checksum {zlib.crc32(', '.join(files).encode()):#010x})"
         return [f"{self.length} rows of {shown(self.spec())} in {some}{rest if len(files) > _MOST_SHOWN else ''}"]
 
     def place(self, epoch: int, position: int) -> str:
-        """Return row and file."""
         number = int(numpy.searchsorted(self._ends, position, "right"))
         return f"row {position - self._begin(number)} of {self.tables[number].path}"
 
@@ -128,16 +102,7 @@ def _base_names(path: str) -> str:
 
 
 def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> numpy.ndarray:
-    """Return rows of something that is sliced like an array, and best of all in contiguous pieces.  Local.
-
-    Parameters
-    ----------
-    array : h5py.Dataset or the like, shape (n, ...)
-    rows : range, or array of int
-        An array is in any order, also with rows several times.
-    row_bytes : int, optional
-        How long rows are in the file; None is as long as in memory.
-    """
+    """Return rows of something that is sliced like an array, and best of all in contiguous pieces.  Local."""
     if isinstance(rows, range):
         return array[rows.start : rows.stop]
     if not len(rows):
@@ -153,18 +118,7 @@ def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> nump
 
 
 def tables_of(paths: Any, make: Callable[[str], Table]) -> FileRows:
-    """Return the rows of files by name.  Local.
-
-    Parameters
-    ----------
-    paths : str, path, or list of these
-        Names with ``*``, ``?`` or ``[`` are patterns; what they match comes in the order of the names.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file, or none that a pattern matches.
-    """
+    """Return the rows of files by name.  Local."""
     return FileRows.checked([make(path) for path in expanded(paths)])
 
 

@@ -42,15 +42,7 @@ class OpenFiles:
 
 
 class Hdf5Table(Table):
-    """The rows of some arrays of an HDF5 file.
-
-    Parameters
-    ----------
-    path : str
-    names : str, or nested tuples and dicts of str, or None
-        The arrays; None is all arrays at the top of the file, by name.
-    files : OpenFiles
-    """
+    """The rows of some arrays of an HDF5 file."""
 
     def __init__(self, path: str, names: Any, files: OpenFiles) -> None:
         super().__init__(path)
@@ -64,11 +56,9 @@ class Hdf5Table(Table):
         return self._files.arrays(self.path, self._names)
 
     def read(self, rows: Positions) -> Any:
-        """Return these rows."""
         return structure.map_leaves(lambda array: read_rows(array, rows), self._arrays())
 
     def spec(self) -> Any:
-        """Return what the file says."""
         return structure.map_leaves(lambda array: ArraySpec(array.shape[1:], array.dtype), self._arrays())
 
 
@@ -103,10 +93,7 @@ class _SmallArray:
 
 
 def _with_room(array: Any) -> Any:
-    """Return an array whose chunks fit into its cache, if they are compressed: those that do not are unpacked again.
-
-    Of chunks as they are HDF5 reads the rows alone where the cache is too small for them, which is the quicker way.
-    """
+    """Return an array whose chunks fit into its cache, if they are compressed: those that do not are unpacked again."""
     chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize if array.chunks else 0
     is_packed = array.id.get_create_plist().get_nfilters() > 0
     cache_bytes = array.id.get_access_plist().get_chunk_cache()[1]

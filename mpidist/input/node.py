@@ -68,8 +68,6 @@ class Node:
     by_row : bool
         Whether the offset of a batch is the number of its first row, and so the same whatever the batch size; elsewhere
         it is the number of the batch.
-    ahead : int
-        How many elements are to be made in advance.
     children : tuple of Node
     """
 
@@ -79,12 +77,11 @@ class Node:
     batch_size: int | None = None
     drop_remainder: bool = False
     by_row: bool = False
-    ahead: int = 0
     children: tuple[Node, ...] = ()
 
     def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
         """Return one element, of a batch the rows of `part`."""
-        return cut(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, range(position, position + 1))), part)
+        return cut(structure.row(self.gather(epoch, range(position, position + 1)), 0), part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
         """Return elements joined along a new first axis; `positions` has one at least."""
@@ -152,24 +149,16 @@ class Node:
         return change(self)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Derived(Node):
-    """A node that has its elements from one other node, and by default is like it.
-
-    Parameters
-    ----------
-    child : Node
-    """
+    """A node that has its elements from one other node, and by default is like it."""
 
     child: Node
 
     def __post_init__(self) -> None:
-        for name in ("length", "indexed", "batched", "batch_size", "drop_remainder", "ahead"):
-            self._set(name, getattr(self.child, name))
-        self._set("children", (self.child,))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+        for name in ("length", "indexed", "batched", "batch_size", "drop_remainder"):
+            setattr(self, name, getattr(self.child, name))
+        self.children = (self.child,)
 
     def spec(self) -> Any:
         """Return the child's."""
@@ -244,15 +233,7 @@ def force(items: Sequence[Item], pool: Executor | None) -> list[Any]:
 
 
 def gather_by(groups: numpy.ndarray, fetch: Callable[[int, Any], Any]) -> Any:
-    """Return elements of several groups in the order asked for.
-
-    Parameters
-    ----------
-    groups : array of int, shape (n,)
-        For every element the group it comes from.
-    fetch : callable
-        ``fetch(group, places)`` returns the elements at these places, joined along a first axis.
-    """
+    """Return elements of several groups in the order asked for."""
     first = groups[0]
     if (groups == first).all():
         return fetch(int(first), slice(None))

@@ -18,15 +18,7 @@ _LOCAL_HEADER = struct.Struct("<26x2H")
 
 
 class ArrayTable(Table):
-    """The rows of arrays that are sliced like arrays.
-
-    Parameters
-    ----------
-    path : str
-        How messages call it.
-    arrays : nested tuples and dicts of arrays
-        With the same first dimension.
-    """
+    """The rows of arrays that are sliced like arrays."""
 
     def __init__(self, path: str, arrays: Any) -> None:
         super().__init__(path)
@@ -37,7 +29,6 @@ class ArrayTable(Table):
             raise ValueError(f"{path}: {error}") from None
 
     def read(self, rows: Positions) -> Any:
-        """Return copies of these rows."""
         return structure.map_leaves(lambda array: _copied(array, rows), self._arrays)
 
 
@@ -46,25 +37,13 @@ def _copied(array: Any, rows: Positions) -> numpy.ndarray:
 
 
 def npy_table(paths: Any) -> ArrayTable:
-    """Return the rows of ``.npy`` files side by side.  Local.
-
-    Parameters
-    ----------
-    paths : str, or nested tuples and dicts of str
-    """
+    """Return the rows of ``.npy`` files side by side.  Local."""
     arrays = structure.map_leaves(lambda path: numpy.load(path, mmap_mode="r", allow_pickle=False), paths)
     return ArrayTable(", ".join(structure.leaves(paths)), arrays)
 
 
 def npz_table(path: str, names: Any = None) -> ArrayTable:
-    """Return the rows of arrays in a ``.npz`` file, mapped into memory unless they are compressed.  Local.
-
-    Parameters
-    ----------
-    path : str
-    names : str, nested tuples and dicts of str, or None
-        None is all of them, by name.
-    """
+    """Return the rows of arrays in a ``.npz`` file, mapped into memory unless they are compressed.  Local."""
     with zipfile.ZipFile(path) as archive:
         known = {name.removesuffix(".npy"): name for name in archive.namelist()}
 

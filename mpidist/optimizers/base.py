@@ -51,6 +51,7 @@ class Options(OptionsButDecay, total=False):
 
     weight_decay: float | None
 
+
 NO_PATHS: Mapping[int, str] = MappingProxyType({})
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 

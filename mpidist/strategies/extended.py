@@ -287,9 +287,7 @@ class StrategyExtended:
         self._before_collective()
         return rows
 
-    def gather_array(
-        self, value: Any, axis: int, options: CommunicationOptions | None = None
-    ) -> numpy.ndarray:
+    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
         self._before_collective()
         return value
@@ -562,9 +560,7 @@ class MirroredExtended(StrategyExtended):
         """
         self.communicator.barrier(MERGE_CALL, self._options.timeout_seconds)
 
-    def gather_array(
-        self, value: Any, axis: int, options: CommunicationOptions | None = None
-    ) -> numpy.ndarray:
+    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
         return self.cross_device_ops._gather(value, value, axis, self._options.merge(options))
 
