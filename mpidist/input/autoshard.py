@@ -1,4 +1,4 @@
-"""What `AutoShardPolicy` means: which elements of a data set a worker reads when every worker reads some of them."""
+"""What `AutoShardPolicy` means for a data set: its policy, and its files dealt to workers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,6 @@ _logger = logging.getLogger("mpidist")
 def policy_of(dataset: Dataset) -> AutoShardPolicy:
     """Return the policy that the options of a data set name.  Local."""
     return dataset.options().experimental_distribute.auto_shard_policy
-
-
-def for_worker(dataset: Dataset, num_workers: int, index: int) -> Dataset:
-    """Return what one of several workers reads of a data set, element by element, by its policy.  Local."""
-    policy, files = policy_of(dataset), file_count(dataset._node)
-    if policy is AutoShardPolicy.AUTO:
-        policy = AutoShardPolicy.FILE if files >= num_workers else AutoShardPolicy.DATA
-        if 0 < files < num_workers and index == 0:
-            _logger.warning(
-                "AUTO sharding deals elements (DATA): %d files are too few for FILE on %d workers", files, num_workers
-            )
-    if policy is AutoShardPolicy.FILE:
-        return dataset._then(by_file(dataset._node, num_workers, index))
-    return dataset.shard(num_workers, index) if policy is AutoShardPolicy.DATA else dataset
 
 
 def file_count(node: Node) -> int:

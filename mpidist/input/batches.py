@@ -11,7 +11,7 @@ from typing import Any
 
 from mpidist.input import structure
 from mpidist.input.node import ArraySpec, Derived, Item, force
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 
 
 @dataclass(eq=False)
@@ -29,10 +29,10 @@ class Batch(Derived):
         self.batched = self.by_row = True
         self.batch_size, self.drop_remainder = self.size, self.drop
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         return self._from(epoch, position * self.size, part)
 
-    def _from(self, epoch: int, first: int, part: Part = WHOLE) -> Any:
+    def _from(self, epoch: int, first: int, part: RowPart = WHOLE) -> Any:
         rows = int(min(self.size, (self.child.length or 0) - first))
         mine = part.of(rows)
         if mine:
@@ -66,7 +66,7 @@ class Batch(Derived):
     def step_of(self, offset: int) -> int:
         return offset // self.size
 
-    def _joined(self, chunk: Sequence[Item], part: Part = WHOLE) -> Any:
+    def _joined(self, chunk: Sequence[Item], part: RowPart = WHOLE) -> Any:
         mine = part.of(len(chunk))
         elements = force(chunk[mine.start : mine.stop] if mine else chunk[:1], self.child.pool())
         joined = structure.stack(elements)

@@ -11,7 +11,7 @@ import numpy
 
 from mpidist.input import structure
 from mpidist.input.node import Derived, Item, Positions
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Cache(Derived):
         # position -> element; of a batch -> `_Once`; None -> all items of a stream
         self._kept: dict[Any, Any] = {}
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         if not self.batched:
             return super().at(epoch, position, part)
         if position not in self._kept:
@@ -67,9 +67,9 @@ class _Once:
 
     def __init__(self, item: Item) -> None:
         self._item = item
-        self._made: dict[Part, tuple[Any, int | None]] = {}
+        self._made: dict[RowPart, tuple[Any, int | None]] = {}
 
-    def __call__(self, part: Part = WHOLE) -> Any:
+    def __call__(self, part: RowPart = WHOLE) -> Any:
         if part not in self._made:
             element = self._item() if part is WHOLE else self._item(part)
             self._made[part] = element, part.rows

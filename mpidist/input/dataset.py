@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -407,10 +408,7 @@ class Dataset:
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Return ``reduce_func(state, element)`` over all elements of the next epoch, begun with `initial_state`."""
-        state = initial_state
-        for element in self:
-            state = reduce_func(state, element)
-        return state
+        return functools.reduce(reduce_func, self, initial_state)
 
     def __repr__(self) -> str:
         words = "".join(f".{word}" for word in self._node.words())

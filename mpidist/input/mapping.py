@@ -12,7 +12,7 @@ from typing import Any
 from mpidist.errors import InputError
 from mpidist.input import structure
 from mpidist.input.node import Derived, Item, Node, Positions, cut, force
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 from mpidist.input.sources import explained, name_of
 
 
@@ -31,7 +31,7 @@ class Map(Derived):
         threaded = self.threads > 1 and not self.batched
         self._pool = ThreadPoolExecutor(self.threads, "mpidist-map") if threaded else None
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         return self._mapped(partial(self.child.at, epoch, position), partial(self.place, epoch, position), part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
@@ -58,7 +58,7 @@ class Map(Derived):
     def order(self, batch_size: bool = True) -> list[str]:
         return self.child.order(batch_size)
 
-    def _mapped(self, item: Item, place: Callable[[], str], part: Part = WHOLE) -> Any:
+    def _mapped(self, item: Item, place: Callable[[], str], part: RowPart = WHOLE) -> Any:
         if self.by_rows and self.batched:
             return structure.to_arrays(self._call(item(part), place))
         mapped = self._call(item(), place)
@@ -113,5 +113,5 @@ def _called(kind: str, function: Callable[..., Any], element: Any, place: Callab
         raise InputError(f"{kind}({name_of(function)}) of {place()} failed: {explained(error)}") from error
 
 
-def _given(element: Any, part: Part = WHOLE) -> Any:
+def _given(element: Any, part: RowPart = WHOLE) -> Any:
     return element

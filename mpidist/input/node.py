@@ -25,7 +25,7 @@ from typing import Any
 import numpy
 
 from mpidist.input import structure
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 
 #: ``item(part)`` returns the element, of a batch the rows of the part; without a part all of it.
 Item = Callable[..., Any]
@@ -79,7 +79,7 @@ class Node:
     by_row: bool = False
     children: tuple[Node, ...] = ()
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         """Return one element, of a batch the rows of `part`."""
         return cut(structure.row(self.gather(epoch, range(position, position + 1)), 0), part)
 
@@ -204,7 +204,7 @@ class Reordered(Derived):
         """Return the child's epoch and the positions there; `positions` is an int or an array."""
         raise NotImplementedError(type(self).__name__)
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         """Return the child's element at another position."""
         there, origin = self.origin(epoch, position)
         return self.child.at(there, int(origin), part)
@@ -222,7 +222,7 @@ class Reordered(Derived):
 # -- what nodes share --------------------------------------------------------------------------------------------------
 
 
-def cut(batch: Any, part: Part = WHOLE) -> Any:
+def cut(batch: Any, part: RowPart = WHOLE) -> Any:
     """Return the rows of a batch that belong to a part, without a copy."""
     return batch if part.num_replicas == 1 else structure.rows(batch, part.of(structure.rows_of(batch)))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from mpidist.input.node import Derived, Item, Length, Positions, Reordered, as_array, gather_by, moved
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 
 
 @dataclass(eq=False)
@@ -97,7 +97,7 @@ class Repeat(Derived):
         """Return which epoch of the child an epoch begins with."""
         return epoch << 32 if self.count is None else epoch * self.count
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         return self.child.at(*self._origin(epoch, position), part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:

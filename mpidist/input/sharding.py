@@ -21,11 +21,6 @@ def part(rows: int, replica_id: int, num_replicas: int) -> range:
     return range(start, min(start + block, rows))
 
 
-def parts(rows: int, num_replicas: int) -> list[range]:
-    """Return `part` of every replica, in replica order.  Local."""
-    return [part(rows, replica_id, num_replicas) for replica_id in range(num_replicas)]
-
-
 def rotated_batch_sizes(global_batch: int, worker: int, num_workers: int, replicas_per_worker: int) -> list[int]:
     """Return the batch sizes that a worker cycles through when every worker re-batches a stream of its own.  Local."""
     num_replicas = num_workers * replicas_per_worker
@@ -36,7 +31,7 @@ def rotated_batch_sizes(global_batch: int, worker: int, num_workers: int, replic
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """One replica's part of every global batch; the one of a single replica is the whole batch."""
 
     replica_id: int = 0
@@ -49,7 +44,7 @@ class Part:
         return range(rows) if self.num_replicas == 1 else part(rows, self.replica_id, self.num_replicas)
 
 
-class MeasuredPart(Part):
+class MeasuredPart(RowPart):
     """A part of one batch, which remembers how many rows the whole batch has."""
 
     def of(self, rows: int) -> range:
@@ -66,4 +61,4 @@ class Share(NamedTuple):
 
 
 #: The whole batch.
-WHOLE = Part()
+WHOLE = RowPart()

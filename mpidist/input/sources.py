@@ -17,7 +17,7 @@ from mpidist import arrays
 from mpidist.errors import InputError
 from mpidist.input import structure
 from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, shown
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 
 #: Of every array, and of every list, so many values go into a checksum; and what else does.
 _MOST_CHECKED, _PLAIN = 64, (bool, int, float, str, bytes)
@@ -41,7 +41,7 @@ class Arrays(Node):
             return structure.map_leaves(lambda leaf: leaf[wanted].copy(), self.arrays)
         return structure.map_leaves(lambda leaf: leaf[positions], self.arrays)
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         return structure.map_leaves(lambda leaf: leaf[position].copy(), self.arrays)
 
     def spec(self) -> Any:
@@ -99,7 +99,7 @@ class Generated(Node):
             if number >= start:
                 yield partial(self._converted, element, number)
 
-    def _converted(self, element: Any, number: int, part: Part = WHOLE) -> Any:
+    def _converted(self, element: Any, number: int, part: RowPart = WHOLE) -> Any:
         if self.signature is None:
             return structure.to_arrays(element)
         try:
@@ -163,7 +163,7 @@ class Foreign(Node):
         except (TypeError, ValueError) as error:
             raise self._no_batch(number, error) from error
 
-    def _cut(self, converted: Any, number: int, part: Part = WHOLE) -> Any:
+    def _cut(self, converted: Any, number: int, part: RowPart = WHOLE) -> Any:
         if part is WHOLE:  # an element of a rank's own need not have rows
             return converted
         try:

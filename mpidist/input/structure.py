@@ -126,6 +126,26 @@ def first_length(element: Any) -> int:
     return next((length for leaf in leaves(element) for length in numpy.shape(leaf)[:1]), 0)
 
 
+def outline(batch: Any) -> Any:
+    """Return structure, dtypes and shapes of rows of a batch, for JSON.  Local."""
+    if isinstance(batch, dict):
+        return {"dict": [[key, outline(item)] for key, item in batch.items()]}
+    if isinstance(batch, (list, tuple)):
+        return {"list" if isinstance(batch, list) else "tuple": [outline(item) for item in batch]}
+    dtype = numpy.dtype(batch.dtype)
+    return {"dtype": dtype.name if dtype.kind == "V" else dtype.str, "row": list(batch.shape[1:])}
+
+
+def without_rows(outlined: Any) -> Any:
+    """Return a batch of such an outline that has no rows.  Local."""
+    if "dict" in outlined:
+        return {key: without_rows(item) for key, item in outlined["dict"]}
+    for kind in (list, tuple):
+        if kind.__name__ in outlined:
+            return kind(map(without_rows, outlined[kind.__name__]))
+    return numpy.empty((0, *outlined["row"]), outlined["dtype"])
+
+
 def row(batch: Any, number: int) -> Any:
     """Return one row of a batch, without a copy.  Local."""
     return map_leaves(lambda leaf: leaf[number], batch)

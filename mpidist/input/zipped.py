@@ -8,7 +8,7 @@ from typing import Any
 
 from mpidist.input import structure
 from mpidist.input.node import Item, Node, Positions, as_array, gather_by
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 
 
 class Zip(Node):
@@ -27,7 +27,7 @@ class Zip(Node):
         self.batch_size = sizes.pop() if self.batched else None
         self.drop_remainder = self.batched and any(child.drop_remainder for child in self.children)
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         return self._each(lambda node: node.at(epoch, position, part) if node.batched else node.at(epoch, position))
 
     def gather(self, epoch: int, positions: Positions) -> Any:
@@ -37,7 +37,7 @@ class Zip(Node):
         for items in zip(*(child.items(epoch, start) for child in self.children), strict=False):
             yield partial(self._made, items)
 
-    def _made(self, items: tuple[Item, ...], part: Part = WHOLE) -> Any:
+    def _made(self, items: tuple[Item, ...], part: RowPart = WHOLE) -> Any:
         elements = (item() if part is WHOLE else item(part) for item in items)
         return self._each(lambda node: next(elements))
 
@@ -75,7 +75,7 @@ class Concatenate(Node):
         length = first.length or 0
         return (first, position) if position < length else (second, position - int(length))
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         node, inside = self._origin(position)
         return node.at(epoch, inside, part)
 

@@ -21,9 +21,9 @@ from mpidist.fusion.update import FusedUpdate
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fed, fetch_to
-from mpidist.input.feeds import FunctionFeed
 from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
+from mpidist.input.own_feeds import FunctionFeed
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.options import CommunicationOptions, ReduceOp

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, nest
+from mpidist.input import structure
 
 
 def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
@@ -36,11 +37,11 @@ def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
     replica = strategy.extended.replica_id
     lengths = [length for length in rows if length]
     own = [_on_host(part, length, replica) for part, length in zip(parts, lengths, strict=True)]
-    told = _exchange(strategy, {"rows": list(rows), "like": _described(own[0]) if own else None})
+    told = _exchange(strategy, {"rows": list(rows), "like": structure.outline(own[0]) if own else None})
     likes = [each["like"] for each in told if each["like"] is not None]
     if not likes:
         raise ValueError("there is nothing to predict: the data have no rows")
-    own = own or [_empty(likes[0])]
+    own = own or [structure.without_rows(likes[0])]
     leaves = zip(*map(nest.flatten, own), strict=True)
     order = _input_order([each["rows"] for each in told])
     return nest.pack(own[0], [strategy.gather(numpy.concatenate(each), axis=0)[order] for each in leaves])
@@ -76,22 +77,3 @@ def _exchange(strategy: Any, own: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what every replica tells, in replica order.  Collective."""
     line = numpy.frombuffer((json.dumps(own) + "\n").encode(), "uint8")
     return [json.loads(text) for text in strategy.gather(line, axis=0).tobytes().decode().splitlines()]
-
-
-def _described(part: Any) -> Any:
-    """Return the structure with the dtype and the shape of a row in place of every array, for JSON."""
-    if isinstance(part, dict):
-        return {"dict": [[key, _described(value)] for key, value in part.items()]}
-    if isinstance(part, (list, tuple)):
-        return {"list" if isinstance(part, list) else "tuple": [_described(value) for value in part]}
-    return {"dtype": part.dtype.str if part.dtype.kind != "V" else part.dtype.name, "row": part.shape[1:]}
-
-
-def _empty(like: dict[str, Any]) -> Any:
-    """Return arrays without rows of such a structure."""
-    if "dict" in like:
-        return {key: _empty(value) for key, value in like["dict"]}
-    for kind in (list, tuple):
-        if kind.__name__ in like:
-            return kind(_empty(value) for value in like[kind.__name__])
-    return numpy.empty((0, *like["row"]), like["dtype"])

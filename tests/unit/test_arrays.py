@@ -216,8 +216,16 @@ def test_a_list_of_masked_arrays_does_not_lose_their_masks(kind):
 @pytest.mark.parametrize(
     ("dtype", "target", "keeps"),
     [
-        ("f8", "f2", True), ("i4", "f4", True), ("?", "f4", True), ("c8", "c16", True), ("f4", "c8", True),
-        ("c8", "f4", False), ("O", "f4", False), ("M8[s]", "f4", False), ("m8[s]", "f4", False), ("U3", "f4", False),
+        ("f8", "f2", True),
+        ("i4", "f4", True),
+        ("?", "f4", True),
+        ("c8", "c16", True),
+        ("f4", "c8", True),
+        ("c8", "f4", False),
+        ("O", "f4", False),
+        ("M8[s]", "f4", False),
+        ("m8[s]", "f4", False),
+        ("U3", "f4", False),
         ([("a", "f4")], "f4", False),
     ],
 )

@@ -76,9 +76,7 @@ HOLDS = {
     "array": numpy.asarray,
 }
 
-ACTIONS = st.lists(
-    st.sampled_from([*WRITES, *WRITES, *HOLDS, "read", "let go", "let all go"]), min_size=5, max_size=25
-)
+ACTIONS = st.lists(st.sampled_from([*WRITES, *WRITES, *HOLDS, "read", "let go", "let all go"]), min_size=5, max_size=25)
 
 
 def check(strategy, actions):

@@ -62,9 +62,7 @@ def trained(value_and_grad_fn, predict_fn=None, late=None, monkeypatch=None):
         monkeypatch.setitem(sys.modules, "reads_late", types.ModuleType("reads_late"))
     with mpidist.MirroredStrategy().scope():
         w = mpidist.Variable(numpy.zeros((), "f4"), name="w")
-    trainer = mpidist.Trainer(
-        value_and_grad_fn, w, mpidist.optimizers.SGD(1.0), metrics=["mse"], predict_fn=predict_fn
-    )
+    trainer = mpidist.Trainer(value_and_grad_fn, w, mpidist.optimizers.SGD(1.0), metrics=["mse"], predict_fn=predict_fn)
     history = trainer.fit(X, numpy.zeros(8, "f4"), batch_size=2, shuffle=False, verbose=0).history
     return history["loss"], history["mse"], float(w.value), trainer
 
