@@ -45,28 +45,7 @@ def write(
     numbers: Mapping[str, Any],
     permit_fn: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a file that is there complete, or not at all.  Local.
-
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists; its directory is made.
-    arrays : mapping of str to numpy.ndarray
-        Names with ``/`` become groups.
-    numbers : mapping of str to anything that JSON can hold
-        Integers of 64 bits, floats and booleans become attributes of these types, all else JSON text.
-    permit_fn : callable
-        Raises where the file must not get its name; asked before and afterwards.
-
-    Raises
-    ------
-    OSError
-        What the file system says; nothing is left behind.
-    CheckpointError
-        Another process has replaced the file at the same time.
-    TypeError
-        A number is nothing that JSON can hold.
-    """
+    """Write a file that is there complete, or not at all.  Local."""
     written = begin(path)
     try:
         with open(written, "w+b") as file:
@@ -112,17 +91,7 @@ def fill(
     checksums: Mapping[str, int],
     stored: bool = True,
 ) -> Ranges:
-    """Write arrays and numbers to an open HDF5 file; return where the arrays are.
-
-    Local; on a file that is open on several ranks collective, and all give the same.
-
-    Parameters
-    ----------
-    content : h5py.File
-    arrays, numbers, checksums : mapping
-    stored : bool
-        Whether to write the arrays' elements too, or only make room for them, which parallel HDF5 does at once.
-    """
+    """Write arrays and numbers to an open HDF5 file; return where the arrays are."""
     content.attrs[_FORMAT_NAME] = FORMAT
     ranges = []
     for name, array in arrays.items():
@@ -142,15 +111,7 @@ def fill(
 
 
 def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
-    """Return the arrays and the numbers of a file, all of them checked.  Local.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no file.
-    CheckpointError
-        If it is truncated, damaged or not one of ours; names what is damaged, and both checksums.
-    """
+    """Return the arrays and the numbers of a file, all of them checked.  Local."""
     try:
         with open(path, "rb") as file:
             check_skeleton(path, file)

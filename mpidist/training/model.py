@@ -17,17 +17,7 @@ from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
 
 class Evaluation(NamedTuple):
-    """What the functions say about some rows.
-
-    Attributes
-    ----------
-    loss : float
-        The mean over the rows.
-    gradients : list of array
-        Of that mean, one for each trainable variable, in its shape and dtype; none from `Model.test`.
-    predictions : array, nested structure of arrays, or None
-        None if they are not wanted.
-    """
+    """What the functions say about some rows."""
 
     loss: float
     gradients: list[Any]
@@ -35,24 +25,7 @@ class Evaluation(NamedTuple):
 
 
 class Model:
-    """The functions of a `Trainer`, called on parameters and batches of one row or more, and their variables.
-
-    Parameters
-    ----------
-    value_and_grad_fn, predict_fn, loss_fn : callable
-        See `Trainer`.
-    variables : variable, or nested lists, tuples and dicts of variables
-        Parameters and gradients have this structure.
-    needs_predictions : bool
-        Whether evaluations shall have predictions, for metrics.
-
-    Raises
-    ------
-    TypeError
-        Something is not a variable.
-    ValueError
-        There is no trainable variable, or they belong to several strategies.
-    """
+    """The functions of a `Trainer`, called on parameters and batches of one row or more, and their variables."""
 
     def __init__(
         self,
@@ -91,16 +64,7 @@ class Model:
             self.read_variables()
 
     def _call(self, name: str, fn: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function returns for the variables' values, as it may have them.
-
-        They are live views.  Where a library that reads late is imported, they are what `value` is at this call; where
-        one wants memory that it may write, copies of that.
-
-        Raises
-        ------
-        ValueError
-            It has written to a copy, which changes no variable.
-        """
+        """Return what a function returns for the variables' values, as it may have them."""
         if not snapshots.are_needed():
             return fn(self._parameters, *args)
         if self._are_here:

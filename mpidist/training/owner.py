@@ -31,18 +31,7 @@ _log = logging.getLogger("mpidist")
 
 
 class Owner:
-    """What this process has to do with a directory; all its managers of the directory share it.  All Local.
-
-    Parameters
-    ----------
-    directory : Path
-
-    Attributes
-    ----------
-    file : Path
-    savers : dict of Path to set of CheckpointManager
-        Which managers of this process have saved a checkpoint; those that are gone count no more.
-    """
+    """What this process has to do with a directory; all its managers of the directory share it.  All Local."""
 
     _of_directory: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
 
@@ -63,13 +52,7 @@ class Owner:
         return found
 
     def claim(self) -> None:
-        """Make the directory this process's own, or renew that; to be called before a save.
-
-        Raises
-        ------
-        CheckpointError
-            It is another job's; names it.
-        """
+        """Make the directory this process's own, or renew that; to be called before a save."""
         found = _read(self.file)
         if found is not None and found.is_own:
             os.utime(self.file)
@@ -153,18 +136,7 @@ class Owner:
 
 
 class _Claim(NamedTuple):
-    """What a file of an owner says.
-
-    Attributes
-    ----------
-    text : str
-    modified : float
-        When it was renewed, by the clock of the file system.
-    identity : ProcessIdentity or None
-        None where it is damaged.
-    about : str
-        For messages.
-    """
+    """What a file of an owner says."""
 
     text: str
     modified: float

@@ -7,24 +7,7 @@ from typing import Any
 
 
 class Position:
-    """The next step of a training.  All methods are Local.
-
-    Attributes
-    ----------
-    epoch : int
-        From 0.
-    step : int
-        In the epoch, from 0.  After it was restored in an epoch with another batch size, the number that the step would
-        have if all had been of this size.
-    rows : int
-        Trained on in this epoch.
-    batch_size : int
-        Rows of a global batch, 0 if that is not known.
-    steps_made : int
-        In all epochs together.
-    loss : float
-        Sum of their losses, to the accuracy in which steps exchange it; for logs of batches.
-    """
+    """The next step of a training.  All methods are Local."""
 
     def __init__(self) -> None:
         self.steps_made = self.batch_size = 0

@@ -17,23 +17,7 @@ from mpidist.input import structure
 
 
 def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
-    """Return the predictions for all rows in input order, the same on every rank.
-
-    Collective: every rank calls it in the same order.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    parts : sequence of array, or of nested tuples, lists and dicts of arrays, shape (rows, ...)
-        This replica's predictions for each of its parts that has rows, in order.
-    rows : sequence of int
-        Rows of this replica's part of each batch, those without rows included.
-
-    Raises
-    ------
-    ValueError
-        No replica has had a row; or, with the rank, predictions have not as many rows as the input.
-    """
+    """Return the predictions for all rows in input order, the same on every rank."""
     replica = strategy.extended.replica_id
     lengths = [length for length in rows if length]
     own = [_on_host(part, length, replica) for part, length in zip(parts, lengths, strict=True)]

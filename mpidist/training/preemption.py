@@ -288,10 +288,7 @@ class _Agreement:
         return max(self._step - 1, 0)
 
     def stops_here(self, wants: bool) -> bool:
-        """Return whether all ranks stop in front of this step; to be asked in front of every step.
-
-        Collective where it returns True, and in worlds of several nodes.
-        """
+        """Return whether all ranks stop in front of this step; to be asked in front of every step."""
         self._step += 1
         if self._communicator.control.arbiter is None:
             return self._by_board(wants)

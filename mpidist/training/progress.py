@@ -10,15 +10,7 @@ from mpidist.training.position import Position
 
 
 class Progress:
-    """Position, metrics of the present epoch, and what callbacks remember, as one object of a `Checkpoint`.
-
-    Parameters
-    ----------
-    position : Position
-    metrics : sequence of Metric
-    callbacks : sequence of Callback
-        Those with ``state()`` and ``restore(state)`` take part.
-    """
+    """Position, metrics of the present epoch, and what callbacks remember, as one object of a `Checkpoint`."""
 
     def __init__(self, position: Position, metrics: Sequence[Metric], callbacks: Sequence[Any]) -> None:
         self._position = position
@@ -30,10 +22,7 @@ class Progress:
                 self._parts[f"{name}_{same}" if same else name] = callback
 
     def state(self) -> dict[str, Any]:
-        """Return arrays and numbers by name.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return arrays and numbers by name."""
         found = self._position.state()
         for name, part in self._parts.items():
             found.update({f"{name}/{key}": value for key, value in part.state().items()})

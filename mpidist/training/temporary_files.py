@@ -20,16 +20,7 @@ def temporary(path: Path) -> Path:
 
 
 def left_behind(directory: Path, is_name_fn: Callable[[str], Any], is_owned: bool = False) -> list[Path]:
-    """Return what killed processes have left of files, also what earlier versions have.
-
-    Parameters
-    ----------
-    directory : Path
-    is_name_fn : callable
-        Tells by its name whether a file was to become one of ours.
-    is_owned : bool
-        Whether nobody else may write there, so that only this machine's living processes are to be asked.
-    """
+    """Return what killed processes have left of files, also what earlier versions have."""
     found = []
     for path in directory.glob(f".*{_END}"):
         name, writer = _name_and_writer(path)

@@ -63,13 +63,11 @@ class EarlyStopping(Callback):
         self.start_from_epoch = start_from_epoch
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Forget what was best before."""
         self.best, self.best_epoch, self.stopped_epoch = self.monitor.worst, 0, 0
         self.wait = 0
         self._best_copies: list[Any] | None = None
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Compare; vote for the end where it has taken too long."""
         value = self.monitor.value(logs, type(self).__name__)
         if value is None or epoch < self.start_from_epoch:
             return
@@ -86,7 +84,6 @@ class EarlyStopping(Callback):
             self.trainer.stop_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Go back to the best variables, if asked for."""
         if self.stopped_epoch and self.trainer.is_chief:
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
         if self._best_copies is not None:

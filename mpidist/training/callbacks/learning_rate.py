@@ -37,11 +37,9 @@ class LearningRateScheduler(Callback):
         self._takes_rate = _takes_two(schedule)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the rate may be set."""
         self.trainer.optimizer.require_no_schedule(type(self).__name__)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Set the rate of this epoch on all ranks."""
         optimizer = self.trainer.optimizer
         rate = self.schedule(epoch, optimizer.learning_rate) if self._takes_rate else self.schedule(epoch)
         optimizer.learning_rate = self.trainer.from_chief(float(rate))
@@ -49,7 +47,6 @@ class LearningRateScheduler(Callback):
             _log.info("epoch %d: learning rate %g", epoch, optimizer.learning_rate)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Add the rate to the logs."""
         if logs is not None:
             logs["learning_rate"] = self.trainer.optimizer.learning_rate
 
@@ -99,12 +96,10 @@ class ReduceLROnPlateau(Callback):
         self.min_lr = min_lr
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the rate may be set; forget what was best before."""
         self.trainer.optimizer.require_no_schedule(type(self).__name__)
         self.best, self.wait, self.cooldown_counter = self.monitor.worst, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Compare, and reduce the rate where it has taken too long."""
         if logs is not None:
             logs["learning_rate"] = self.trainer.optimizer.learning_rate
         value = self.monitor.value(logs, type(self).__name__)

@@ -162,7 +162,6 @@ class BackupAndRestore(ModelCheckpoint):
             self._handler.save_checkpoint_if_preempted()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Remove the checkpoints of this training.  Local; the chief does."""
         if self._handler is not None:
             self._handler.close()
             self._handler = None

@@ -32,46 +32,36 @@ class ProgressBar(Callback):
         self._bar: Any = None
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """End the bar."""
         self._end_bar()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin a bar."""
         self._begin(f"epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar, if it is time."""
         self._move(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the bar, and print a line."""
         self._end(logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Begin a bar, but for a validation."""
         if not self._in_fit:
             self._begin("evaluate")
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar, if it is time."""
         if not self._in_fit:
             self._move(batch, logs)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """End the bar, and print a line."""
         if not self._in_fit:
             self._end(logs)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Begin a bar."""
         self._begin("predict")
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar, if it is time."""
         self._move(batch, logs)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """End the bar, and print a line."""
         self._end(logs)
 
     @property

@@ -17,10 +17,13 @@ class Mean(Metric):
     Parameters
     ----------
     name : str
+        By default ``"mean"``.
     """
 
-    def __init__(self, name: str = "mean") -> None:
-        super().__init__(name)
+    _name = "mean"
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name or self._name)
         self.add_sums("total")
         self.add_sums("count")
 
@@ -80,22 +83,13 @@ class MeanOfRows(Mean, abc.ABC):
 
 
 class MeanOfFunction(MeanOfRows):
-    """The mean of what a function returns for each row.
+    """The mean of what ``fn(y_true, y_pred)`` returns for each row, called by the function's name."""
 
-    Parameters
-    ----------
-    fn : callable
-        ``fn(y_true, y_pred)``, on NumPy arrays.
-    name : str, optional
-        By default the function's.
-    """
-
-    def __init__(self, fn: Callable[[numpy.ndarray, numpy.ndarray], Any], name: str | None = None) -> None:
-        super().__init__(name or str(getattr(fn, "__name__", "metric")))
+    def __init__(self, fn: Callable[[numpy.ndarray, numpy.ndarray], Any]) -> None:
+        super().__init__(str(getattr(fn, "__name__", "metric")))
         self._fn = fn
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return what the function returns.  Local."""
         return on_host(self._fn(y_true, y_pred))
 
 
