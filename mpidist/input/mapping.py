@@ -53,7 +53,7 @@ class Map(Derived):
             yield from super().batches_from(epoch, offset)
             return
         for end, item in self.child.batches_from(epoch, offset):
-            yield end, partial(self._mapped, item, lambda end=end: f"batch {self.step_of(end - 1)}")
+            yield end, partial(self._mapped, item, partial("batch {}".format, self.step_of(end - 1)))
 
     def order(self, batch_size: bool = True) -> list[str]:
         return self.child.order(batch_size)

@@ -23,7 +23,7 @@ def distributed(
     batch_size: int | None = None,
     seed: int | None = None,
 ) -> Any:
-    """Return an iterable of this replica's parts of the global batches."""
+    """Return an iterable of this replica's parts of the global batches.  Collective where there are several."""
     if strategy.extended.has_coordinator:
         raise ValueError(
             "a Trainer has every worker train by itself, and a ClusterCoordinator has been made, which calls functions "

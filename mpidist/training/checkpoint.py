@@ -20,7 +20,7 @@ from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.training.given_path import given_path
-from mpidist.training.owner import Owner
+from mpidist.training.owner import Unowned
 from mpidist.training.temporary_files import temporary
 from mpidist.variables import DistributedVariable
 
@@ -153,21 +153,10 @@ class Checkpoint:
         ValueError
             The path is empty.
         """
-        return self._save(given_path(path, "path", is_file=True), parallel)
+        return self.save_owned(given_path(path, "path", is_file=True), Unowned(), parallel)
 
-    def save_owned(self, path: Path, owner: Owner) -> Path:
-        """Do what `save` does, in a directory that this job alone saves in.
-
-        Collective: every rank calls it in the same order.
-
-        Raises
-        ------
-        CheckpointError
-            On all ranks: it could not be written, or the directory is another job's.
-        """
-        return self._save(path, None, owner)
-
-    def _save(self, path: Path, parallel: bool | None, owner: Owner | None = None) -> Path:
+    def save_owned(self, path: Path, owner: Unowned, parallel: bool | None = None) -> Path:
+        """Do what `save` does, as the owner of a directory; CheckpointError if it is another job's.  Collective."""
         if not writes_here():
             return path
         job = registry.of_job()
@@ -201,10 +190,7 @@ class Checkpoint:
             job.extended.by_first_worker(lambda: self.restore_here(file))
 
     def restore_here(self, path: str | Path) -> None:
-        """Do what `restore` does, in this worker only where there are parameter servers.
-
-        Collective among the ranks of the worker, or of the job where there are no servers.
-        """
+        """Do what `restore` does, in this worker only.  Collective among its ranks."""
         path = Path(path)
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
         _agree("; ".join(self._misfits(values)), f"checkpoint {path} does not fit")
@@ -355,19 +341,13 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_alone(
-    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     def write() -> None:
-        if owner is not None:
-            owner.claim()
-        hdf5_file.write(path, found, numbers, _permit(owner))
+        owner.claim()
+        hdf5_file.write(path, found, numbers, owner.require)
 
     together(write, what)
-
-
-def _permit(owner: Owner | None) -> Callable[[], None]:
-    """Return what raises where a file must not get its name."""
-    return (lambda: None) if owner is None else owner.require
 
 
 def _writes_together(parallel: bool | None, what: str) -> bool:
@@ -385,7 +365,7 @@ def _writes_together(parallel: bool | None, what: str) -> bool:
 
 
 def _write_together(
-    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     communicator = Communicator.world()
     rank, size = communicator.rank, communicator.size
@@ -399,8 +379,7 @@ def _write_together(
     numbers, written = answers[CHIEF][2]
 
     def begin() -> None:
-        if owner is not None:
-            owner.claim()
+        owner.claim()
         hdf5_file.begin(path)
 
     together(begin, what)
@@ -412,7 +391,7 @@ def _write_together(
         problem = str(error)
     try:
         _agree(problem, what)
-        together(lambda: hdf5_parallel.seal(Path(written), path, ranges, _permit(owner)), what)
+        together(lambda: hdf5_parallel.seal(Path(written), path, ranges, owner.require), what)
     except CheckpointError:
         if rank == CHIEF:
             Path(written).unlink(missing_ok=True)

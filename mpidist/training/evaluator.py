@@ -169,7 +169,7 @@ def _checkpoint_of(model: Any) -> Checkpoint:
 
 def _end_of_training(checkpoint: Checkpoint) -> Callable[[], bool] | None:
     """Return what tells whether the training of this job has ended; None where this rank is no evaluator of one."""
-    strategy = next((part.strategy for part in checkpoint._parts.values() if hasattr(part, "strategy")), None)
+    strategy = next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
     roles = getattr(strategy, "_roles", None)
     if strategy is None or roles is None or roles.evaluator != strategy._rank:
         return None

@@ -43,7 +43,7 @@ def write(
     path: Path,
     arrays: Mapping[str, numpy.ndarray],
     numbers: Mapping[str, Any],
-    permit_fn: Callable[[], None] = lambda: None,
+    permit_fn: Callable[[], None] = lambda: None,  # raises where the file must not get its name
 ) -> None:
     """Write a file that is there complete, or not at all.  Local."""
     written = begin(path)
@@ -89,7 +89,7 @@ def fill(
     arrays: Mapping[str, numpy.ndarray],
     numbers: Mapping[str, Any],
     checksums: Mapping[str, int],
-    stored: bool = True,
+    stored: bool = True,  # False makes room for the arrays only, which parallel HDF5 does at once
 ) -> Ranges:
     """Write arrays and numbers to an open HDF5 file; return where the arrays are."""
     content.attrs[_FORMAT_NAME] = FORMAT

@@ -70,7 +70,7 @@ def write_parts(
     rank: int,
     size: int,
 ) -> Ranges:
-    """Write an HDF5 file, still without its trailer; return where the arrays are."""
+    """Write an HDF5 file, still without its trailer; return where the arrays are.  Collective."""
     world: Any = sys.modules["mpi4py.MPI"].COMM_WORLD  # parallel h5py has loaded it
     library = hdf5_file.h5py()
     with library.File(temporary, "w", driver="mpio", comm=world, libver=hdf5_file.LIBRARY_VERSIONS) as content:

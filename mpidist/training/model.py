@@ -65,6 +65,7 @@ class Model:
 
     def _call(self, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         """Return what a function returns for the variables' values, as it may have them."""
+        # live views; a library that reads late gets what `value` is now, and one that wants to write gets copies of it
         if not snapshots.are_needed():
             return fn(self._parameters, *args)
         if self._are_here:

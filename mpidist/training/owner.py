@@ -30,7 +30,17 @@ _FILE = ".owner"
 _log = logging.getLogger("mpidist")
 
 
-class Owner:
+class Unowned:
+    """A directory that no job keeps for itself."""
+
+    def claim(self) -> None:
+        """Make the directory this process's own, or renew that, before a save; CheckpointError if it is another's."""
+
+    def require(self) -> None:
+        """Raise CheckpointError, which names the other job, unless this process may give a checkpoint its name."""
+
+
+class Owner(Unowned):
     """What this process has to do with a directory; all its managers of the directory share it.  All Local."""
 
     _of_directory: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
@@ -52,7 +62,6 @@ class Owner:
         return found
 
     def claim(self) -> None:
-        """Make the directory this process's own, or renew that; to be called before a save."""
         found = _read(self.file)
         if found is not None and found.is_own:
             os.utime(self.file)
@@ -63,7 +72,6 @@ class Owner:
             self._was_ours = True
 
     def require(self) -> None:
-        """Raise CheckpointError, which names the other job, unless the directory still is this process's."""
         found = _read(self.file)
         if found is None or not found.is_own:
             raise self._refusal(found, "has taken")

@@ -17,7 +17,7 @@ from mpidist.input import structure
 
 
 def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
-    """Return the predictions for all rows in input order, the same on every rank."""
+    """Return the predictions for all rows in input order, the same on every rank.  Collective."""
     replica = strategy.extended.replica_id
     lengths = [length for length in rows if length]
     own = [_on_host(part, length, replica) for part, length in zip(parts, lengths, strict=True)]

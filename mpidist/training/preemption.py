@@ -147,8 +147,8 @@ class PreemptionCheckpointHandler:
         self._manager.checkpoint.include(_PART, self)
         self.total_run_calls = 0
         self._communicator = Communicator.world()
-        self._agreement = _Agreement(self._communicator)
-        atexit.register(self._agreement.settle)
+        self._vote = _StopVote(self._communicator)
+        atexit.register(self._vote.settle)
         self._noticed_at: float | None = None
         self._polled_at = -numpy.inf
         self._began_at: float | None = None
@@ -175,7 +175,7 @@ class PreemptionCheckpointHandler:
         Collective: every rank calls it as often, in front of every step.
         """
         self._measure_step()
-        if self._agreement.stops_here(self._wants_to_stop()):
+        if self._vote.stops_here(self._wants_to_stop()):
             self._save()
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class PreemptionCheckpointHandler:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
-        self._agreement.settle()
+        self._vote.settle()
 
     # -- as a part of the checkpoint ----------------------------------------------------------------------------------
 
@@ -267,10 +267,10 @@ class PreemptionCheckpointHandler:
             return f"{self.steps_fn()} steps"
         if self.total_run_calls:
             return f"{self.total_run_calls} steps"
-        return f"{self._agreement.steps_before} steps of this run"
+        return f"{self._vote.steps_before} steps of this run"
 
 
-class _Agreement:
+class _StopVote:
     """Finds the step in front of which all ranks stop."""
 
     def __init__(self, communicator: Communicator) -> None:
@@ -280,7 +280,7 @@ class _Agreement:
         self._agreed = 0
         # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
         self._pending: tuple[numpy.ndarray, Any] | None = None
-        communicator.control.board.request(communicator.control.line, 0)  # what an agreement before this one has left
+        communicator.control.board.request(communicator.control.line, 0)  # what a vote before this one has left
 
     @property
     def steps_before(self) -> int:
@@ -288,7 +288,7 @@ class _Agreement:
         return max(self._step - 1, 0)
 
     def stops_here(self, wants: bool) -> bool:
-        """Return whether all ranks stop in front of this step; to be asked in front of every step."""
+        """Return whether all ranks stop in front of this step.  Collective where they do, and between nodes."""
         self._step += 1
         if self._communicator.control.arbiter is None:
             return self._by_board(wants)

@@ -51,7 +51,7 @@ class TrainStep:
         self._has_short_floats, self._has_long_floats = any(are_short), not all(are_short)
 
     def __call__(self, batch: Any, share: Share | None, vote: bool) -> tuple[Totals, Evaluation | None]:
-        """Train on this replica's part of a batch."""
+        """Train on this replica's part of a batch; of one without rows there is no Evaluation.  Collective."""
         rows = rows_of(batch)
         self._model.begin_step()
         evaluation = self._model.train(batch) if rows else None
@@ -93,6 +93,7 @@ class TrainStep:
         self, counts: tuple[float, float], gradients: list[Any] | None, rows: int, share: Share
     ) -> tuple[float, float]:
         """Sum the counts, and leave the gradients to the optimizer."""
+        # what is accumulated is weighted always, so that it does not depend on the number of replicas
         (summed,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array(counts, "f8")])
         loss, votes = summed.tolist()
         as_they_are = self._optimizer.gradient_accumulation_steps == 1 and self._may_be_summed(share)
@@ -103,6 +104,8 @@ class TrainStep:
 
     def _may_be_summed(self, share: Share) -> bool:
         """Return whether gradients go into the sum as they are, to be divided after it."""
+        # All ranks do alike: gradients in shared buffers are summed where they lie, in one call of all ranks.
+        # A sum that is looked at for overflows must not have one of its own; that of 16-bit floats has more room.
         return share.even and not (self._has_long_floats and self._optimizer.skips_nonfinite and self._replicas > 1)
 
     def _as_sent(self, gradients: list[Any] | None, rows: int, share: Share, as_they_are: bool) -> list[Any]:

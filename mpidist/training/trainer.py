@@ -27,9 +27,8 @@ from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric
 from mpidist.training.metrics import get as get_metric
 from mpidist.training.model import Evaluation, Model, arguments
-from mpidist.training.position import Position
-from mpidist.training.progress import Progress
 from mpidist.training.train_step import TrainStep, rows_of
+from mpidist.training.training_state import TrainingPosition, TrainingState
 
 
 class Trainer:
@@ -101,7 +100,7 @@ class Trainer:
         _require_names(self.metrics)
         self._loss = _of_strategy(Mean("loss"), self.strategy)
         self._step = TrainStep(self._model, optimizer)
-        self._position = Position()
+        self._position = TrainingPosition()
         self._callbacks: Sequence[Callback] = ()
         self._data: Any = None
         self._is_training = self._stop_now = self.stop_training = False
@@ -225,10 +224,7 @@ class Trainer:
             The loss; ``[loss, *metrics]`` if there are metrics; or a dict, if asked for.
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
-        batches = Batches(data, steps)
-        called = CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
-        self.strategy.run(self._model.read_variables)
-        logs = self._evaluate(batches, called)
+        logs = self._evaluate(*self._one_walk(data, steps, callbacks, verbose))
         if return_dict:
             return logs
         return list(logs.values()) if self.metrics else logs["loss"]
@@ -267,12 +263,11 @@ class Trainer:
         ValueError
             There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
         """
-        data = Batches(feeding.distributed(self.strategy, x, batch_size=batch_size), steps)
-        called = CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": data.steps})
-        self.strategy.run(self._model.read_variables)
+        data = feeding.distributed(self.strategy, x, batch_size=batch_size)
+        batches, called = self._one_walk(data, steps, callbacks, verbose)
         parts, rows = [], []
         called.call("on_predict_begin", {})
-        for number, batch in enumerate(data.epoch()):
+        for number, batch in enumerate(batches.epoch()):
             called.call("on_predict_batch_begin", number, {})
             rows.append(rows_of(batch))
             if rows[-1]:
@@ -330,7 +325,7 @@ class Trainer:
         objects = {
             "variables": structure if isinstance(structure, (dict, list, tuple)) else [structure],
             "optimizer": self.optimizer,
-            "training": Progress(self._position, [self._loss, *self.metrics], self._callbacks),
+            "training": TrainingState(self._position, [self._loss, *self.metrics], self._callbacks),
         }
         if hasattr(self._data, "state") and hasattr(self._data, "restore"):
             objects["dataset"] = self._data
@@ -409,7 +404,14 @@ class Trainer:
         (votes,) = self.strategy.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(vote))])
         return bool(votes)
 
-    # -- evaluation ---------------------------------------------------------------------------------------------------
+    # -- walks through data -------------------------------------------------------------------------------------------
+
+    def _one_walk(
+        self, data: Any, steps: int | None, callbacks: Sequence[Callback], verbose: int | str
+    ) -> tuple[Batches, CallbackList]:
+        batches = Batches(data, steps)
+        self.strategy.run(self._model.read_variables)
+        return batches, CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
 
     def _validation(self, data: Any, batch_size: int | None, steps: int | None) -> Batches | None:
         if data is None:

@@ -9,7 +9,6 @@ import numpy
 
 from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, require_classes, same_shape
 
-
 #: Of positive labels those above a threshold and the others, and of negative ones.
 COUNTS = ("true_positives", "false_negatives", "false_positives", "true_negatives")
 
