@@ -31,6 +31,12 @@ class Table:
     def __init__(self, path: str) -> None:
         self.path = path
 
+    def _rows_of(self, arrays: Any) -> int:
+        try:
+            return structure.rows_of(arrays)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
     def read(self, rows: Positions) -> Any:
         """Return these rows, joined along a first axis; copies."""
         raise NotImplementedError(type(self).__name__)

@@ -47,10 +47,7 @@ class Hdf5Table(Table):
     def __init__(self, path: str, names: Any, files: OpenFiles) -> None:
         super().__init__(path)
         self._names, self._files = names, files
-        try:
-            self.rows = structure.rows_of(self._arrays())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        self.rows = self._rows_of(self._arrays())
 
     def _arrays(self) -> Any:
         return self._files.arrays(self.path, self._names)

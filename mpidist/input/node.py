@@ -161,11 +161,9 @@ class Derived(Node):
         self.children = (self.child,)
 
     def spec(self) -> Any:
-        """Return the child's."""
         return self.child.spec()
 
     def words(self) -> list[str]:
-        """Return the child's, and what this node does."""
         return [*self.child.words(), *filter(None, [self.word()])]
 
     def word(self) -> str:
@@ -173,27 +171,21 @@ class Derived(Node):
         return ""
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return the child's, and what this node does."""
         return [*self.child.order(batch_size), *filter(None, [self.word()])]
 
     def offset_of(self, step: int) -> int:
-        """Return the child's, where offsets are rows."""
         return self.child.offset_of(step) if self.by_row else step
 
     def step_of(self, offset: int) -> int:
-        """Return the child's, where offsets are rows."""
         return self.child.step_of(offset) if self.by_row else offset
 
     def place(self, epoch: int, position: int) -> str:
-        """Return the child's, where positions are the child's."""
         return self.child.place(epoch, position)
 
     def pool(self) -> Executor | None:
-        """Return the child's."""
         return self.child.pool()
 
     def rebuilt(self, change: Callable[[Node], Node]) -> Node:
-        """Return the tree with other sources."""
         return replace(self, child=self.child.rebuilt(change))
 
 
@@ -205,16 +197,13 @@ class Reordered(Derived):
         raise NotImplementedError(type(self).__name__)
 
     def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
-        """Return the child's element at another position."""
         there, origin = self.origin(epoch, position)
         return self.child.at(there, int(origin), part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        """Return the child's elements at other positions."""
         return self.child.gather(*self.origin(epoch, positions))
 
     def place(self, epoch: int, position: int) -> str:
-        """Return how the child calls it."""
         there, origin = self.origin(epoch, position)
         return self.child.place(there, int(origin))
 
@@ -233,17 +222,15 @@ def force(items: Sequence[Item], pool: Executor | None) -> list[Any]:
 
 
 def gather_by(groups: numpy.ndarray, fetch: Callable[[int, Any], Any]) -> Any:
-    """Return elements of several groups in the order asked for."""
-    first = groups[0]
-    if (groups == first).all():
-        return fetch(int(first), slice(None))
-    places = [(int(group), numpy.flatnonzero(groups == group)) for group in numpy.unique(groups)]
-    joined = structure.concatenate([fetch(group, where) for group, where in places])
-    order = numpy.concatenate([where for _, where in places])
+    """Return elements in the order asked for, of which `fetch` returns those of one group at some places together."""
+    if (groups == groups[0]).all():
+        return fetch(int(groups[0]), slice(None))
+    order = numpy.argsort(groups, kind="stable")
+    places = numpy.split(order, numpy.flatnonzero(numpy.diff(groups[order])) + 1)
+    joined = structure.concatenate([fetch(int(groups[where[0]]), where) for where in places])
     if (order[1:] > order[:-1]).all():
         return joined
-    inverse = numpy.empty_like(order)
-    inverse[order] = numpy.arange(len(order))
+    inverse = numpy.argsort(order)
     return structure.map_leaves(lambda leaf: leaf[inverse], joined)
 
 

@@ -23,10 +23,7 @@ class ArrayTable(Table):
     def __init__(self, path: str, arrays: Any) -> None:
         super().__init__(path)
         self._arrays = arrays
-        try:
-            self.rows = structure.rows_of(arrays)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        self.rows = self._rows_of(arrays)
 
     def read(self, rows: Positions) -> Any:
         return structure.map_leaves(lambda array: _copied(array, rows), self._arrays)

@@ -30,11 +30,14 @@ class BinaryAccuracy(MeanOfRows):
     Parameters
     ----------
     name : str
+        By default ``"binary_accuracy"``.
     threshold : float
         Predictions above it are 1.
     """
 
-    def __init__(self, name: str = "binary_accuracy", threshold: float = 0.5) -> None:
+    _name = "binary_accuracy"
+
+    def __init__(self, name: str | None = None, threshold: float = 0.5) -> None:
         super().__init__(name)
         self.threshold = threshold
 
