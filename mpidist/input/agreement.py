@@ -1,4 +1,4 @@
-"""What the ranks must have alike in a data set, and how they tell each other."""
+"""`Agreement`: the comparison of data sets between ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADVICE = (
 
 
 class Agreement:
-    """How the ranks that share a data set keep in step."""
+    """The ranks that share a data set: they compare it and exchange notes about it."""
 
     def __init__(self, communicator: Communicator | None = None, timeout_seconds: float | None = None) -> None:
         self._communicator = communicator if communicator is not None and communicator.size > 1 else None
@@ -46,7 +46,7 @@ class Agreement:
 
     @property
     def needed(self) -> bool:
-        """Whether there is anybody to agree with."""
+        """Whether there is another rank."""
         return self._communicator is not None
 
     def compare(self, name: str, facts: Facts) -> None:
@@ -65,7 +65,7 @@ class Agreement:
         return values
 
     def exchange(self, payload: bytes, what: str) -> list[bytes]:
-        """Return what every rank gave, in rank order.  Collective."""
+        """Return the payload of every rank, in rank order.  Collective."""
         if self._communicator is None:
             return [payload]
         return self._communicator.exchange(payload, what, self._timeout_seconds)
@@ -75,7 +75,7 @@ class Agreement:
 
 
 def described(dataset: Any) -> Facts:
-    """Return what `Communicator.call` takes to compare data sets: arrays with all their rows, and facts.  Local."""
+    """Return the arrays of a data set, with all their rows, and its facts, for `Agreement.compare`.  Local."""
     if not isinstance(dataset, Dataset):
         return [fact("type", type(dataset).__name__)]
     policy = dataset.options().experimental_distribute.auto_shard_policy

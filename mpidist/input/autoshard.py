@@ -18,7 +18,7 @@ def policy_of(dataset: Dataset) -> AutoShardPolicy:
 
 
 def file_count(node: Node) -> int:
-    """Return among how many workers the files of a data set can be dealt; 0 where it is not made of files.  Local."""
+    """Return the number of files of a data set, the smallest of its sources; 0 if one has no files.  Local."""
     return min(len(source.tables) if isinstance(source, FileRows) else 0 for source in node.sources())
 
 

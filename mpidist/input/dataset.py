@@ -347,7 +347,7 @@ class Dataset:
         return self._then(self._node, _AHEAD if buffer_size < 0 else buffer_size)
 
     def with_options(self, options: Options) -> Dataset:
-        """Return the data set with options: how it is dealt to ranks."""
+        """Return the data set with options for its distribution."""
         if not isinstance(options, Options):
             raise TypeError(f"options must be a mpidist.data.Options, got {type(options).__name__}")
         return Dataset(self._node, options, self._ahead)

@@ -88,7 +88,7 @@ class DistributedDataset:
         return self._feed.state(self._position)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise what `restore` would raise.  Local."""
+        """Raise the errors of `restore`, and change nothing.  Local."""
         self._feed.position(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ class DistributedDataset:
         return iterator
 
     def _moved(self, iterator: DistributedIterator, position: InputPosition) -> None:
-        """Take note of how far an iterator has come; the last one that was made is the data set's position."""
+        """Take the position of the last iterator that was made as the position of the data set."""
         if self._latest() is iterator:
             self._position = position
 
@@ -254,7 +254,7 @@ class DistributedIterator(Iterator[Any]):
         return self._owner._feed.state(self._position)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise what `restore` would raise.  Local."""
+        """Raise the errors of `restore`, and change nothing.  Local."""
         self._owner._feed.position(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -322,6 +322,6 @@ def as_dataset(dataset: Any) -> Dataset:
 
 
 def fetch_to(device_name: str) -> Callable[[Any], Any] | None:
-    """Return what copies arrays to a device; None for the host, where they are.  Local."""
+    """Return a function that copies arrays to a device; None for the host.  Local."""
     kind, index = device_name.split(":")[-2:]  # /job:worker/replica:0/task:1/device:GPU:0
     return None if kind != "GPU" else lambda array: arrays.to_device(array, int(index))

@@ -19,20 +19,20 @@ from mpidist.input.node import Node
 from mpidist.input.sharding import MeasuredPart, RowPart, Share
 from mpidist.input.sources import Foreign, Read
 
-#: What a feed gives in place of a batch when there are no more.
+#: In place of a batch: the epoch has no more.
 END: Any = object()
 
 
 class InputPosition(NamedTuple):
-    """The next batch of a data set, and what was handed out before it."""
+    """The next batch of a data set, and the batches before it."""
 
     epoch: int = 0
     step: int = 0
     #: Number of the batch's first row in the epoch, or of the batch; see `Node.by_row`.
     offset: int = 0
-    #: Of somebody else's batches, what was read before it.
+    #: What was read before it, of batches that somebody else makes.
     read: Read | None = None
-    #: Where ranks have rows of their own: what every pipeline has handed out in this epoch.
+    #: Where ranks have rows of their own: the rows that every pipeline has handed out in this epoch.
     handed: numpy.ndarray | None = None
     #: The order of the rows of every pipeline, where it is still to be compared.
     orders: list[list[str]] | None = None
@@ -45,7 +45,7 @@ class InputPosition(NamedTuple):
 class Feed:
     """Where the batches of one rank come from."""
 
-    #: What messages call the way in which rows are dealt.
+    #: A name for messages.
     title = ""
 
     def __init__(self, node: Node, agreement: Agreement) -> None:
@@ -89,7 +89,7 @@ class Feed:
         return InputPosition(epoch, step, self._node.offset_of(step))
 
     def _state(self, position: InputPosition) -> dict[str, Any]:
-        """Return what else a state has."""
+        """Return the other entries of a state."""
         raise NotImplementedError(type(self).__name__)
 
     def _position(self, state: Mapping[str, Any]) -> InputPosition:
@@ -122,7 +122,7 @@ class ExactFeed(Feed):
             yield batch, (offset, read, seen, self._share(batch, part))
 
     def _share(self, batch: Any, part: RowPart) -> Share | None:
-        """Return what all replicas have, by index arithmetic; ValueError if this one has other rows."""
+        """Return the share of all replicas, by index arithmetic; ValueError if this one has other rows."""
         if part.num_replicas == 1:
             return None
         assert part.rows is not None, "a batch was made without a look at its part"

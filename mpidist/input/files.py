@@ -56,7 +56,7 @@ class FileRows(Node):
 
     @classmethod
     def checked(cls, tables: Sequence[Table]) -> FileRows:
-        """Return the rows of these files after a look at what is in each."""
+        """Return the rows of these files; ValueError if one has other arrays than the first."""
         first = tables[0].spec()
         for table in tables[1:]:
             if (found := table.spec()) != first:
@@ -108,7 +108,7 @@ def _base_names(path: str) -> str:
 
 
 def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> numpy.ndarray:
-    """Return rows of something that is sliced like an array, and best of all in contiguous pieces.  Local."""
+    """Return rows, in any order, of something that is sliced like an array, by contiguous slices.  Local."""
     if isinstance(rows, range):
         return array[rows.start : rows.stop]
     if not len(rows):
@@ -124,12 +124,12 @@ def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> nump
 
 
 def tables_of(paths: Any, make: Callable[[str], Table]) -> FileRows:
-    """Return the rows of files by name.  Local."""
+    """Return the rows of the files that names and patterns mean.  Local."""
     return FileRows.checked([make(path) for path in expanded(paths)])
 
 
 def expanded(paths: Any) -> list[str]:
-    """Return the files that names and patterns mean, in order.  Local."""
+    """Return the files that names and patterns mean, in order; FileNotFoundError if there is none.  Local."""
     found: list[str] = []
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         name = os.fspath(path)

@@ -34,7 +34,7 @@ class OpenFiles:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        file = _h5py().File(path, "r")
+        file = h5py().File(path, "r")
         self._open[path] = found = structure.map_leaves(lambda name: _array(file, name), names or _at_top(file))
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)  # h5py closes a file when nothing refers to it
@@ -96,13 +96,14 @@ def _with_room(array: Any) -> Any:
     cache_bytes = array.id.get_access_plist().get_chunk_cache()[1]
     if not is_packed or chunk_bytes * _CHUNKS <= cache_bytes:
         return array
-    h5py = _h5py()
-    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    library = h5py()
+    access = library.h5p.create(library.h5p.DATASET_ACCESS)
     access.set_chunk_cache(_SLOTS, min(chunk_bytes * _CHUNKS, _MOST_CACHE_BYTES), 0.75)
-    return h5py.Dataset(h5py.h5d.open(array.file.id, array.name.encode(), access))
+    return library.Dataset(library.h5d.open(array.file.id, array.name.encode(), access))
 
 
-def _h5py() -> Any:
+def h5py() -> Any:
+    """Return the h5py package; MissingDependencyError where there is none.  Local."""
     try:
         import h5py
     except ImportError as error:

@@ -105,7 +105,7 @@ class Filter(Derived):
 
 
 def _called(kind: str, function: Callable[..., Any], element: Any, place: Callable[[], str]) -> Any:
-    """Return what a function of the user's makes of an element; InputError names both where it fails."""
+    """Return the result of a user's function on an element; InputError names both if it fails."""
     try:
         result = function(*element) if type(element) is tuple else function(element)
         return bool(result) if kind == "filter" else result

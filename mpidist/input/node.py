@@ -122,7 +122,7 @@ class Node:
         return with_rows(found, rows) if self.batched else found
 
     def words(self) -> list[str]:
-        """Return what is done to the elements of the sources, in order."""
+        """Return the operations on the elements of the sources, in order."""
         return []
 
     def order(self, batch_size: bool = True) -> list[str]:
@@ -130,7 +130,7 @@ class Node:
         raise NotImplementedError(type(self).__name__)
 
     def place(self, epoch: int, position: int) -> str:
-        """Return how messages call an element."""
+        """Return the name of an element for messages."""
         return f"element {position}"
 
     def pool(self) -> Executor | None:
@@ -167,7 +167,7 @@ class Derived(Node):
         return [*self.child.words(), *filter(None, [self.word()])]
 
     def word(self) -> str:
-        """Return what this node does."""
+        """Return the operation of this node."""
         return ""
 
     def order(self, batch_size: bool = True) -> list[str]:
@@ -190,7 +190,7 @@ class Derived(Node):
 
 
 class Reordered(Derived):
-    """Elements of the child at other positions: all that a subclass says is `origin`."""
+    """Elements of the child at other positions, which `origin` gives."""
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
         """Return the child's epoch and the positions there; `positions` is an int or an array."""
@@ -254,7 +254,7 @@ def spec_of(array: Any) -> ArraySpec:
 
 
 def shown(spec: Any) -> str:
-    """Return how messages call the arrays of an element: ``float32[2], label: int64[]``."""
+    """Return the arrays of an element for messages: ``float32[2], label: int64[]``."""
     named = structure.paths(structure.map_leaves(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec))
     return ", ".join(f"{name}: {text}" if name.strip("0123456789") else text for name, text in named)
 

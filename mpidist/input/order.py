@@ -1,4 +1,4 @@
-"""Which elements come in which order: shuffle, repeat, a window of them, every n-th."""
+"""The order of elements: `Shuffle`, `Repeat`, `Window`, `Shard`."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Repeat(Derived):
             inside = 0
 
     def _rows(self) -> int:
-        """Return how many rows a repetition has, those that `batch` leaves out too."""
+        """Return the number of rows of a repetition, with the rows that `batch` leaves out."""
         return self.child.offset_of(int(self.child.length or 0))
 
     def offset_of(self, step: int) -> int:

@@ -45,11 +45,11 @@ class _OwnFeed(Feed):
         return batch, position.after(handed=handed), share
 
     def _own(self, note: Any, position: InputPosition) -> numpy.ndarray:
-        """Return what this rank's pipelines have handed out, with zeros for those of the others."""
+        """Return the rows that this rank's pipelines have handed out; zeros for the others."""
         raise NotImplementedError(type(self).__name__)
 
     def _require_orders(self, saved: list[list[str]] | None) -> None:
-        """Let all ranks know the orders of all, which may differ, and compare them with those saved.  Collective."""
+        """Exchange the orders of all ranks, and compare them with the saved ones.  Collective."""
         if self._orders is None:
             answers = self.agreement.exchange(json.dumps(self._order).encode(), "order of rows")
             self._orders = [json.loads(answer) for answer in answers]
@@ -59,7 +59,7 @@ class _OwnFeed(Feed):
             require_same(before, now, f"on rank {rank} ")
 
     def _vote(self, batch: Any, handed: numpy.ndarray, step: int) -> tuple[Any, numpy.ndarray, Share | None]:
-        """Return this rank's batch, an empty one, or END where no rank has one; what all handed out; and the share."""
+        """Return a batch (END where no rank has one), the rows that all pipelines have handed out, and the share."""
         if not self.agreement.needed:
             return batch, handed, None
         if batch is not END:
@@ -82,7 +82,7 @@ class _OwnFeed(Feed):
         return _BATCH + structure.first_length(batch)
 
     def _share_shapes(self, without: list[int], step: int) -> None:
-        """Let a rank that never had a batch know from another what batches are like.  Collective."""
+        """Send the shapes of a batch to the ranks that never had one.  Collective."""
         mine = b"" if self._empty is END else json.dumps(structure.outline(self._empty)).encode()
         answers = self.agreement.exchange(mine, "shapes of an empty batch")
         known = next((answer for answer in answers if answer), None)
@@ -201,7 +201,7 @@ class FunctionFeed(_OwnFeed):
             yield item(), (offset, seen.rows, seen.checksum)
 
     def _next(self, position: InputPosition) -> Sequence[int]:
-        """Return this rank's offset, and rows and checksum of what was read."""
+        """Return this rank's offset, and the rows and the checksum that it has read."""
         if position.handed is None:
             return self._node.offset_of(position.step), 0, 0
         return position.handed[self._pipeline].tolist()
@@ -232,7 +232,7 @@ class FunctionFeed(_OwnFeed):
 
 
 def _progress(rows: numpy.ndarray, begun: list[tuple[int, int]], handed: int) -> numpy.ndarray:
-    """Return how many rows of each pipeline are handed out when this rank has handed out `handed` of its own."""
+    """Return the rows of each pipeline that are handed out, when this rank has handed out `handed` rows."""
     found = rows.copy()
     ends = [first for _, first in begun[1:]] + [handed]
     for (pipeline, first), end in zip(begun, ends, strict=True):

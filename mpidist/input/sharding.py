@@ -45,7 +45,7 @@ class RowPart:
 
 
 class MeasuredPart(RowPart):
-    """A part of one batch, which remembers how many rows the whole batch has."""
+    """A part of one batch that remembers the number of rows of the whole batch."""
 
     def of(self, rows: int) -> range:
         """Return the rows of this part, of so many.  Local."""

@@ -132,7 +132,7 @@ class Foreign(Node):
 
     @property
     def seen(self) -> int:
-        """The checksum of what was read."""
+        """The checksum of the batches read."""
         return self.read.checksum
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
@@ -268,10 +268,10 @@ def length_of(batches: Iterable[Any]) -> int | None:
 
 
 def explained(error: BaseException) -> str:
-    """Return how a message shows the cause of a failure."""
+    """Return the text of an error for a message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def name_of(function: Any) -> str:
-    """Return how a message calls a function of the user's."""
+    """Return the name of a user's function for a message."""
     return getattr(function, "__qualname__", type(function).__name__)

@@ -14,7 +14,7 @@ from mpidist import arrays
 
 
 def leaves(structure: Any) -> Iterator[Any]:
-    """Yield what the tuples and dicts of `structure` hold, in order.  Local."""
+    """Yield the leaves of nested tuples and dicts, in order.  Local."""
     if isinstance(structure, dict):
         for value in structure.values():
             yield from leaves(value)
@@ -114,7 +114,7 @@ def concatenate(batches: Sequence[Any]) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Return how many rows a batch has.  Local."""
+    """Return the number of rows of a batch.  Local."""
     shapes = [numpy.shape(leaf) for leaf in leaves(batch)]
     if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(f"the arrays of a batch need one common first dimension; got the shapes {shapes}")

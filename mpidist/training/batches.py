@@ -1,4 +1,4 @@
-"""From what users give to `fit`, `evaluate` and `predict` to this replica's batches, epoch after epoch."""
+"""The data of `fit`, `evaluate` and `predict` as this replica's batches, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Batches:
             return None
 
     def epoch(self, first_step: int = 0) -> Iterator[Any]:
-        """Yield the batches of the next epoch, or what is left of it from a step on."""
+        """Yield the batches of the next epoch, from a step on."""
         if self.steps_per_epoch is None:
             running, self._running = self._running, None
             self._source = iter(self.data) if running is None else running

@@ -27,12 +27,12 @@ from mpidist.variables import DistributedVariable
 #: The rank that writes and reads files.
 CHIEF = 0
 
-#: What the name of a variable is saved as, beside its value.
+#: The name of a variable is saved under this name, beside its value.
 _NAME = "name"
 
 
 class RandomState:
-    """What a checkpoint keeps of a random generator: the chief's state.  All Local.
+    """A random generator in a checkpoint, by the chief's state.  All Local.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class RandomState:
             raise CheckpointError(f"a random state of {state.get('bit_generator')} was saved, this generator is {kind}")
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave; errors as for `check`."""
+        """Take over a state; errors as for `check`."""
         self.check(state)
         self._generator.bit_generator.state = _nested(state)
 
@@ -156,7 +156,7 @@ class Checkpoint:
         return self.save_owned(given_path(path, "path", is_file=True), Unowned(), parallel)
 
     def save_owned(self, path: Path, owner: Unowned, parallel: bool | None = None) -> Path:
-        """Do what `save` does, as the owner of a directory; CheckpointError if it is another job's.  Collective."""
+        """Save as the owner of a directory; CheckpointError if the directory is another job's.  Collective."""
         if not writes_here():
             return path
         job = registry.of_job()
@@ -190,7 +190,7 @@ class Checkpoint:
             job.extended.by_first_worker(lambda: self.restore_here(file))
 
     def restore_here(self, path: str | Path) -> None:
-        """Do what `restore` does, in this worker only.  Collective among its ranks."""
+        """Restore in this worker only.  Collective among its ranks."""
         path = Path(path)
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
         _agree("; ".join(self._misfits(values)), f"checkpoint {path} does not fit")
@@ -281,7 +281,7 @@ def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[str, Any], here: set[str]) -> str:
-    """Return why a variable cannot be set to what was saved; nothing if it can."""
+    """Return the reason why a variable does not fit its saved value, or nothing."""
     value, saved_name = values.get(name), values.get(f"{name}/{_NAME}", "")
     if value is None:
         return f"it has no array {name!r}"
@@ -304,7 +304,7 @@ def _set_variable(variable: DistributedVariable, value: Any) -> None:
 
 
 def _problem(fn: Callable[[], object]) -> str:
-    """Call a function; return what it raised, as text."""
+    """Call a function; return its error as text."""
     try:
         fn()
     except Exception as error:  # whatever it is, the other ranks have to know
@@ -313,7 +313,7 @@ def _problem(fn: Callable[[], object]) -> str:
 
 
 def _state_in(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what there is for a part that is no variable."""
+    """Return the saved state of a part that is no variable."""
     start = len(name) + 1
     return {key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")}
 
@@ -420,7 +420,7 @@ def together(chief_fn: Any, what: str) -> Any:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return what the file system said first; closing a file on a full disk says it again and again."""
+    """Return the first error of the file system; closing a file on a full disk raises it again and again."""
     while not isinstance(error, MpidistError) and isinstance(error.__context__, OSError):
         error = error.__context__
     return error

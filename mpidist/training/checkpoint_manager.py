@@ -194,7 +194,7 @@ class CheckpointManager:
         return set(kept), first[0].stat().st_mtime if first else time.time()
 
     def _remove_old(self, newest: Path) -> None:
-        """Remove what is too old, and what saves that were killed have left.  Local."""
+        """Remove the checkpoints that are too old, and the unfinished files of killed saves.  Local."""
         too_old = left_behind(self.directory, self._is_temporary, is_owned=True)
         if self.max_to_keep is not None:
             others = [each for each in self.checkpoints if each not in {newest, *self._kept} and self._is_own(each)]

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy
 
-from mpidist.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError
+from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.input.hdf5 import h5py
 from mpidist.training.temporary_files import left_behind, temporary
 
 FORMAT = 2
@@ -232,15 +233,6 @@ def _dtype(path: Path, name: str, text: str) -> numpy.dtype:
             f"{path}: array {name!r} has dtype {text}, which NumPy does not know; import the package that adds it "
             "(ml_dtypes for bfloat16) before restoring"
         ) from None
-
-
-def h5py() -> Any:
-    """Return the h5py package; MissingDependencyError where there is none.  Local."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingDependencyError("checkpoints are HDF5 files and need h5py: pip install h5py") from None
-    return h5py
 
 
 def _sync_directory(directory: Path) -> None:

@@ -17,7 +17,7 @@ from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
 
 class Evaluation(NamedTuple):
-    """What the functions say about some rows."""
+    """Loss, gradients and predictions of some rows."""
 
     loss: float
     gradients: list[Any]
@@ -58,13 +58,13 @@ class Model:
         self._parameters = nest.pack(self.structure, self._values)
 
     def begin_step(self) -> None:
-        """Be called in a replica before a step, on ranks without rows too.  Local, or as `StrategyExtended.pull`."""
+        """Pull remote variables, in a replica, on ranks without rows too.  Local, or as `StrategyExtended.pull`."""
         if not self._are_here:
             self.strategy.extended.pull(own_first=False)
             self.read_variables()
 
     def _call(self, name: str, fn: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function returns for the variables' values, as it may have them."""
+        """Call a function on the variables' values; ValueError if it writes to a copy of one."""
         # live views; a library that reads late gets what `value` is now, and one that wants to write gets copies of it
         if not snapshots.are_needed():
             return fn(self._parameters, *args)
@@ -126,7 +126,7 @@ class Model:
             raise self._error(TypeError, f"must return a loss that is a number, got {_shape_of(loss)}", name) from None
 
     def zeros(self) -> list[Any]:
-        """Return what a rank without rows contributes: zeros for each trainable variable; float32 for 16-bit floats."""
+        """Return zeros for each trainable variable, for a rank without rows; float32 for 16-bit floats."""
         zeros = []
         for variable in self.trainable:
             zero = arrays.empty(variable.shape, compute_dtype(variable.dtype), variable.value)
@@ -165,7 +165,7 @@ class Model:
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
-    """Return what a batch is to a function: a tuple is several arguments, anything else is one."""
+    """Return a batch as arguments of a function: a tuple is several, anything else is one."""
     return batch if type(batch) is tuple else (batch,)
 
 

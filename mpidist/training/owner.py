@@ -41,7 +41,7 @@ class Unowned:
 
 
 class Owner(Unowned):
-    """What this process has to do with a directory; all its managers of the directory share it.  All Local."""
+    """This process's claim of a directory; all its managers of the directory share it.  All Local."""
 
     _of_directory: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
 
@@ -118,7 +118,7 @@ class Owner(Unowned):
         _log.warning("%s was left by %s, which is gone; this job goes on there", self.file, found)
 
     def _lives(self, found: _Claim, own: Path) -> bool:
-        """Return whether an owner is at work; waits for what tells that, if it is on another machine."""
+        """Return whether an owner is at work; of one on another machine, wait for its next sign of life."""
         identity = found.identity
         if identity is None:
             return False
@@ -144,7 +144,7 @@ class Owner(Unowned):
 
 
 class _Claim(NamedTuple):
-    """What a file of an owner says."""
+    """The claim in the file of an owner."""
 
     text: str
     modified: float
@@ -168,7 +168,7 @@ def _own_text() -> str:
 
 
 def _read(file: Path) -> _Claim | None:
-    """Return what a file says, None if there is none."""
+    """Return the claim in a file, None if there is no file."""
     try:
         text, modified = file.read_text(errors="replace"), file.stat().st_mtime
     except FileNotFoundError:

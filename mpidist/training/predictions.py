@@ -32,7 +32,7 @@ def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
 
 
 def _input_order(rows_of_replicas: Sequence[Sequence[int]]) -> numpy.ndarray:
-    """Return where the rows lie in what is gathered replica by replica, batch after batch and replica after replica."""
+    """Return the places of the input rows, batch by batch, in arrays that are gathered replica by replica."""
     steps = max(map(len, rows_of_replicas))
     lengths = numpy.array([[*rows, *[0] * (steps - len(rows))] for rows in rows_of_replicas], "int64")
     starts = (lengths.reshape(-1).cumsum() - lengths.reshape(-1)).reshape(lengths.shape)
@@ -58,6 +58,6 @@ def _on_host(part: Any, rows: int, replica: int) -> Any:
 
 
 def _exchange(strategy: Any, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what every replica tells, in replica order.  Collective."""
+    """Return the notes of all replicas, in replica order.  Collective."""
     line = numpy.frombuffer((json.dumps(own) + "\n").encode(), "uint8")
     return [json.loads(text) for text in strategy.gather(line, axis=0).tobytes().decode().splitlines()]

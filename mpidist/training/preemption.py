@@ -179,7 +179,7 @@ class PreemptionCheckpointHandler:
             self._save()
 
     def close(self) -> None:
-        """Watch no more: signals do again what they did before.  Local."""
+        """Restore the signal handlers there were before.  Local."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
@@ -192,7 +192,7 @@ class PreemptionCheckpointHandler:
         return {"total_run_calls": self.total_run_calls}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
+        """Take over a state.  Local."""
         self.total_run_calls = int(state["total_run_calls"])
 
     # -- notices ------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class PreemptionCheckpointHandler:
                 self._noticed_at = now
 
     def _measure_step(self) -> None:
-        """Remember how long steps and saves take: the last save must begin early enough."""
+        """Remember the longest step or save: the last save must begin early enough."""
         now = time.monotonic()
         if self._began_at is not None:
             self._longest_seconds = max(self._longest_seconds, now - self._began_at)
@@ -262,7 +262,7 @@ class PreemptionCheckpointHandler:
                 self._config.exit_fn()
 
     def _steps_text(self) -> str:
-        """Return how many steps have been made; of a loop without `run`, as far as its calls tell."""
+        """Return the number of steps made, for a message."""
         if self.steps_fn is not None:
             return f"{self.steps_fn()} steps"
         if self.total_run_calls:
@@ -284,7 +284,7 @@ class _StopVote:
 
     @property
     def steps_before(self) -> int:
-        """In front of how many steps it has been asked, but for this one.  Local."""
+        """The steps before the present one.  Local."""
         return max(self._step - 1, 0)
 
     def stops_here(self, wants: bool) -> bool:
@@ -324,7 +324,7 @@ class _StopVote:
         return False
 
     def settle(self) -> None:
-        """Let what is under way come to its end, as long as that does not take long.  Local."""
+        """Wait a short time for the reduction under way.  Local."""
         transport, end = self._communicator.transport, time.monotonic() + _SETTLE_SECONDS
         while self._pending is not None and not self._communicator.control.broken and time.monotonic() < end:
             if transport.poll([self._pending[1]]):

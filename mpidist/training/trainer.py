@@ -107,7 +107,7 @@ class Trainer:
         self.last_loss = 0.0
         self.history = History()
 
-    # -- what users call ----------------------------------------------------------------------------------------------
+    # -- for users -----------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -277,7 +277,7 @@ class Trainer:
         called.call("on_predict_end", {})
         return found
 
-    # -- what callbacks ask -------------------------------------------------------------------------------------------
+    # -- for callbacks ------------------------------------------------------------------------------------------------
 
     @property
     def is_chief(self) -> bool:
@@ -455,7 +455,7 @@ class Trainer:
             metric.update_state(batch[1], evaluation.predictions)
 
     def _results(self) -> Logs:
-        """Return loss and metrics over what all ranks have seen, in one call.  Collective."""
+        """Return loss and metrics over the rows of all ranks, in one call.  Collective."""
         metrics = [self._loss, *self.metrics]
         sums = [array for metric in metrics for array in metric.sums.values()]
         reduced = iter(self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums))

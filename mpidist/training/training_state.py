@@ -1,4 +1,4 @@
-"""`TrainingState`: what a checkpoint of a training has besides variables, optimizer and data set."""
+"""`TrainingState`: the position, metrics and callbacks of a training, for its checkpoints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TrainingPosition:
         return {**counts, "batch_size": self.batch_size, "loss": loss}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, but for the batch size."""
+        """Take over a state, but for its batch size."""
         self.epoch, self.step, self.rows = int(state["epoch"]), int(state["step"]), int(state["rows"])
         self.steps_made = int(state["steps_made"])
         self.loss = float.fromhex(state["loss"])
@@ -55,7 +55,7 @@ class TrainingPosition:
 
 
 class TrainingState:
-    """Position, metrics of the present epoch, and what callbacks remember, as one object of a `Checkpoint`."""
+    """Position, metrics of the present epoch, and states of callbacks, as one object of a `Checkpoint`."""
 
     def __init__(self, position: TrainingPosition, metrics: Sequence[Metric], callbacks: Sequence[Any]) -> None:
         self._position = position
@@ -74,14 +74,14 @@ class TrainingState:
         return found
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise what the metrics raise of which the state does not fit, or what the position raises.  Local."""
+        """Raise the error of a metric, a callback or the position that the state does not fit.  Local."""
         TrainingPosition().restore(state)
         for part, own in self._states(state):
             if hasattr(part, "check"):
                 part.check(own)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave; a metric or callback that was not there keeps what it has.  Local."""
+        """Take over a state; a metric or callback that it does not have stays as it is.  Local."""
         # what could not be checked may still raise, and comes first
         for part, own in sorted(self._states(state), key=lambda item: hasattr(item[0], "check")):
             part.restore(own)

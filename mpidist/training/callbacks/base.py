@@ -1,4 +1,4 @@
-"""`Callback`: what is called at the turns of a training, on every rank; and the list that calls them."""
+"""`Callback`: methods that a `Trainer` calls at the turns of a training, on every rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Logs = dict[str, Any]
 
 
 class Training(Protocol):
-    """What callbacks ask of a `Trainer`."""
+    """A `Trainer`, as callbacks see it."""
 
     strategy: Any
     variables: list[Any]

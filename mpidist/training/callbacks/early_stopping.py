@@ -91,11 +91,11 @@ class EarlyStopping(Callback):
                 _put_back(variable, copy)
 
     def state(self) -> dict[str, Any]:
-        """Return what is remembered of the epochs before, but for their variables, for a checkpoint.  Local."""
+        """Return best value, best epoch and waiting time, for a checkpoint.  Local."""
         return {"best": float.hex(self.best), "best_epoch": self.best_epoch, "wait": self.wait}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
+        """Take over a state.  Local."""
         self.best, self.best_epoch = float.fromhex(state["best"]), int(state["best_epoch"])
         self.wait = int(state["wait"])
 
@@ -107,13 +107,13 @@ class EarlyStopping(Callback):
 
 
 def _copy(variable: DistributedVariable) -> Any:
-    """Return what this rank has of a variable, or what servers had when it last looked, as a new array."""
+    """Return a copy of this rank's value of a variable, or of the value that it last pulled from servers."""
     held = variable.live if variable.is_here else variable.value
     return arrays.namespace(held).array(held)
 
 
 def _put_back(variable: DistributedVariable, copy: Any) -> None:
-    """Set a variable to what `_copy` returned; one that servers hold, in the first worker only."""
+    """Set a variable to its copy; a variable on servers, in the first worker only."""
     if variable.is_here:
         variable.storage[...] = copy
         variable.note_change()

@@ -1,4 +1,4 @@
-"""`History`: what `fit` returns."""
+"""`History`: the logs that `fit` returns."""
 
 from __future__ import annotations
 

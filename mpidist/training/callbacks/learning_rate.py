@@ -116,11 +116,11 @@ class ReduceLROnPlateau(Callback):
                 self._reduce()
 
     def state(self) -> dict[str, Any]:
-        """Return what is remembered of the epochs before, for a checkpoint.  Local."""
+        """Return best value and waiting times, for a checkpoint.  Local."""
         return {"best": float.hex(self.best), "wait": self.wait, "cooldown_counter": self.cooldown_counter}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
+        """Take over a state.  Local."""
         self.best, self.wait = float.fromhex(state["best"]), int(state["wait"])
         self.cooldown_counter = int(state["cooldown_counter"])
 

@@ -70,7 +70,7 @@ class ModelCheckpoint(Callback):
         self.best = self.monitor.worst
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Look at the directory, and restore what is there if asked for.  Collective."""
+        """Open the directory, and restore its newest checkpoint if asked for.  Collective."""
         checkpoint = Checkpoint(**self.trainer.checkpoint_objects())
         self.manager = CheckpointManager(
             checkpoint, self.directory, self.max_to_keep, checkpoint_name=self._checkpoint_name
@@ -95,7 +95,7 @@ class ModelCheckpoint(Callback):
         return {"best": float.hex(self.best)}
 
     def restore(self, state: Mapping[str, str]) -> None:
-        """Take over what `state` gave.  Local."""
+        """Take over a state.  Local."""
         self.best = float.fromhex(state["best"])
 
     def _save(self, logs: Logs | None) -> None:
@@ -149,7 +149,7 @@ class BackupAndRestore(ModelCheckpoint):
         self._handler: PreemptionCheckpointHandler | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore what is there.  Collective."""
+        """Restore the newest backup.  Collective."""
         super().on_train_begin(logs)
         if self.save_before_preemption:
             self._handler = PreemptionCheckpointHandler(None, self.manager, None, self.termination_config)

@@ -1,4 +1,4 @@
-"""`ProgressBar`: how far the training is, in lines and on a terminal as a bar; on the chief."""
+"""`ProgressBar`: the progress of a training, in lines and as a bar on a terminal; on the chief."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ProgressBar(Callback):
 
     @property
     def _in_fit(self) -> bool:
-        """Whether what is called is `fit`, so that an evaluation is a validation."""
+        """Whether `fit` runs, so that an evaluation is a validation."""
         return "validates" in self.params
 
     def _begin(self, title: str) -> None:
@@ -101,7 +101,7 @@ class ProgressBar(Callback):
 
 
 def on_terminal() -> bool:
-    """Return whether somebody watches.  Local.
+    """Return whether the output is a terminal.  Local.
 
     Open MPI gives every rank a terminal of its own; what counts there is where its launcher writes to.
     """

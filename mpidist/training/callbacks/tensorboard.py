@@ -70,7 +70,7 @@ class TensorBoard(Callback):
 
 
 def _steps(update_freq: str | int) -> int:
-    """Return after how many steps to write; 0 for never."""
+    """Return the number of steps between writes; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
     if not isinstance(update_freq, int) or update_freq < 1:

@@ -1,4 +1,4 @@
-"""Counts of true and false positives by threshold, and what follows from them: `Precision` and `Recall`."""
+"""Counts of true and false positives by threshold: `Precision` and `Recall`."""
 
 from __future__ import annotations
 

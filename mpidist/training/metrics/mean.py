@@ -65,16 +65,7 @@ class MeanOfRows(Mean, abc.ABC):
     """
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
-        """Take rows into account.
-
-        Local.
-
-        Parameters
-        ----------
-        y_true, y_pred : array, shape (rows, ...)
-        sample_weight : array, optional
-            For each row; of more dimensions for each value.
-        """
+        """Take rows into account, as `Metric.update_state` does.  Local."""
         self._add(self.of_rows(on_host(y_true), on_host(y_pred)), sample_weight)
 
     @abc.abstractmethod
