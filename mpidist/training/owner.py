@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class Owner(Unowned):
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.file = directory / _FILE
-        self.savers: dict[Path, weakref.WeakSet[Any]] = {}
+        self._managers: dict[Path, weakref.WeakSet[Any]] = {}  # those that need a checkpoint
         self._was_ours = False
         weakref.finalize(self, _release, self.file)
 
@@ -76,10 +77,36 @@ class Owner(Unowned):
         if found is None or not found.is_own:
             raise self._refusal(found, "has taken")
 
-    def release(self) -> None:
-        """Give the directory up."""
-        self._was_ours = False
-        _release(self.file)
+    def release_unused(self) -> None:
+        """Give the directory up if no manager needs a checkpoint in it."""
+        if not any(self._managers.values()):
+            self._was_ours = False
+            _release(self.file)
+
+    def saved(self, path: Path, manager: Any) -> None:
+        """Take note of a manager that has saved a checkpoint, and needs it."""
+        self._managers.setdefault(path, weakref.WeakSet()).add(manager)
+
+    def found(self, paths: Iterable[Path], manager: Any) -> None:
+        """Take note of a manager that goes on with checkpoints, whoever has saved them."""
+        self._managers.update((path, weakref.WeakSet([manager])) for path in paths)
+
+    def paths_of(self, manager: Any) -> list[Path]:
+        """Return the checkpoints that a manager needs."""
+        return [path for path, managers in self._managers.items() if manager in managers]
+
+    def is_of(self, path: Path, manager: Any) -> bool:
+        """Return whether a manager needs a checkpoint, or no other manager of this process does."""
+        managers = self._managers.get(path)
+        return not managers or manager in managers
+
+    def gives_up(self, path: Path, manager: Any) -> bool:
+        """Take note that a manager does not need a checkpoint any more; return whether no other one does."""
+        managers = self._managers.get(path, weakref.WeakSet())
+        managers.discard(manager)
+        if not managers:
+            self._managers.pop(path, None)
+        return not managers
 
     def _take(self, found: _Claim | None) -> None:
         os.makedirs(self._directory, exist_ok=True)
