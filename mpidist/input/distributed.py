@@ -39,10 +39,10 @@ class DistributedDataset:
     replica_id, num_replicas : int
     feed : Feed, optional
         Where the parts come from; None is exact parts of global batches.
-    ahead : int
-        How many parts are made ahead of time, in a thread.
+    options : InputOptions, optional
+        Whether parts are copied to the replica's device, and how many of them ahead of time, in a thread.
     fetch_fn : callable, optional
-        ``fetch_fn(array)`` copies an array of a part to where it is wanted.
+        ``fetch_fn(array)`` copies an array to the device; None where it is the host.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class DistributedDataset:
         replica_id: int,
         num_replicas: int,
         feed: Feed | None = None,
-        ahead: int = 0,
+        options: InputOptions | None = None,
         fetch_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         if feed is None:
@@ -65,8 +65,11 @@ class DistributedDataset:
         self.replica_id = replica_id
         self.num_replicas = num_replicas
         self._feed = feed
-        self._ahead = max(ahead, dataset._ahead if isinstance(dataset, Dataset) else 0)
-        self._fetch_fn = fetch_fn
+        self._ahead = dataset._ahead if isinstance(dataset, Dataset) else 0
+        self._fetch_fn = None
+        if fetch_fn is not None and options is not None and options.experimental_fetch_to_device:
+            self._ahead = max(self._ahead, options.experimental_per_replica_buffer_size)
+            self._fetch_fn = fetch_fn
         self._position = self._next_start = InputPosition()
         self._latest: Callable[[], DistributedIterator | None] = lambda: None
 
@@ -291,21 +294,7 @@ def distributed(
         feed = ExactFeed(dataset._node, RowPart(replica_id, num_replicas), agreement)
     else:
         feed = WorkerFeed(dataset, replica_id, num_replicas, agreement)
-    return fed(dataset, replica_id, num_replicas, feed, options, fetch_fn)
-
-
-def fed(
-    dataset: Any,
-    replica_id: int,
-    num_replicas: int,
-    feed: Feed,
-    options: InputOptions | None = None,
-    fetch_fn: Callable[[Any], Any] | None = None,
-) -> DistributedDataset:
-    """Return a distributed data set with a feed, fetched as options ask for.  Local."""
-    wanted = fetch_fn if options is not None and options.experimental_fetch_to_device else None
-    ahead = options.experimental_per_replica_buffer_size if options is not None and wanted is not None else 0
-    return DistributedDataset(dataset, replica_id, num_replicas, feed, ahead, wanted)
+    return DistributedDataset(dataset, replica_id, num_replicas, feed, options, fetch_fn)
 
 
 def as_dataset(dataset: Any) -> Dataset:

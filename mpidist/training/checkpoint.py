@@ -221,7 +221,7 @@ class Checkpoint:
         for name, part in self._parts.items():
             if name in variables:
                 problem = _variable_misfit(name, part, values, here)
-            elif state := _state_in(values, name):
+            elif state := state_in(values, name):
                 given = (state, variables) if isinstance(part, Optimizer) else (state,)
                 found = _problem(partial(part.check, *given)) if hasattr(part, "check") else ""
                 problem = found and f"{name!r}: {found}"
@@ -237,8 +237,8 @@ class Checkpoint:
             if name in variables:
                 _set_variable(part, values[name])
             elif isinstance(part, Optimizer):
-                part.restore(_state_in(values, name), variables)
-            elif state := _state_in(values, name):
+                part.restore(state_in(values, name), variables)
+            elif state := state_in(values, name):
                 part.restore(state)
 
     def _collect(self) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
@@ -312,8 +312,8 @@ def _problem(fn: Callable[[], object]) -> str:
     return ""
 
 
-def _state_in(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the saved state of a part that is no variable."""
+def state_in(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the saved state of a part that is no variable.  Local."""
     start = len(name) + 1
     return {key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")}
 

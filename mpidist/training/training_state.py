@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mpidist.training.checkpoint import state_in
 from mpidist.training.metrics import Metric
 
 
@@ -90,6 +91,5 @@ class TrainingState:
     def _states(self, state: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield each metric and callback of which the state has anything, with that."""
         for name, part in self._parts.items():
-            own = {key[len(name) + 1 :]: value for key, value in state.items() if key.startswith(f"{name}/")}
-            if own:
+            if own := state_in(state, name):
                 yield part, own
