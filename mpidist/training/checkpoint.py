@@ -32,12 +32,7 @@ _NAME = "name"
 
 
 class RandomState:
-    """A random generator in a checkpoint, by the chief's state.  All Local.
-
-    Parameters
-    ----------
-    generator : numpy.random.Generator
-    """
+    """A random generator in a checkpoint, by the chief's state.  All Local."""
 
     def __init__(self, generator: numpy.random.Generator) -> None:
         self._generator = generator

@@ -139,8 +139,8 @@ class CheckpointManager:
         job = registry.of_job()
         if job is None:
             return self._restore_newest()
-        restored = job.extended.by_first_worker(lambda: _text_of(self._restore_newest()))
-        return None if restored is None else Path(restored)
+        restored = job.extended.by_first_worker(lambda: str(self._restore_newest() or ""))
+        return Path(restored) if restored else None
 
     def clear(self) -> None:
         """Remove the checkpoints saved here, and those found by `restore_or_initialize`; nothing else.
@@ -225,10 +225,6 @@ def checkpoints_in(directory: Path, name: str = "checkpoint") -> list[Path]:
 
 def _pattern(name: str) -> str:
     return rf"{re.escape(name)}-(\d+)\.h5"
-
-
-def _text_of(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _number(path: Path) -> int:

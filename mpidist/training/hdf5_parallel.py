@@ -32,8 +32,8 @@ def is_available() -> bool:
 
 def rows_of(array: numpy.ndarray, rank: int, size: int) -> slice:
     """Return the rows of an array that a rank writes: of a small one all are the chief's.  Local."""
-    if array.ndim == 0 or array.nbytes < SPLIT_BYTES:
-        return slice(0, len(array) if array.ndim and rank == 0 else 0)
+    if array.nbytes < SPLIT_BYTES:
+        return slice(0, len(array) if rank == 0 else 0)
     return slice(len(array) * rank // size, len(array) * (rank + 1) // size)
 
 
@@ -90,9 +90,8 @@ def seal(temporary: Path, path: Path, ranges: Ranges, permit_fn: Callable[[], No
 
 
 def _part(array: numpy.ndarray, rank: int, size: int) -> numpy.ndarray:
-    if array.ndim == 0:
-        return array.reshape(1)[: rank == 0]
-    return array[rows_of(array, rank, size)]
+    rows = numpy.atleast_1d(array)
+    return rows[rows_of(rows, rank, size)]
 
 
 def _write_part(entry: Any, array: numpy.ndarray, rank: int, size: int) -> None:

@@ -115,14 +115,7 @@ class Callback:
 
 
 class CallbackList:
-    """Callbacks in their order; knows which of them have anything to do at a turn.
-
-    Parameters
-    ----------
-    callbacks : sequence of Callback
-    trainer : Trainer
-    params : dict
-    """
+    """Callbacks in their order; knows which of them have anything to do at a turn."""
 
     def __init__(self, callbacks: Sequence[Callback], trainer: Training, params: Mapping[str, Any]) -> None:
         for callback in callbacks:

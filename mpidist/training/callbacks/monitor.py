@@ -13,16 +13,7 @@ _MODES = ("auto", "min", "max")
 
 
 class Monitor:
-    """A log, whether it is to fall or to grow, and by how much it must change to count as better.  Local.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"val_loss"``.
-    mode : str
-        ``"min"``, ``"max"``, or ``"auto"``: by the name.
-    min_delta : float
-    """
+    """A log, whether it is to fall or to grow, and by how much it must change to count as better.  Local."""
 
     def __init__(self, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in _MODES:

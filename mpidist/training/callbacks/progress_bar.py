@@ -58,8 +58,7 @@ class ProgressBar(Callback):
     def on_predict_begin(self, logs: Logs | None = None) -> None:
         self._begin("predict")
 
-    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._move(batch, logs)
+    on_predict_batch_end = on_train_batch_end
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
         self._end(logs)

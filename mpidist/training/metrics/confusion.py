@@ -14,25 +14,7 @@ COUNTS = ("true_positives", "false_negatives", "false_positives", "true_negative
 
 
 class ThresholdMetric(Metric):
-    """Counts of what predictions above each of some thresholds are: true positives, false positives, and so on.
-
-    Parameters
-    ----------
-    name : str
-    thresholds : sequence of float
-        Ascending or not; predictions above one are positive for it.
-    counts : sequence of str
-        Which of `COUNTS` are kept.
-    top_k : int, optional
-        Only the k highest scores of a row can be positive.
-    class_id : int, optional
-        Only this class counts.
-
-    Raises
-    ------
-    ValueError
-        `top_k` is not a whole number of 1 or more, or `class_id` none of 0 or more.
-    """
+    """Counts of what predictions above each of some thresholds are: true positives, false positives, and so on."""
 
     def __init__(
         self,

@@ -57,12 +57,7 @@ class Mean(Metric):
 
 
 class MeanOfRows(Mean, abc.ABC):
-    """The mean of something about each row; `of_rows` says of what.
-
-    Parameters
-    ----------
-    name : str
-    """
+    """The mean of something about each row; `of_rows` says of what."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
         """Take rows into account, as `Metric.update_state` does.  Local."""
