@@ -19,17 +19,17 @@ from mpidist.input.node import Node
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sources import Arrays, Foreign, Generated
 
-#: What a communicator compares: arrays (name, dtype, shape), and facts that look like them.
+#: Arrays (name, dtype, shape), and facts in the same form.
 Facts = list[tuple[str, Any, tuple[int, ...]]]
 
-#: Bytes of the data that the checksums are over, all arrays together; of long rows a part, but of so many rows.
+#: Checksums cover about so many bytes of all arrays together, and parts of at least so many rows.
 _MOST_BYTES = 1 << 18
 _LEAST_ROWS = 16
 
-#: So many files are named in a comparison.
+#: The most files whose rows a message lists.
 _MOST_FILES = 8
 
-#: What to do about data sets that differ.
+#: The end of every message about data sets that differ.
 ADVICE = (
     "Every rank must make the same data set, of all rows (give random generators a seed that does not depend on the "
     "rank), and gets its own part of each batch out of it; for data that differ by rank there is "

@@ -1,4 +1,4 @@
-"""Rows to batches, and batches to rows."""
+"""`Batch`: rows to batches.  `Unbatch`: batches to rows."""
 
 from __future__ import annotations
 

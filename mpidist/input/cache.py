@@ -1,4 +1,4 @@
-"""Elements kept in memory when they have been made once."""
+"""`Cache`: elements that are made once, and kept in memory."""
 
 from __future__ import annotations
 

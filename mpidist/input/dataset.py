@@ -34,7 +34,7 @@ Paths = str | Path | Iterable[str | os.PathLike[str]]
 #: For `num_parallel_calls` and `prefetch`: leaves the number to mpidist.
 AUTOTUNE = -1
 
-#: How many elements `prefetch(AUTOTUNE)` makes ahead.
+#: The elements that `prefetch(AUTOTUNE)` makes ahead.
 _AHEAD = 2
 
 

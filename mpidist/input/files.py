@@ -1,4 +1,4 @@
-"""Rows of files: tables, one a file, of which any rows can be read without reading the file whole."""
+"""`FileRows`: rows of files.  A `Table` reads any rows of one file, and no others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mpidist.input import structure
 from mpidist.input.node import Node, Positions, as_array, gather_by, moved, shown, spec_of
 from mpidist.input.sources import explained
 
-#: Rows this close to each other, in bytes, are read in one go, and what lies between them is thrown away.
+#: Rows whose distance in bytes is at most this are read in one slice, with the rows between them.
 _GAP_BYTES = 1 << 16
 
-#: So many files are named where the order of rows is told.
+#: The most files that the order of rows names.
 _MOST_SHOWN = 8
 
 

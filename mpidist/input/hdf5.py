@@ -12,14 +12,13 @@ from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
 from mpidist.input.node import ArraySpec, Positions
 
-#: How many files of a data set are kept open.
+#: The most files of a data set that are open.
 _MOST_OPEN = 32
 
 #: Arrays up to this size are kept in memory: a call of HDF5 takes longer than their rows.
 _SMALL_BYTES = 1 << 20
 
-#: Of compressed chunks so many are kept unpacked, for batches that end inside of one, as far as they fit into so many
-#: bytes; and the places of HDF5's table of them.
+#: A cache of unpacked chunks, for batches that end inside of one: chunks, bytes, and slots of its table.
 _CHUNKS, _MOST_CACHE_BYTES, _SLOTS = 4, 1 << 26, 521
 
 

@@ -1,4 +1,4 @@
-"""`Node`: what data sets are made of.
+"""`Node`: a step of a data set.
 
 A data set is a tree of nodes, its sources at the leaves.  A node answers one of two questions:
 

@@ -1,4 +1,4 @@
-"""Rows of NumPy's files, mapped into memory where the file allows it."""
+"""Rows of `.npy` and `.npz` files, mapped into memory unless they are compressed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
 from mpidist.input.node import Positions
 
-#: The part of a zip file's local header before the name: at its end the lengths of name and of extra bytes.
+#: A zip file's local header before the name; it ends with the lengths of name and extra bytes.
 _LOCAL_HEADER = struct.Struct("<26x2H")
 
 

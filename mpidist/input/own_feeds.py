@@ -24,7 +24,7 @@ from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sharding import Share
 from mpidist.input.sources import Read
 
-#: What a rank has to offer at a step: nothing, not even shapes; shapes; a batch, to which its rows are added.
+#: The vote of a rank at a step: it has nothing; it knows shapes; it has a batch, whose rows are added.
 _NOTHING, _SHAPES, _BATCH = range(3)
 
 

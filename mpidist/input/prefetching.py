@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-#: How often a thread that waits for room looks whether anybody still wants its elements.
+#: A thread that waits for room looks so often for the end of its iterator.
 _LOOK_SECONDS = 0.1
 
 

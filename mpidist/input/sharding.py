@@ -36,7 +36,7 @@ class RowPart:
 
     replica_id: int = 0
     num_replicas: int = 1
-    #: Rows of the batch of which the part was taken, where it remembers them.
+    #: Rows of the whole batch, where the part remembers them.
     rows: ClassVar[int | None] = None
 
     def of(self, rows: int) -> range:

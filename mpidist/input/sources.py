@@ -1,4 +1,4 @@
-"""Sources in memory and of Python's making: arrays, a range of numbers, generators, and anybody's batches."""
+"""Sources in Python: `Arrays`, `Range`, `Generated` elements, and `Foreign` batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpidist.input import structure
 from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, shown
 from mpidist.input.sharding import WHOLE, RowPart
 
-#: Of every array, and of every list, so many values go into a checksum; and what else does.
+#: A checksum covers about so many values of every array or list, and values of these types.
 _MOST_CHECKED, _PLAIN = 64, (bool, int, float, str, bytes)
 
 _AGAIN = "for several epochs give something that can be iterated again, such as a list or a DataLoader"

@@ -1,4 +1,4 @@
-"""Lines of text files, and CSV files: the places of the lines are found once, then any lines can be read."""
+"""Lines of text and CSV files, by an index of their places that is made once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several data sets side by side, and one after the other."""
+"""`Zip`: data sets side by side.  `Concatenate`: one after the other."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, DistributedIterator, as_dataset, batched
 from mpidist.input.sharding import Share
 
-#: Rows of a batch of arrays, if nothing else is said; Keras' number.
+#: Default rows of a batch of arrays, as in Keras.
 BATCH_SIZE = 32
 
 

@@ -19,7 +19,7 @@ from mpidist.training.given_path import given_path
 from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import left_behind, temporary
 
-#: What else than checkpoints is ever written under a temporary name.
+#: Other files that are written under a temporary name.
 _OTHERS = r"\.owner(\.before)?|\.?trial\.h5.*"
 _log = logging.getLogger("mpidist")
 

@@ -1,4 +1,4 @@
-"""`SidecarEvaluator`: evaluates each new checkpoint of a training that goes on elsewhere."""
+"""`SidecarEvaluator`: evaluates each new checkpoint of a training in other processes."""
 
 from __future__ import annotations
 

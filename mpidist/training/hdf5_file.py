@@ -24,7 +24,7 @@ from mpidist.training.temporary_files import left_behind, temporary
 
 FORMAT = 2
 
-#: Attributes of ours that are no numbers of the user's.
+#: Attributes that are no numbers of the user.
 _FORMAT_NAME, _DTYPE_NAME, _CHECKSUM_NAME = "mpidist_format", "dtype", "crc32"
 
 #: HDF5 structures of version 1.8: attributes may be longer than 64 KiB; readable since 2008.
@@ -36,7 +36,7 @@ _MARK = b"mpidist\x02"
 _READ_BYTES = 1 << 20
 _INT64 = range(-(1 << 63), 1 << 63)
 
-#: Where the arrays lie in the file: (offset, bytes), ascending.
+#: The places of arrays in the file: (offset, bytes), ascending.
 Ranges = list[tuple[int, int]]
 
 

@@ -1,4 +1,4 @@
-"""The user's functions with the variables that they are called on; checks what they return.
+"""`Model`: the user's functions and the variables that they are called on, with checks of their results.
 
 What a function returns is computed, and in arrays of ours, before anybody writes to a variable.  Everything here is
 Local.

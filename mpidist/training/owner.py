@@ -23,7 +23,7 @@ from mpidist.errors import CheckpointError
 from mpidist.runtime.process_identity import ProcessIdentity
 from mpidist.training.temporary_files import temporary
 
-#: For how long an owner on another machine keeps a directory in which it does not save.
+#: An owner on another machine keeps a directory for so long without a save.
 LEASE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 

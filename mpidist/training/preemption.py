@@ -36,7 +36,7 @@ _log = logging.getLogger("mpidist")
 
 #: The name of the handler in a checkpoint.
 _PART = "preemption_checkpoint_handler"
-#: How long the end of the program waits for a reduction that was begun for a step which never came.
+#: The end of the program waits so long for the reduction of a step that never came.
 _SETTLE_SECONDS = 1.0
 #: A step that nobody comes to.
 _NEVER = (1 << 63) - 1
@@ -131,7 +131,7 @@ class PreemptionCheckpointHandler:
 
     #: A checkpoint that was saved without a handler restores too.
     may_be_missing = True
-    #: Returns how many steps have been made, for loops that count them themselves.
+    #: Returns the number of steps made, for loops that do not use `run`.
     steps_fn: Callable[[], int] | None = None
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 from mpidist.runtime.process_identity import ProcessIdentity
 
 _END = ".partial"
-#: A file of a process that cannot be seen from here is left behind when it has not been written to for so long.
+#: A file of another machine counts as left when nobody has written to it for so long.
 _FORGOTTEN_SECONDS = 3600.0
 
 

@@ -29,7 +29,7 @@ from mpidist.training.model import Evaluation, Model
 
 
 class Totals(NamedTuple):
-    """What all replicas know together after a step."""
+    """Rows, loss and votes of all replicas in a step."""
 
     rows: int
     loss: float
@@ -112,7 +112,7 @@ class TrainStep:
         return gradients if as_they_are and gradients is not None else self._weighted(gradients, rows / share.rows)
 
 
-#: What messages call the counts, in the place of a variable.
+#: The name of the counts in messages, in the place of a variable.
 _COUNTS = "loss and votes"
 
 

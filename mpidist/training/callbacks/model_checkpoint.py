@@ -1,4 +1,4 @@
-"""`ModelCheckpoint` and `BackupAndRestore`: checkpoints of a training, from which it can be gone on with."""
+"""`ModelCheckpoint` and `BackupAndRestore`: checkpoints from which a training goes on."""
 
 from __future__ import annotations
 

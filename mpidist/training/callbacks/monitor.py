@@ -1,4 +1,4 @@
-"""Which of two values of a monitored log is better."""
+"""`Monitor`: a log, and which of two values of it is better."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 from mpidist.training.callbacks.base import Logs
 
-#: Ends of the names of logs that are to grow; all others are to fall.
+#: Logs whose names end so are to grow; all others are to fall.
 _GROWING = ("acc", "accuracy", "auc", "precision", "recall")
 _MODES = ("auto", "min", "max")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpidist.training.callbacks.base import Callback, Logs
 
-#: How often the bar is drawn anew.
+#: The time between two drawings of the bar.
 _REFRESH_SECONDS = 0.1
 
 

@@ -1,4 +1,4 @@
-"""`Mean` of values, and the base of metrics that are the mean of something about each row."""
+"""`Mean` of values, and `MeanOfRows`, the base of metrics that are means over rows."""
 
 from __future__ import annotations
 
