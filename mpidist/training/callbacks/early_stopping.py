@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from mpidist import arrays
-from mpidist.training.callbacks.base import Callback, Logs
-from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.callbacks.base import Logs
+from mpidist.training.callbacks.monitor import Monitor, Monitoring
 from mpidist.training.checkpoint import writes_here
 from mpidist.variables import DistributedVariable
 
 _log = logging.getLogger("mpidist")
 
 
-class EarlyStopping(Callback):
+class EarlyStopping(Monitoring):
     """End a training when a log has stopped to get better.  All ranks see the same logs.
 
     All methods are Local; with parameter servers, collective among the ranks of a worker.
@@ -45,6 +44,8 @@ class EarlyStopping(Callback):
     stopped_epoch : int
         0 unless it has ended the training.
     """
+
+    _remembered = ("best", "best_epoch", "wait")
 
     def __init__(
         self,
@@ -89,15 +90,6 @@ class EarlyStopping(Callback):
         if self._best_copies is not None:
             for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
                 _put_back(variable, copy)
-
-    def state(self) -> dict[str, Any]:
-        """Return best value, best epoch and waiting time, for a checkpoint.  Local."""
-        return {"best": float.hex(self.best), "best_epoch": self.best_epoch, "wait": self.wait}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state.  Local."""
-        self.best, self.best_epoch = float.fromhex(state["best"]), int(state["best_epoch"])
-        self.wait = int(state["wait"])
 
     def _keep(self, epoch: int) -> None:
         self.best_epoch = epoch

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from mpidist.training.callbacks.base import Callback, Logs
-from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.callbacks.monitor import Monitor, Monitoring
 
 _log = logging.getLogger("mpidist")
 
@@ -51,7 +50,7 @@ class LearningRateScheduler(Callback):
             logs["learning_rate"] = self.trainer.optimizer.learning_rate
 
 
-class ReduceLROnPlateau(Callback):
+class ReduceLROnPlateau(Monitoring):
     """Reduce the learning rate when a log has stopped to get better.  All methods are Local: all see the same logs.
 
     Parameters
@@ -76,6 +75,8 @@ class ReduceLROnPlateau(Callback):
     TypeError
         When training begins: the optimizer's learning rate is a schedule.
     """
+
+    _remembered = ("best", "wait", "cooldown_counter")
 
     def __init__(
         self,
@@ -114,15 +115,6 @@ class ReduceLROnPlateau(Callback):
             self.wait += 1
             if self.wait >= self.patience:
                 self._reduce()
-
-    def state(self) -> dict[str, Any]:
-        """Return best value and waiting times, for a checkpoint.  Local."""
-        return {"best": float.hex(self.best), "wait": self.wait, "cooldown_counter": self.cooldown_counter}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state.  Local."""
-        self.best, self.wait = float.fromhex(state["best"]), int(state["wait"])
-        self.cooldown_counter = int(state["cooldown_counter"])
 
     def _reduce(self) -> None:
         optimizer = self.trainer.optimizer

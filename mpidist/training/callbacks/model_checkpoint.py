@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
-from mpidist.training.callbacks.base import Callback, Logs
-from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.callbacks.base import Logs
+from mpidist.training.callbacks.monitor import Monitor, Monitoring
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
 from mpidist.training.given_path import given_path
@@ -16,7 +15,7 @@ from mpidist.training.preemption import PreemptionCheckpointHandler, Termination
 _log = logging.getLogger("mpidist")
 
 
-class ModelCheckpoint(Callback):
+class ModelCheckpoint(Monitoring):
     """Save checkpoints of the training: variables, optimizer, metrics, position, and the data set's, if it has one.
 
     Collective: all ranks save together, the chief writes.  A checkpoint is numbered by the steps made.
@@ -46,6 +45,7 @@ class ModelCheckpoint(Callback):
     """
 
     is_last = True
+    _remembered = ("best",)
     _directory_parameter = "directory"
     _checkpoint_name = "checkpoint"
 
@@ -89,14 +89,6 @@ class ModelCheckpoint(Callback):
         """Save after every epoch.  Collective."""
         if self.save_freq == "epoch":
             self._save(logs)
-
-    def state(self) -> dict[str, str]:
-        """Return the best value so far, for the checkpoint.  Local."""
-        return {"best": float.hex(self.best)}
-
-    def restore(self, state: Mapping[str, str]) -> None:
-        """Take over a state.  Local."""
-        self.best = float.fromhex(state["best"])
 
     def _save(self, logs: Logs | None) -> None:
         if self.save_best_only:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
-from mpidist.training.callbacks.base import Logs
+from mpidist.training.callbacks.base import Callback, Logs
 
 #: Logs whose names end so are to grow; all others are to fall.
 _GROWING = ("acc", "accuracy", "auc", "precision", "recall")
@@ -41,3 +43,21 @@ class Monitor:
             )
             return None
         return float(found)
+
+
+class Monitoring(Callback):
+    """A callback that remembers numbers about the epochs before, and saves them with the training."""
+
+    #: The names of these attributes.
+    _remembered: tuple[str, ...] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers for a checkpoint; floats as text, since JSON has no NaN.  Local."""
+        found = {name: getattr(self, name) for name in self._remembered}
+        return {name: float.hex(value) if isinstance(value, float) else value for name, value in found.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state.  Local."""
+        for name in self._remembered:
+            value = state[name]
+            setattr(self, name, float.fromhex(value) if isinstance(value, str) else int(value))
