@@ -303,17 +303,11 @@ class Trainer:
         self._stop_now = self.stop_training = True
 
     def from_chief(self, value: float) -> float:
-        """Return the chief's number on all ranks.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the chief's number on all ranks.  Collective: every rank calls it in the same order."""
         return self.strategy.extended.first_in_replica(self.each_rank(value)[0])
 
     def each_rank(self, value: float) -> list[float]:
-        """Return the number that each rank gave, in rank order.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the number that each rank gave, in rank order.  Collective: every rank calls it in the same order."""
         return self.strategy.gather(numpy.array([value], "float64"), axis=0).tolist()
 
     def checkpoint_objects(self) -> dict[str, Any]:

@@ -50,9 +50,7 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Take some rows into account.
-
-        Local, with any number of rows, none included.
+        """Take some rows into account.  Local, with any number of rows, none included.
 
         Parameters
         ----------
@@ -96,10 +94,7 @@ class Metric(abc.ABC):
             sums[...] = 0
 
     def state(self) -> dict[str, numpy.ndarray]:
-        """Return the sums over all replicas, for a checkpoint.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the sums over all replicas, for a checkpoint.  Collective: every rank calls it in the same order."""
         return {name: sums.copy() for name, sums in self._over_replicas().items()}
 
     def check(self, state: Mapping[str, Any]) -> None:

@@ -32,9 +32,7 @@ class ThresholdMetric(Metric):
             self.add_sums(count, self.thresholds.shape)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Take rows into account.
-
-        Local.
+        """Take rows into account.  Local.
 
         Parameters
         ----------

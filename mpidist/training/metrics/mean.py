@@ -28,9 +28,7 @@ class Mean(Metric):
         self.add_sums("count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take values into account.
-
-        Local.
+        """Take values into account.  Local.
 
         Parameters
         ----------
