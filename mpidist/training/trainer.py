@@ -7,8 +7,7 @@ epoch, or an evaluation, is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -188,8 +187,11 @@ class Trainer:
         self._position.batch_size = getattr(self._data, "global_batch_size", None) or 0
         self.stop_training = self._stop_now = False
         self.strategy.run(self._model.read_variables)
-        with self._training():
+        self._is_training = True
+        try:
             self._fit(data, epochs, called, validation, validation_freq)
+        finally:
+            self._is_training = False
         return self.history
 
     def evaluate(
@@ -326,14 +328,6 @@ class Trainer:
         return objects
 
     # -- training -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _training(self) -> Iterator[None]:
-        self._is_training = True
-        try:
-            yield
-        finally:
-            self._is_training = False
 
     def _fit(
         self, data: Batches, epochs: int, called: CallbackList, validation: Batches | None, validation_freq: int
