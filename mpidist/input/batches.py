@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from mpidist.input import structure
-from mpidist.input.node import ArraySpec, Derived, Item, force
+from mpidist.input.node import ArraySpec, Derived, Item, force, row_spec
 from mpidist.input.sharding import WHOLE, RowPart
 
 
@@ -105,7 +105,7 @@ class Unbatch(Derived):
                 yield partial(structure.row, batch, row)
 
     def spec(self) -> Any:
-        return structure.map_leaves(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self.child.spec())
+        return row_spec(self.child.spec())
 
     def place(self, epoch: int, position: int) -> str:
         return f"element {position}"

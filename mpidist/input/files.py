@@ -13,7 +13,7 @@ import numpy
 
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import Node, Positions, as_array, gather_by, moved, shown, spec_of
+from mpidist.input.node import Node, Positions, as_array, gather_by, moved, row_spec, shown, spec_of
 from mpidist.input.sources import explained
 
 #: Rows whose distance in bytes is at most this are read in one slice, with the rows between them.
@@ -42,8 +42,8 @@ class Table:
         raise NotImplementedError(type(self).__name__)
 
     def spec(self) -> Any:
-        found = structure.map_leaves(spec_of, self.read(range(min(self.rows, 1))))
-        return structure.map_leaves(lambda leaf: type(leaf)(leaf.shape[1:], leaf.dtype), found)
+        """Return the `ArraySpec` of every array of a row."""
+        return row_spec(structure.map_leaves(spec_of, self.read(range(min(self.rows, 1)))))
 
 
 class FileRows(Node):

@@ -10,7 +10,7 @@ from typing import Any
 from mpidist.errors import MissingDependencyError
 from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
-from mpidist.input.node import ArraySpec, Positions
+from mpidist.input.node import Positions, row_spec
 
 #: The most files of a data set that are open.
 _MOST_OPEN = 32
@@ -55,7 +55,7 @@ class Hdf5Table(Table):
         return structure.map_leaves(lambda array: read_rows(array, rows), self._arrays())
 
     def spec(self) -> Any:
-        return structure.map_leaves(lambda array: ArraySpec(array.shape[1:], array.dtype), self._arrays())
+        return row_spec(self._arrays())
 
 
 def _at_top(file: Any) -> dict[str, str]:

@@ -253,6 +253,11 @@ def spec_of(array: Any) -> ArraySpec:
     return ArraySpec(tuple(array.shape), numpy.dtype(array.dtype.kind) if is_text else array.dtype)
 
 
+def row_spec(batch: Any) -> Any:
+    """Return the specs of a row of a batch, or of the specs of a batch."""
+    return structure.map_leaves(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), batch)
+
+
 def shown(spec: Any) -> str:
     """Return the arrays of an element for messages: ``float32[2], label: int64[]``."""
     named = structure.paths(structure.map_leaves(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec))

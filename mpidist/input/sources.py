@@ -16,7 +16,7 @@ import numpy
 from mpidist import arrays
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, shown
+from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, row_spec, shown
 from mpidist.input.sharding import WHOLE, RowPart
 
 #: A checksum covers about so many values of every array or list, and values of these types.
@@ -45,7 +45,7 @@ class Arrays(Node):
         return structure.map_leaves(lambda leaf: leaf[position].copy(), self.arrays)
 
     def spec(self) -> Any:
-        return structure.map_leaves(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self.arrays)
+        return row_spec(self.arrays)
 
     def order(self, batch_size: bool = True) -> list[str]:
         return [f"{self.length} rows of {shown(self.spec())}"]
