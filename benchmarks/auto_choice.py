@@ -24,6 +24,7 @@ from typing import Any
 import numpy
 
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import FusedAllReduce
 from mpidist.commands.bench import results
 from mpidist.commands.bench.all_reduce import sizes
 from mpidist.commands.bench.auto_choice import AUTO, fixed_choices, heading, held, line, verdict
@@ -33,7 +34,6 @@ from mpidist.commands.bench.ranks import Ranks
 from mpidist.commands.bench.results import Launch
 from mpidist.commands.bench.rows import Row, all_reduce_factor, row_of
 from mpidist.commands.machine import machine
-from mpidist.collectives.fused import FusedAllReduce
 
 #: Seconds that a contender's part of a round takes at least, and the most calls in it.
 ROUND_SECONDS, MOST_CALLS = 4e-3, 200

@@ -1,4 +1,4 @@
-"""What the ranks must have alike in a data set, and how they tell each other."""
+"""`Agreement`: the comparison of data sets between ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mpidist.input.node import Node
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sources import Arrays, Foreign, Generated
 
-#: What a communicator compares: arrays (name, dtype, shape), and facts that look like them.
+#: Arrays (name, dtype, shape), and facts in the same form.
 Facts = list[tuple[str, Any, tuple[int, ...]]]
 
-#: Bytes of the data that the checksums are over, all arrays together; of long rows a part, but of so many rows.
+#: Checksums cover about so many bytes of all arrays together, and parts of at least so many rows.
 _MOST_BYTES = 1 << 18
 _LEAST_ROWS = 16
 
-#: So many files are named in a comparison.
+#: The most files whose rows a message lists.
 _MOST_FILES = 8
 
-#: What to do about data sets that differ.
+#: The end of every message about data sets that differ.
 ADVICE = (
     "Every rank must make the same data set, of all rows (give random generators a seed that does not depend on the "
     "rank), and gets its own part of each batch out of it; for data that differ by rank there is "
@@ -38,14 +38,7 @@ ADVICE = (
 
 
 class Agreement:
-    """How the ranks that share a data set keep in step.
-
-    Parameters
-    ----------
-    communicator : Communicator or None
-        None is one rank alone, which agrees with itself.
-    timeout_seconds : float or None
-    """
+    """The ranks that share a data set: they compare it and exchange notes about it."""
 
     def __init__(self, communicator: Communicator | None = None, timeout_seconds: float | None = None) -> None:
         self._communicator = communicator if communicator is not None and communicator.size > 1 else None
@@ -53,7 +46,7 @@ class Agreement:
 
     @property
     def needed(self) -> bool:
-        """Whether there is anybody to agree with."""
+        """Whether there is another rank."""
         return self._communicator is not None
 
     def compare(self, name: str, facts: Facts) -> None:
@@ -72,7 +65,7 @@ class Agreement:
         return values
 
     def exchange(self, payload: bytes, what: str) -> list[bytes]:
-        """Return what every rank gave, in rank order.  Collective."""
+        """Return the payload of every rank, in rank order.  Collective."""
         if self._communicator is None:
             return [payload]
         return self._communicator.exchange(payload, what, self._timeout_seconds)
@@ -82,7 +75,7 @@ class Agreement:
 
 
 def described(dataset: Any) -> Facts:
-    """Return what `Communicator.call` takes to compare data sets: arrays with all their rows, and facts.  Local."""
+    """Return the arrays of a data set, with all their rows, and its facts, for `Agreement.compare`.  Local."""
     if not isinstance(dataset, Dataset):
         return [fact("type", type(dataset).__name__)]
     policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -148,15 +141,7 @@ def _sorted_paths(value: Any) -> list[tuple[str, Any]]:
 
 
 def checksum(array: Any, most_bytes: int) -> int:
-    """Return the CRC-32 of rows of an array, the same ones for every array of its shape and dtype.  Local.
-
-    Parameters
-    ----------
-    array : array, shape (rows, ...)
-    most_bytes : int
-        Short arrays are taken whole; of longer ones evenly spaced rows, and of long rows evenly spaced elements, so
-        that the sum is over about so many bytes, but over one element at least.
-    """
+    """Return the CRC-32 of rows of an array, the same ones for every array of its shape and dtype.  Local."""
     sample = _sample(array, most_bytes) if array.size and array.nbytes else array
     host = arrays.as_host(sample) if arrays.is_device(sample) else sample
     return zlib.crc32(numpy.ascontiguousarray(host).tobytes())

@@ -1,4 +1,4 @@
-"""What `AutoShardPolicy` means: which elements of a data set a worker reads when every worker reads some of them."""
+"""What `AutoShardPolicy` means for a data set: its policy, and its files dealt to workers."""
 
 from __future__ import annotations
 
@@ -17,47 +17,13 @@ def policy_of(dataset: Dataset) -> AutoShardPolicy:
     return dataset.options().experimental_distribute.auto_shard_policy
 
 
-def for_worker(dataset: Dataset, num_workers: int, index: int) -> Dataset:
-    """Return what one of several workers reads of a data set, element by element, by its policy.  Local.
-
-    FILE deals files, DATA elements, OFF everything to everybody.  AUTO is FILE where there are files enough, and DATA
-    otherwise, with a line to the logger ``mpidist`` where there are files.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    num_workers, index : int
-
-    Raises
-    ------
-    ValueError
-        The policy is FILE, and there are no files, or too few of them.
-    """
-    policy, files = policy_of(dataset), file_count(dataset._node)
-    if policy is AutoShardPolicy.AUTO:
-        policy = AutoShardPolicy.FILE if files >= num_workers else AutoShardPolicy.DATA
-        if 0 < files < num_workers and index == 0:
-            _logger.warning(
-                "AUTO sharding deals elements (DATA): %d files are too few for FILE on %d workers", files, num_workers
-            )
-    if policy is AutoShardPolicy.FILE:
-        return Dataset(by_file(dataset._node, num_workers, index), dataset.options())
-    return dataset.shard(num_workers, index) if policy is AutoShardPolicy.DATA else dataset
-
-
 def file_count(node: Node) -> int:
-    """Return among how many workers the files of a data set can be dealt; 0 where it is not made of files.  Local."""
+    """Return the number of files of a data set, the smallest of its sources; 0 if one has no files.  Local."""
     return min(len(source.tables) if isinstance(source, FileRows) else 0 for source in node.sources())
 
 
 def by_file(node: Node, num_workers: int, index: int) -> Node:
-    """Return a tree of nodes with every `num_workers`-th file, from number `index` on.  Local.
-
-    Raises
-    ------
-    ValueError
-        Not all sources are files, or there are fewer files than workers.
-    """
+    """Return a tree of nodes with every `num_workers`-th file, from number `index` on.  Local."""
     files = file_count(node)
     if not files:
         kinds = ", ".join(sorted({type(source).__name__ for source in node.sources()} - {"FileRows"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 from mpidist.input import structure
 from mpidist.input.batches import Batch, Unbatch
-from mpidist.input.cache import Cache, Prefetch
+from mpidist.input.cache import Cache
 from mpidist.input.files import FileRows, expanded, tables_of
 from mpidist.input.hdf5 import Hdf5Table, OpenFiles
 from mpidist.input.mapping import Filter, Map
@@ -33,7 +34,7 @@ Paths = str | Path | Iterable[str | os.PathLike[str]]
 #: For `num_parallel_calls` and `prefetch`: leaves the number to mpidist.
 AUTOTUNE = -1
 
-#: How many elements `prefetch(AUTOTUNE)` makes ahead.
+#: The elements that `prefetch(AUTOTUNE)` makes ahead.
 _AHEAD = 2
 
 
@@ -54,6 +55,7 @@ class Dataset:
 
     _node: Node
     _options: Options = field(default_factory=Options)
+    _ahead: int = 0
     _epochs: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     # -- sources ------------------------------------------------------------------------------------------------------
@@ -228,6 +230,8 @@ class Dataset:
 
         A shuffle before it gives every repetition an order of its own.
         """
+        if self._node.length == math.inf:
+            return self if count != 0 else self.take(0)
         return self._then(Repeat(self._node, None if count is None or count < 0 else count))
 
     def take(self, count: int) -> Dataset:
@@ -249,7 +253,9 @@ class Dataset:
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """Return the elements of this data set, and then those of another."""
-        return self._then(Concatenate(self._node, dataset._node))
+        if self._node.length == math.inf:
+            return self
+        return self._then(Concatenate(self._node, dataset._node), dataset._ahead)
 
     @staticmethod
     def zip(*datasets: Any) -> Dataset:
@@ -261,7 +267,8 @@ class Dataset:
             The elements are structured in the same way.
         """
         nested = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
-        return Dataset(Zip(structure.map_leaves(lambda each: each._node, nested)))
+        ahead = max((each._ahead for each in structure.leaves(nested)), default=0)
+        return Dataset(Zip(structure.map_leaves(lambda each: each._node, nested)), _ahead=ahead)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Return pairs of a number and an element; the numbers count from `start`."""
@@ -337,16 +344,16 @@ class Dataset:
         Wherever it stands, it is the last elements of the chain that are made ahead.  The thread ends with its
         iterator.
         """
-        return self._then(Prefetch(self._node, _AHEAD if buffer_size < 0 else buffer_size))
+        return self._then(self._node, _AHEAD if buffer_size < 0 else buffer_size)
 
     def with_options(self, options: Options) -> Dataset:
-        """Return the data set with options: how it is dealt to ranks."""
+        """Return the data set with options for its distribution."""
         if not isinstance(options, Options):
             raise TypeError(f"options must be a mpidist.data.Options, got {type(options).__name__}")
-        return Dataset(self._node, options)
+        return Dataset(self._node, options, self._ahead)
 
-    def _then(self, node: Node) -> Dataset:
-        return Dataset(node, self._options)
+    def _then(self, node: Node, ahead: int = 0) -> Dataset:
+        return Dataset(node, self._options, max(ahead, self._ahead))
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
@@ -393,7 +400,7 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Any]:
         elements = (item() for item in self._node.items(next(self._epochs)))
-        return prefetched(elements, self._node.ahead)
+        return prefetched(elements, self._ahead)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Return an iterator over the next epoch's elements."""
@@ -401,10 +408,7 @@ class Dataset:
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Return ``reduce_func(state, element)`` over all elements of the next epoch, begun with `initial_state`."""
-        state = initial_state
-        for element in self:
-            state = reduce_func(state, element)
-        return state
+        return functools.reduce(reduce_func, self, initial_state)
 
     def __repr__(self) -> str:
         words = "".join(f".{word}" for word in self._node.words())

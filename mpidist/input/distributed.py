@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mpidist import arrays, context
 from mpidist.errors import InputError, MpidistError, OutOfRangeError
-from mpidist.input import structure
+from mpidist.input import autoshard, structure
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
-from mpidist.input.feeds import END, ExactFeed, Feed, Position, WorkerFeed, feed_of, part_spec
-from mpidist.input.options import InputOptions
+from mpidist.input.feeds import END, ExactFeed, Feed, InputPosition
+from mpidist.input.node import with_rows
+from mpidist.input.options import AutoShardPolicy, InputOptions
+from mpidist.input.own_feeds import FunctionFeed, WorkerFeed
 from mpidist.input.prefetching import prefetched
-from mpidist.input.sharding import Part, Share
+from mpidist.input.sharding import RowPart, Share
 from mpidist.input.sources import Foreign, explained
 
 
@@ -36,10 +39,10 @@ class DistributedDataset:
     replica_id, num_replicas : int
     feed : Feed, optional
         Where the parts come from; None is exact parts of global batches.
-    ahead : int
-        How many parts are made ahead of time, in a thread.
+    options : InputOptions, optional
+        Whether parts are copied to the replica's device, and how many of them ahead of time, in a thread.
     fetch_fn : callable, optional
-        ``fetch_fn(array)`` copies an array of a part to where it is wanted.
+        ``fetch_fn(array)`` copies an array to the device; None where it is the host.
 
     Raises
     ------
@@ -53,18 +56,21 @@ class DistributedDataset:
         replica_id: int,
         num_replicas: int,
         feed: Feed | None = None,
-        ahead: int = 0,
+        options: InputOptions | None = None,
         fetch_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         if feed is None:
-            feed = ExactFeed(batched(dataset, num_replicas)._node, Part(replica_id, num_replicas), Agreement())
+            feed = ExactFeed(batched(dataset, num_replicas)._node, RowPart(replica_id, num_replicas), Agreement())
         self.dataset = dataset
         self.replica_id = replica_id
         self.num_replicas = num_replicas
         self._feed = feed
-        self._ahead = max(ahead, dataset._node.ahead if isinstance(dataset, Dataset) else 0)
-        self._fetch_fn = fetch_fn
-        self._position = self._next_start = Position()
+        self._ahead = dataset._ahead if isinstance(dataset, Dataset) else 0
+        self._fetch_fn = None
+        if fetch_fn is not None and options is not None and options.experimental_fetch_to_device:
+            self._ahead = max(self._ahead, options.experimental_per_replica_buffer_size)
+            self._fetch_fn = fetch_fn
+        self._position = self._next_start = InputPosition()
         self._latest: Callable[[], DistributedIterator | None] = lambda: None
 
     @property
@@ -72,7 +78,8 @@ class DistributedDataset:
         """`ArraySpec` of every array of this replica's part; the number of rows is None unless it never varies."""
         if not isinstance(self.dataset, Dataset):
             raise TypeError(f"a {type(self.dataset).__name__} does not tell what it will give: it has no element_spec")
-        return part_spec(self.dataset, Part(self.replica_id, self.num_replicas), isinstance(self._feed, ExactFeed))
+        spec, size = self.dataset.element_spec, self.dataset.batch_size
+        return with_rows(spec, self._feed.part_rows(size)) if self.dataset.drop_remainder and size else spec
 
     @property
     def epoch(self) -> int:
@@ -84,7 +91,7 @@ class DistributedDataset:
         return self._feed.state(self._position)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise what `restore` would raise.  Local."""
+        """Raise the errors of `restore`, and change nothing.  Local."""
         self._feed.position(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -109,7 +116,7 @@ class DistributedDataset:
     @property
     def global_batch_size(self) -> int | None:
         """Rows of a global batch, as far as that is known."""
-        return self.dataset.batch_size if isinstance(self._feed, (ExactFeed, WorkerFeed)) else None
+        return None if isinstance(self._feed, FunctionFeed) else self.dataset.batch_size
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Let the next ``iter()`` begin with a batch by its number.  Local."""
@@ -120,10 +127,7 @@ class DistributedDataset:
 
         Local, or Collective as iterating is; the result is this replica's.
         """
-        state = initial_state
-        for part in self:
-            state = reduce_func(state, part)
-        return state
+        return functools.reduce(reduce_func, self, initial_state)
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch; TypeError where only iterating tells."""
@@ -133,13 +137,13 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         self._position = self._next_start
-        self._next_start = Position(self._position.epoch + 1)
+        self._next_start = InputPosition(self._position.epoch + 1)
         iterator = DistributedIterator(self, self._position)
         self._latest = weakref.ref(iterator)
         return iterator
 
-    def _moved(self, iterator: DistributedIterator, position: Position) -> None:
-        """Take note of how far an iterator has come; the last one that was made is the data set's position."""
+    def _moved(self, iterator: DistributedIterator, position: InputPosition) -> None:
+        """Take the position of the last iterator that was made as the position of the data set."""
         if self._latest() is iterator:
             self._position = position
 
@@ -178,12 +182,12 @@ class DistributedIterator(Iterator[Any]):
         What all replicas together have of the element that was taken last; None where there is one replica.
     """
 
-    def __init__(self, owner: DistributedDataset, position: Position) -> None:
+    def __init__(self, owner: DistributedDataset, position: InputPosition) -> None:
         self._owner = owner
         self.share: Share | None = None
         self._open(position)
 
-    def _open(self, position: Position) -> None:
+    def _open(self, position: InputPosition) -> None:
         self._position = position
         self._ended = False
         # not a generator of its own around them: it would hold on to a batch while the next one is made
@@ -253,7 +257,7 @@ class DistributedIterator(Iterator[Any]):
         return self._owner._feed.state(self._position)
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise what `restore` would raise.  Local."""
+        """Raise the errors of `restore`, and change nothing.  Local."""
         self._owner._feed.position(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -263,13 +267,7 @@ class DistributedIterator(Iterator[Any]):
 
 
 def batched(dataset: Any, num_replicas: int) -> Dataset:
-    """Return the data set if it has batches.  Local.
-
-    Raises
-    ------
-    ValueError
-        It has none.
-    """
+    """Return the data set; ValueError unless it has batches.  Local."""
     if not isinstance(dataset, Dataset) or not dataset._node.batched:
         raise ValueError(
             "Call the `batch` method on the input Dataset in order to be able to split your input across "
@@ -287,45 +285,20 @@ def distributed(
     options: InputOptions | None = None,
     fetch_fn: Callable[[Any], Any] | None = None,
 ) -> DistributedDataset:
-    """Return this replica's parts of a data set that was found alike on all ranks.  Local.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    replica_id, num_replicas : int
-    agreement : Agreement
-    is_one_worker : bool
-        Whether sharding policies have nothing to deal.
-    options : InputOptions, optional
-    fetch_fn : callable, optional
-        Copies an array to the replica's device, where `options` ask for it.
-    """
-    feed = feed_of(batched(dataset, num_replicas), replica_id, num_replicas, agreement, is_one_worker)
-    return fed(dataset, replica_id, num_replicas, feed, options, fetch_fn)
-
-
-def fed(
-    dataset: Any,
-    replica_id: int,
-    num_replicas: int,
-    feed: Feed,
-    options: InputOptions | None = None,
-    fetch_fn: Callable[[Any], Any] | None = None,
-) -> DistributedDataset:
-    """Return a distributed data set with a feed, fetched as options ask for.  Local."""
-    wanted = fetch_fn if options is not None and options.experimental_fetch_to_device else None
-    ahead = options.experimental_per_replica_buffer_size if options is not None and wanted is not None else 0
-    return DistributedDataset(dataset, replica_id, num_replicas, feed, ahead, wanted)
+    """Return this replica's parts of a data set, by its policy unless there is one worker.  Local."""
+    policy = autoshard.policy_of(batched(dataset, num_replicas))
+    feed: Feed
+    if is_one_worker or policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
+        if replica_id == 0 and not is_one_worker:
+            autoshard.warn_of_reading_all(dataset, num_replicas)
+        feed = ExactFeed(dataset._node, RowPart(replica_id, num_replicas), agreement)
+    else:
+        feed = WorkerFeed(dataset, replica_id, num_replicas, agreement)
+    return DistributedDataset(dataset, replica_id, num_replicas, feed, options, fetch_fn)
 
 
 def as_dataset(dataset: Any) -> Dataset:
-    """Return a data set, or any iterable of batches as one.  Local.
-
-    Raises
-    ------
-    TypeError
-        It cannot be iterated.
-    """
+    """Return a data set, or any iterable of batches as one; TypeError if it cannot be iterated.  Local."""
     if isinstance(dataset, Dataset):
         return dataset
     if not hasattr(dataset, "__iter__") or hasattr(dataset, "shape"):
@@ -338,6 +311,6 @@ def as_dataset(dataset: Any) -> Dataset:
 
 
 def fetch_to(device_name: str) -> Callable[[Any], Any] | None:
-    """Return what copies arrays to a device; None for the host, where they are.  Local."""
+    """Return a function that copies arrays to a device; None for the host.  Local."""
     kind, index = device_name.split(":")[-2:]  # /job:worker/replica:0/task:1/device:GPU:0
     return None if kind != "GPU" else lambda array: arrays.to_device(array, int(index))

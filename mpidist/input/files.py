@@ -1,4 +1,4 @@
-"""Rows of files: tables, one a file, of which any rows can be read without reading the file whole."""
+"""`FileRows`: rows of files.  A `Table` reads any rows of one file, and no others."""
 
 from __future__ import annotations
 
@@ -13,32 +13,29 @@ import numpy
 
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import Node, Positions, as_array, gather_by, moved, shown, spec_of
+from mpidist.input.node import Node, Positions, as_array, gather_by, moved, row_spec, shown, spec_of
 from mpidist.input.sources import explained
 
-#: Rows this close to each other, in bytes, are read in one go, and what lies between them is thrown away.
+#: Rows whose distance in bytes is at most this are read in one slice, with the rows between them.
 _GAP_BYTES = 1 << 16
 
-#: So many files are named where the order of rows is told.
+#: The most files that the order of rows names.
 _MOST_SHOWN = 8
 
 
 class Table:
-    """The rows of one file.
-
-    Parameters
-    ----------
-    path : str
-
-    Attributes
-    ----------
-    rows : int
-    """
+    """The rows of one file."""
 
     rows: int
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+    def _rows_of(self, arrays: Any) -> int:
+        try:
+            return structure.rows_of(arrays)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
 
     def read(self, rows: Positions) -> Any:
         """Return these rows, joined along a first axis; copies."""
@@ -46,18 +43,11 @@ class Table:
 
     def spec(self) -> Any:
         """Return the `ArraySpec` of every array of a row."""
-        found = structure.map_leaves(spec_of, self.read(range(min(self.rows, 1))))
-        return structure.map_leaves(lambda leaf: type(leaf)(leaf.shape[1:], leaf.dtype), found)
+        return row_spec(structure.map_leaves(spec_of, self.read(range(min(self.rows, 1)))))
 
 
 class FileRows(Node):
-    """The rows of several files, one file after the other.
-
-    Parameters
-    ----------
-    tables : sequence of Table
-        All with the same arrays, as far as dtypes and shapes of rows go.
-    """
+    """The rows of several files, one file after the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables = tuple(tables)
@@ -66,13 +56,7 @@ class FileRows(Node):
 
     @classmethod
     def checked(cls, tables: Sequence[Table]) -> FileRows:
-        """Return the rows of these files after a look at what is in each.
-
-        Raises
-        ------
-        ValueError
-            One has other arrays than the first; names both.
-        """
+        """Return the rows of these files; ValueError if one has other arrays than the first."""
         first = tables[0].spec()
         for table in tables[1:]:
             if (found := table.spec()) != first:
@@ -83,7 +67,6 @@ class FileRows(Node):
         return cls(tables)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        """Return these rows, read from whichever files they are in."""
         if len(self.tables) == 1:
             return self._read(0, positions)
         if isinstance(positions, range):
@@ -106,18 +89,15 @@ class FileRows(Node):
             raise InputError(f"{some} of {table.path} could not be read: {explained(error)}") from error
 
     def spec(self) -> Any:
-        """Return that of the first file with rows."""
         return next((table for table in self.tables if table.rows), self.tables[0]).spec()
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return how many rows there are, of what, and in which files: their names without the directory, and rows."""
         files = [f"{_base_names(table.path)} ({table.rows})" for table in self.tables]
         some = ", ".join(files[:_MOST_SHOWN])
         rest = f", ... ({len(files)} files, checksum {zlib.crc32(', '.join(files).encode()):#010x})"
         return [f"{self.length} rows of {shown(self.spec())} in {some}{rest if len(files) > _MOST_SHOWN else ''}"]
 
     def place(self, epoch: int, position: int) -> str:
-        """Return row and file."""
         number = int(numpy.searchsorted(self._ends, position, "right"))
         return f"row {position - self._begin(number)} of {self.tables[number].path}"
 
@@ -128,16 +108,7 @@ def _base_names(path: str) -> str:
 
 
 def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> numpy.ndarray:
-    """Return rows of something that is sliced like an array, and best of all in contiguous pieces.  Local.
-
-    Parameters
-    ----------
-    array : h5py.Dataset or the like, shape (n, ...)
-    rows : range, or array of int
-        An array is in any order, also with rows several times.
-    row_bytes : int, optional
-        How long rows are in the file; None is as long as in memory.
-    """
+    """Return rows, in any order, of something that is sliced like an array, by contiguous slices.  Local."""
     if isinstance(rows, range):
         return array[rows.start : rows.stop]
     if not len(rows):
@@ -153,23 +124,12 @@ def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> nump
 
 
 def tables_of(paths: Any, make: Callable[[str], Table]) -> FileRows:
-    """Return the rows of files by name.  Local.
-
-    Parameters
-    ----------
-    paths : str, path, or list of these
-        Names with ``*``, ``?`` or ``[`` are patterns; what they match comes in the order of the names.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file, or none that a pattern matches.
-    """
+    """Return the rows of the files that names and patterns mean.  Local."""
     return FileRows.checked([make(path) for path in expanded(paths)])
 
 
 def expanded(paths: Any) -> list[str]:
-    """Return the files that names and patterns mean, in order.  Local."""
+    """Return the files that names and patterns mean, in order; FileNotFoundError if there is none.  Local."""
     found: list[str] = []
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         name = os.fspath(path)

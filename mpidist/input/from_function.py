@@ -1,4 +1,4 @@
-"""`InputContext`: what the function that makes a rank's own data set is told."""
+"""`InputContext`: the argument of a function that makes a rank's own data set."""
 
 from __future__ import annotations
 

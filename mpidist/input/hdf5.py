@@ -10,16 +10,15 @@ from typing import Any
 from mpidist.errors import MissingDependencyError
 from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
-from mpidist.input.node import ArraySpec, Positions
+from mpidist.input.node import Positions, row_spec
 
-#: How many files of a data set are kept open.
+#: The most files of a data set that are open.
 _MOST_OPEN = 32
 
 #: Arrays up to this size are kept in memory: a call of HDF5 takes longer than their rows.
 _SMALL_BYTES = 1 << 20
 
-#: Of compressed chunks so many are kept unpacked, for batches that end inside of one, as far as they fit into so many
-#: bytes; and the places of HDF5's table of them.
+#: A cache of unpacked chunks, for batches that end inside of one: chunks, bytes, and slots of its table.
 _CHUNKS, _MOST_CACHE_BYTES, _SLOTS = 4, 1 << 26, 521
 
 
@@ -34,7 +33,7 @@ class OpenFiles:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        file = _h5py().File(path, "r")
+        file = h5py().File(path, "r")
         self._open[path] = found = structure.map_leaves(lambda name: _array(file, name), names or _at_top(file))
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)  # h5py closes a file when nothing refers to it
@@ -42,34 +41,21 @@ class OpenFiles:
 
 
 class Hdf5Table(Table):
-    """The rows of some arrays of an HDF5 file.
-
-    Parameters
-    ----------
-    path : str
-    names : str, or nested tuples and dicts of str, or None
-        The arrays; None is all arrays at the top of the file, by name.
-    files : OpenFiles
-    """
+    """The rows of some arrays of an HDF5 file."""
 
     def __init__(self, path: str, names: Any, files: OpenFiles) -> None:
         super().__init__(path)
         self._names, self._files = names, files
-        try:
-            self.rows = structure.rows_of(self._arrays())
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        self.rows = self._rows_of(self._arrays())
 
     def _arrays(self) -> Any:
         return self._files.arrays(self.path, self._names)
 
     def read(self, rows: Positions) -> Any:
-        """Return these rows."""
         return structure.map_leaves(lambda array: read_rows(array, rows), self._arrays())
 
     def spec(self) -> Any:
-        """Return what the file says."""
-        return structure.map_leaves(lambda array: ArraySpec(array.shape[1:], array.dtype), self._arrays())
+        return row_spec(self._arrays())
 
 
 def _at_top(file: Any) -> dict[str, str]:
@@ -103,22 +89,20 @@ class _SmallArray:
 
 
 def _with_room(array: Any) -> Any:
-    """Return an array whose chunks fit into its cache, if they are compressed: those that do not are unpacked again.
-
-    Of chunks as they are HDF5 reads the rows alone where the cache is too small for them, which is the quicker way.
-    """
+    """Return an array whose chunks fit into its cache, if they are compressed: those that do not are unpacked again."""
     chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize if array.chunks else 0
     is_packed = array.id.get_create_plist().get_nfilters() > 0
     cache_bytes = array.id.get_access_plist().get_chunk_cache()[1]
     if not is_packed or chunk_bytes * _CHUNKS <= cache_bytes:
         return array
-    h5py = _h5py()
-    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    library = h5py()
+    access = library.h5p.create(library.h5p.DATASET_ACCESS)
     access.set_chunk_cache(_SLOTS, min(chunk_bytes * _CHUNKS, _MOST_CACHE_BYTES), 0.75)
-    return h5py.Dataset(h5py.h5d.open(array.file.id, array.name.encode(), access))
+    return library.Dataset(library.h5d.open(array.file.id, array.name.encode(), access))
 
 
-def _h5py() -> Any:
+def h5py() -> Any:
+    """Return the h5py package; MissingDependencyError where there is none.  Local."""
     try:
         import h5py
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`Node`: what data sets are made of.
+"""`Node`: a step of a data set.
 
 A data set is a tree of nodes, its sources at the leaves.  A node answers one of two questions:
 
@@ -25,7 +25,7 @@ from typing import Any
 import numpy
 
 from mpidist.input import structure
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.sharding import WHOLE, RowPart
 
 #: ``item(part)`` returns the element, of a batch the rows of the part; without a part all of it.
 Item = Callable[..., Any]
@@ -68,8 +68,6 @@ class Node:
     by_row : bool
         Whether the offset of a batch is the number of its first row, and so the same whatever the batch size; elsewhere
         it is the number of the batch.
-    ahead : int
-        How many elements are to be made in advance.
     children : tuple of Node
     """
 
@@ -79,12 +77,11 @@ class Node:
     batch_size: int | None = None
     drop_remainder: bool = False
     by_row: bool = False
-    ahead: int = 0
     children: tuple[Node, ...] = ()
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         """Return one element, of a batch the rows of `part`."""
-        return cut(structure.map_leaves(lambda leaf: leaf[0], self.gather(epoch, range(position, position + 1))), part)
+        return cut(structure.row(self.gather(epoch, range(position, position + 1)), 0), part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
         """Return elements joined along a new first axis; `positions` has one at least."""
@@ -125,7 +122,7 @@ class Node:
         return with_rows(found, rows) if self.batched else found
 
     def words(self) -> list[str]:
-        """Return what is done to the elements of the sources, in order."""
+        """Return the operations on the elements of the sources, in order."""
         return []
 
     def order(self, batch_size: bool = True) -> list[str]:
@@ -133,7 +130,7 @@ class Node:
         raise NotImplementedError(type(self).__name__)
 
     def place(self, epoch: int, position: int) -> str:
-        """Return how messages call an element."""
+        """Return the name of an element for messages."""
         return f"element {position}"
 
     def pool(self) -> Executor | None:
@@ -152,80 +149,61 @@ class Node:
         return change(self)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Derived(Node):
-    """A node that has its elements from one other node, and by default is like it.
-
-    Parameters
-    ----------
-    child : Node
-    """
+    """A node that has its elements from one other node, and by default is like it."""
 
     child: Node
 
     def __post_init__(self) -> None:
-        for name in ("length", "indexed", "batched", "batch_size", "drop_remainder", "ahead"):
-            self._set(name, getattr(self.child, name))
-        self._set("children", (self.child,))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+        for name in ("length", "indexed", "batched", "batch_size", "drop_remainder"):
+            setattr(self, name, getattr(self.child, name))
+        self.children = (self.child,)
 
     def spec(self) -> Any:
-        """Return the child's."""
         return self.child.spec()
 
     def words(self) -> list[str]:
-        """Return the child's, and what this node does."""
         return [*self.child.words(), *filter(None, [self.word()])]
 
     def word(self) -> str:
-        """Return what this node does."""
+        """Return the operation of this node."""
         return ""
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return the child's, and what this node does."""
         return [*self.child.order(batch_size), *filter(None, [self.word()])]
 
     def offset_of(self, step: int) -> int:
-        """Return the child's, where offsets are rows."""
         return self.child.offset_of(step) if self.by_row else step
 
     def step_of(self, offset: int) -> int:
-        """Return the child's, where offsets are rows."""
         return self.child.step_of(offset) if self.by_row else offset
 
     def place(self, epoch: int, position: int) -> str:
-        """Return the child's, where positions are the child's."""
         return self.child.place(epoch, position)
 
     def pool(self) -> Executor | None:
-        """Return the child's."""
         return self.child.pool()
 
     def rebuilt(self, change: Callable[[Node], Node]) -> Node:
-        """Return the tree with other sources."""
         return replace(self, child=self.child.rebuilt(change))
 
 
 class Reordered(Derived):
-    """Elements of the child at other positions: all that a subclass says is `origin`."""
+    """Elements of the child at other positions, which `origin` gives."""
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
         """Return the child's epoch and the positions there; `positions` is an int or an array."""
         raise NotImplementedError(type(self).__name__)
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
-        """Return the child's element at another position."""
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         there, origin = self.origin(epoch, position)
         return self.child.at(there, int(origin), part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        """Return the child's elements at other positions."""
         return self.child.gather(*self.origin(epoch, positions))
 
     def place(self, epoch: int, position: int) -> str:
-        """Return how the child calls it."""
         there, origin = self.origin(epoch, position)
         return self.child.place(there, int(origin))
 
@@ -233,7 +211,7 @@ class Reordered(Derived):
 # -- what nodes share --------------------------------------------------------------------------------------------------
 
 
-def cut(batch: Any, part: Part = WHOLE) -> Any:
+def cut(batch: Any, part: RowPart = WHOLE) -> Any:
     """Return the rows of a batch that belong to a part, without a copy."""
     return batch if part.num_replicas == 1 else structure.rows(batch, part.of(structure.rows_of(batch)))
 
@@ -244,25 +222,15 @@ def force(items: Sequence[Item], pool: Executor | None) -> list[Any]:
 
 
 def gather_by(groups: numpy.ndarray, fetch: Callable[[int, Any], Any]) -> Any:
-    """Return elements of several groups in the order asked for.
-
-    Parameters
-    ----------
-    groups : array of int, shape (n,)
-        For every element the group it comes from.
-    fetch : callable
-        ``fetch(group, places)`` returns the elements at these places, joined along a first axis.
-    """
-    first = groups[0]
-    if (groups == first).all():
-        return fetch(int(first), slice(None))
-    places = [(int(group), numpy.flatnonzero(groups == group)) for group in numpy.unique(groups)]
-    joined = structure.concatenate([fetch(group, where) for group, where in places])
-    order = numpy.concatenate([where for _, where in places])
+    """Return elements in the order asked for, of which `fetch` returns those of one group at some places together."""
+    if (groups == groups[0]).all():
+        return fetch(int(groups[0]), slice(None))
+    order = numpy.argsort(groups, kind="stable")
+    places = numpy.split(order, numpy.flatnonzero(numpy.diff(groups[order])) + 1)
+    joined = structure.concatenate([fetch(int(groups[where[0]]), where) for where in places])
     if (order[1:] > order[:-1]).all():
         return joined
-    inverse = numpy.empty_like(order)
-    inverse[order] = numpy.arange(len(order))
+    inverse = numpy.argsort(order)
     return structure.map_leaves(lambda leaf: leaf[inverse], joined)
 
 
@@ -285,8 +253,13 @@ def spec_of(array: Any) -> ArraySpec:
     return ArraySpec(tuple(array.shape), numpy.dtype(array.dtype.kind) if is_text else array.dtype)
 
 
+def row_spec(batch: Any) -> Any:
+    """Return the specs of a row of a batch, or of the specs of a batch."""
+    return structure.map_leaves(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), batch)
+
+
 def shown(spec: Any) -> str:
-    """Return how messages call the arrays of an element: ``float32[2], label: int64[]``."""
+    """Return the arrays of an element for messages: ``float32[2], label: int64[]``."""
     named = structure.paths(structure.map_leaves(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec))
     return ", ".join(f"{name}: {text}" if name.strip("0123456789") else text for name, text in named)
 

@@ -1,4 +1,4 @@
-"""Rows of NumPy's files, mapped into memory where the file allows it."""
+"""Rows of `.npy` and `.npz` files, mapped into memory unless they are compressed."""
 
 from __future__ import annotations
 
@@ -13,31 +13,19 @@ from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
 from mpidist.input.node import Positions
 
-#: The part of a zip file's local header before the name: at its end the lengths of name and of extra bytes.
+#: A zip file's local header before the name; it ends with the lengths of name and extra bytes.
 _LOCAL_HEADER = struct.Struct("<26x2H")
 
 
 class ArrayTable(Table):
-    """The rows of arrays that are sliced like arrays.
-
-    Parameters
-    ----------
-    path : str
-        How messages call it.
-    arrays : nested tuples and dicts of arrays
-        With the same first dimension.
-    """
+    """The rows of arrays that are sliced like arrays."""
 
     def __init__(self, path: str, arrays: Any) -> None:
         super().__init__(path)
         self._arrays = arrays
-        try:
-            self.rows = structure.rows_of(arrays)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        self.rows = self._rows_of(arrays)
 
     def read(self, rows: Positions) -> Any:
-        """Return copies of these rows."""
         return structure.map_leaves(lambda array: _copied(array, rows), self._arrays)
 
 
@@ -46,25 +34,13 @@ def _copied(array: Any, rows: Positions) -> numpy.ndarray:
 
 
 def npy_table(paths: Any) -> ArrayTable:
-    """Return the rows of ``.npy`` files side by side.  Local.
-
-    Parameters
-    ----------
-    paths : str, or nested tuples and dicts of str
-    """
+    """Return the rows of ``.npy`` files side by side.  Local."""
     arrays = structure.map_leaves(lambda path: numpy.load(path, mmap_mode="r", allow_pickle=False), paths)
     return ArrayTable(", ".join(structure.leaves(paths)), arrays)
 
 
 def npz_table(path: str, names: Any = None) -> ArrayTable:
-    """Return the rows of arrays in a ``.npz`` file, mapped into memory unless they are compressed.  Local.
-
-    Parameters
-    ----------
-    path : str
-    names : str, nested tuples and dicts of str, or None
-        None is all of them, by name.
-    """
+    """Return the rows of arrays in a ``.npz`` file, mapped into memory unless they are compressed.  Local."""
     with zipfile.ZipFile(path) as archive:
         known = {name.removesuffix(".npy"): name for name in archive.namelist()}
 

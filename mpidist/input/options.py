@@ -1,4 +1,4 @@
-"""What a user may choose about input: how data sets are dealt to ranks, and where their parts go."""
+"""`Options` of data sets and `InputOptions` of their distribution."""
 
 from __future__ import annotations
 

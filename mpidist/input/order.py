@@ -1,4 +1,4 @@
-"""Which elements come in which order: shuffle, repeat, a window of them, every n-th."""
+"""The order of elements: `Shuffle`, `Repeat`, `Window`, `Shard`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,14 @@ from typing import Any
 
 import numpy
 
-from mpidist.input.node import Derived, Item, Length, Node, Positions, Reordered, as_array, gather_by, moved
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.node import Derived, Item, Length, Positions, Reordered, as_array, gather_by, moved
+from mpidist.input.sharding import WHOLE, RowPart
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Shuffle(Reordered):
-    """The elements in an order of the epoch's own.
+    """The elements in an order of the epoch's own: all of them, in blocks without an end, a stream by a buffer."""
 
-    With an index and an end, every order of all elements is possible.  Elements without an end are shuffled in blocks
-    of `buffer_size`; a stream through a buffer of so many, or of all.
-
-    Parameters
-    ----------
-    child : Node
-    buffer_size : int or None
-    seed : int
-    each_epoch : bool
-        False has the order of epoch 0 in all of them.
-    """
-
-    child: Node
     buffer_size: int | None
     seed: int
     each_epoch: bool = True
@@ -44,19 +31,18 @@ class Shuffle(Reordered):
                 "which gives every repetition an order of its own"
             )
         # an epoch's end and the next one's beginning may be in one batch
-        self._set("_permutation", lru_cache(maxsize=2)(_permutation))
+        self._permutation = lru_cache(maxsize=2)(_permutation)
 
     def _key(self, epoch: int, block: int = 0) -> tuple[int, int, int]:
         return self.seed % (1 << 64), epoch if self.each_epoch else 0, block
 
     def _order(self, epoch: int, block: int) -> numpy.ndarray:
-        return self._permutation(self._key(epoch, block), self._block())  # type: ignore[attr-defined]
+        return self._permutation(self._key(epoch, block), self._block())
 
     def _block(self) -> int:
         return int(self.child.length) if self.child.length != math.inf else int(self.buffer_size or 0)  # type: ignore[arg-type]
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
-        """Return where the elements at these places of the epoch come from."""
         order = self._order
         if self.child.length != math.inf:
             wanted = slice(positions.start, positions.stop) if isinstance(positions, range) else positions
@@ -69,7 +55,6 @@ class Shuffle(Reordered):
         return epoch, gather_by(blocks, lambda block, at: block * size + order(epoch, block)[inside[at]])
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        """Yield the items in the order of a buffer from which one is drawn at a time."""
         return itertools.islice(self._drawn(epoch), start, None)
 
     def _drawn(self, epoch: int) -> Iterator[Item]:
@@ -84,7 +69,6 @@ class Shuffle(Reordered):
             yield buffer[place]
 
     def word(self) -> str:
-        """Return it with its seed."""
         size = "" if self.child.indexed and self.child.length != math.inf else f"{self.buffer_size}, "
         return f"shuffle({size}seed={self.seed}{'' if self.each_epoch else ', the same in every epoch'})"
 
@@ -93,23 +77,16 @@ def _permutation(key: tuple[int, int, int], size: int) -> numpy.ndarray:
     return numpy.random.default_rng(key).permutation(size)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Repeat(Derived):
-    """The elements `count` times over, each time as another epoch; None is forever.
+    """The elements of a child that ends, `count` times over, each time as another epoch; None is forever."""
 
-    Parameters
-    ----------
-    child : Node
-    count : int or None
-    """
-
-    child: Node
     count: int | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("length", self._times(self.child.length))
-        self._set("by_row", self.child.by_row and self.child.length not in (None, 0, math.inf))
+        self.length = self._times(self.child.length)
+        self.by_row = self.child.by_row and self.child.length not in (None, 0)
 
     def _times(self, length: Length) -> Length:
         if self.count is None:
@@ -120,14 +97,10 @@ class Repeat(Derived):
         """Return which epoch of the child an epoch begins with."""
         return epoch << 32 if self.count is None else epoch * self.count
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
-        """Return an element of one of the repetitions."""
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         return self.child.at(*self._origin(epoch, position), part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        """Return elements of any of the repetitions."""
-        if self.child.length == math.inf:
-            return self.child.gather(self._first(epoch), positions)
         length, first = int(self.child.length or 1), self._first(epoch)
         if isinstance(positions, range) and (number := positions.start // length) == (positions.stop - 1) // length:
             return self.child.gather(first + number, moved(positions, -number * length))
@@ -135,40 +108,28 @@ class Repeat(Derived):
         return gather_by(numbers, lambda number, at: self.child.gather(first + number, inside[at]))
 
     def _origin(self, epoch: int, position: int) -> tuple[int, int]:
-        if self.child.length == math.inf:
-            return self._first(epoch), position
         number, inside = divmod(position, int(self.child.length or 1))
         return self._first(epoch) + number, inside
 
     def place(self, epoch: int, position: int) -> str:
-        """Return how the child calls it."""
         if not self.child.indexed:
             return super().place(epoch, position)
         return self.child.place(*self._origin(epoch, position))
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        """Yield the items of all repetitions; a repetition without any ends them."""
         first, passed = self._first(epoch), 0
         for number in itertools.count(first) if self.count is None else range(first, first + self.count):
-            length = self.child.length
-            begin = start - passed if length is None else min(start - passed, int(length))
-            begin = max(begin, 0)
-            if length is None and begin:  # how many there are is not known: all are counted
-                items, seen = self.child.items(number), 0
-                for seen, item in enumerate(items, 1):  # noqa: B007 - the last number is used
-                    if seen > begin:
-                        yield item
-            else:
-                seen = begin
-                for item in self.child.items(number, begin):
-                    seen += 1
+            # of a stream whose length is not known all items are counted
+            seen = min(max(start - passed, 0), int(self.child.length or 0))
+            for item in self.child.items(number, seen):
+                seen += 1
+                if passed + seen > start:
                     yield item
             if seen == 0:
                 return
             passed += seen
 
     def batches_from(self, epoch: int, offset: int) -> Iterator[tuple[int, Item]]:
-        """Yield the batches of all repetitions; no batch has rows of two."""
         if not self.by_row:
             yield from super().batches_from(epoch, offset)
             return
@@ -180,80 +141,52 @@ class Repeat(Derived):
             inside = 0
 
     def _rows(self) -> int:
-        """Return how many rows a repetition has, those that `batch` leaves out too."""
+        """Return the number of rows of a repetition, with the rows that `batch` leaves out."""
         return self.child.offset_of(int(self.child.length or 0))
 
     def offset_of(self, step: int) -> int:
-        """Return the first row of a batch of any of the repetitions."""
         if not self.by_row:
             return super().offset_of(step)
         number, inside = divmod(step, int(self.child.length or 1))
         return number * self._rows() + self.child.offset_of(inside)
 
     def step_of(self, offset: int) -> int:
-        """Return the batch of any of the repetitions that has this row."""
         if not self.by_row:
             return super().step_of(offset)
         number, inside = divmod(offset, self._rows())
         return number * int(self.child.length or 0) + self.child.step_of(inside)
 
     def word(self) -> str:
-        """Return it with its count."""
         return f"repeat({'' if self.count is None else self.count})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Window(Reordered):
-    """The elements from number `first` on, up to but without number `end`.
+    """The elements from number `first` on, up to but without number `end`."""
 
-    Parameters
-    ----------
-    child : Node
-    first : int
-    end : int or None
-        None is the child's end.
-    """
-
-    child: Node
     first: int
     end: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        length = self.child.length
-        if self.end is not None and self.child.indexed:
-            length = min(self.end, length) if length is not None else length
-        self._set("length", length if length is None else max(length - self.first, 0))
+        if self.length is not None:
+            self.length = max(min(math.inf if self.end is None else self.end, self.length) - self.first, 0)
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
-        """Return the positions, moved."""
         return epoch, positions + self.first if isinstance(positions, int) else moved(positions, self.first)
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        """Yield the items of the window."""
         most = None if self.end is None else max(self.end - self.first - start, 0)
         return itertools.islice(self.child.items(epoch, self.first + start), most)
 
-    def place(self, epoch: int, position: int) -> str:
-        """Return how the child calls it."""
-        return self.child.place(epoch, position + self.first)
-
     def word(self) -> str:
-        """Return it as the method that made it."""
         return f"skip({self.first})" if self.end is None else f"take({self.end - self.first})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Shard(Reordered):
-    """Every `number`-th element, from number `index` on.
+    """Every `number`-th element, from number `index` on."""
 
-    Parameters
-    ----------
-    child : Node
-    number, index : int
-    """
-
-    child: Node
     number: int
     index: int
 
@@ -261,21 +194,14 @@ class Shard(Reordered):
         super().__post_init__()
         length = self.child.length
         if length is not None and length != math.inf:
-            self._set("length", max(-(-(int(length) - self.index) // self.number), 0))
+            self.length = len(range(self.index, int(length), self.number))
 
     def origin(self, epoch: int, positions: Any) -> tuple[int, Any]:
-        """Return the positions in the child."""
         inside = positions if isinstance(positions, int) else as_array(positions)
         return epoch, inside * self.number + self.index
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        """Yield every `number`-th item."""
         return itertools.islice(self.child.items(epoch, start * self.number + self.index), 0, None, self.number)
 
-    def place(self, epoch: int, position: int) -> str:
-        """Return how the child calls it."""
-        return self.child.place(epoch, position * self.number + self.index)
-
     def word(self) -> str:
-        """Return it with its numbers."""
         return f"shard({self.number}, {self.index})"

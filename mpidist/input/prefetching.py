@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-#: How often a thread that waits for room looks whether anybody still wants its elements.
+#: A thread that waits for room looks so often for the end of its iterator.
 _LOOK_SECONDS = 0.1
 
 
@@ -18,17 +18,7 @@ def prefetched(elements: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 class Prefetcher(Iterator[Any]):
-    """An iterator whose elements a thread makes ahead of time.
-
-    An error comes where the element would have come.
-
-    Parameters
-    ----------
-    elements : iterator
-        Used in the thread only.
-    count : int
-        So many are made ahead, 1 or more.
-    """
+    """An iterator whose elements a thread makes ahead of time."""
 
     def __init__(self, elements: Iterator[Any], count: int) -> None:
         self._ready: queue.Queue[tuple[str, Any]] = queue.Queue(count)

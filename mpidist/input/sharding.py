@@ -11,25 +11,7 @@ from typing import ClassVar, NamedTuple
 
 
 def part(rows: int, replica_id: int, num_replicas: int) -> range:
-    """Return the rows of a global batch that one replica gets.  Local.
-
-    Parameters
-    ----------
-    rows : int
-        Rows in this global batch, 0 or more; the last batch of an epoch may have fewer than the others.
-    replica_id, num_replicas : int
-        ``0 <= replica_id < num_replicas``.
-
-    Returns
-    -------
-    range
-        Contiguous and possibly empty.  The parts of all replicas, in replica order, are ``range(rows)``.
-
-    Raises
-    ------
-    ValueError
-        If `rows` is negative or there is no such replica.
-    """
+    """Return the rows of a global batch that one replica gets.  Local."""
     if rows < 0:
         raise ValueError(f"a global batch of {rows} rows cannot be split; expected 0 rows or more")
     if not 0 <= replica_id < num_replicas:
@@ -39,17 +21,8 @@ def part(rows: int, replica_id: int, num_replicas: int) -> range:
     return range(start, min(start + block, rows))
 
 
-def parts(rows: int, num_replicas: int) -> list[range]:
-    """Return `part` of every replica, in replica order.  Local."""
-    return [part(rows, replica_id, num_replicas) for replica_id in range(num_replicas)]
-
-
 def rotated_batch_sizes(global_batch: int, worker: int, num_workers: int, replicas_per_worker: int) -> list[int]:
-    """Return the batch sizes that a worker cycles through when every worker re-batches a stream of its own.  Local.
-
-    Each step sums to `global_batch` over all replicas, and each worker sees `global_batch` rows in as many batches
-    as there are replicas: worker w starts the cycle ``w * replicas_per_worker`` places later.
-    """
+    """Return the batch sizes that a worker cycles through when every worker re-batches a stream of its own.  Local."""
     num_replicas = num_workers * replicas_per_worker
     small, larger = divmod(global_batch, num_replicas)
     sizes = [small + (replica < larger) for replica in range(num_replicas)]
@@ -58,17 +31,12 @@ def rotated_batch_sizes(global_batch: int, worker: int, num_workers: int, replic
 
 
 @dataclass(frozen=True)
-class Part:
-    """One replica's part of every global batch; the one of a single replica is the whole batch.
-
-    Parameters
-    ----------
-    replica_id, num_replicas : int
-    """
+class RowPart:
+    """One replica's part of every global batch; the one of a single replica is the whole batch."""
 
     replica_id: int = 0
     num_replicas: int = 1
-    #: Rows of the batch of which the part was taken, where it remembers them.
+    #: Rows of the whole batch, where the part remembers them.
     rows: ClassVar[int | None] = None
 
     def of(self, rows: int) -> range:
@@ -76,8 +44,8 @@ class Part:
         return range(rows) if self.num_replicas == 1 else part(rows, self.replica_id, self.num_replicas)
 
 
-class MeasuredPart(Part):
-    """A part of one batch, which remembers how many rows the whole batch has."""
+class MeasuredPart(RowPart):
+    """A part of one batch that remembers the number of rows of the whole batch."""
 
     def of(self, rows: int) -> range:
         """Return the rows of this part, of so many.  Local."""
@@ -86,19 +54,11 @@ class MeasuredPart(Part):
 
 
 class Share(NamedTuple):
-    """What all replicas together have of one step.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of the global batch.
-    even : bool
-        Whether every replica has the same number of them.
-    """
+    """What all replicas together have of one step."""
 
     rows: int
     even: bool
 
 
 #: The whole batch.
-WHOLE = Part()
+WHOLE = RowPart()

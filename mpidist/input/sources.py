@@ -1,4 +1,4 @@
-"""Sources in memory and of Python's making: arrays, a range of numbers, generators, and anybody's batches."""
+"""Sources in Python: `Arrays`, `Range`, `Generated` elements, and `Foreign` batches."""
 
 from __future__ import annotations
 
@@ -16,23 +16,17 @@ import numpy
 from mpidist import arrays
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, shown
-from mpidist.input.sharding import WHOLE, Part
+from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, row_spec, shown
+from mpidist.input.sharding import WHOLE, RowPart
 
-#: Of every array, and of every list, so many values go into a checksum; and what else does.
+#: A checksum covers about so many values of every array or list, and values of these types.
 _MOST_CHECKED, _PLAIN = 64, (bool, int, float, str, bytes)
 
 _AGAIN = "for several epochs give something that can be iterated again, such as a list or a DataLoader"
 
 
 class Arrays(Node):
-    """The rows of arrays in memory.
-
-    Parameters
-    ----------
-    arrays : array, or nested tuples and dicts of arrays
-        All with the same first dimension.
-    """
+    """The rows of arrays in memory."""
 
     def __init__(self, arrays: Any) -> None:
         self.arrays = structure.to_arrays(arrays)
@@ -42,26 +36,21 @@ class Arrays(Node):
         self.length = shapes[0][0]
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        """Return copies of these rows."""
         if isinstance(positions, range):
             wanted = slice(positions.start, positions.stop)
             return structure.map_leaves(lambda leaf: leaf[wanted].copy(), self.arrays)
         return structure.map_leaves(lambda leaf: leaf[positions], self.arrays)
 
-    def at(self, epoch: int, position: int, part: Part = WHOLE) -> Any:
-        """Return a copy of a row."""
+    def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         return structure.map_leaves(lambda leaf: leaf[position].copy(), self.arrays)
 
     def spec(self) -> Any:
-        """Return what the rows are."""
-        return structure.map_leaves(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self.arrays)
+        return row_spec(self.arrays)
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return how many rows there are, and of what."""
         return [f"{self.length} rows of {shown(self.spec())}"]
 
     def place(self, epoch: int, position: int) -> str:
-        """Return the number of the row."""
         return f"row {position}"
 
 
@@ -73,34 +62,18 @@ class Range(Node):
         self.length = math.inf if stop is None else len(range(start, stop, step))
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        """Return the numbers."""
         return self.start + self.step * as_array(positions)
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return the range."""
         rows = "numbers without an end" if self.length == math.inf else f"{self.length} rows"
         return [f"{rows} of a range from {self.start} by {self.step}"]
 
     def spec(self) -> Any:
-        """Return that of a number."""
         return ArraySpec((), numpy.dtype(numpy.int64))
 
 
 class Generated(Node):
-    """What a function's iterable gives; the function is called again for every epoch.
-
-    Parameters
-    ----------
-    generator_fn : callable
-    args : tuple
-    signature : nested ArraySpec or None
-        What the elements are to be made.
-
-    Attributes
-    ----------
-    seen : int
-        A checksum of what was read in this epoch, from its beginning: ranks must have the same.
-    """
+    """What a function's iterable gives; the function is called again for every epoch."""
 
     indexed = False
 
@@ -111,7 +84,6 @@ class Generated(Node):
         self.seen = 0
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        """Yield the elements; those before `start` are generated and passed over."""
         elements = iter(self.generator_fn(*self.args))
         self.seen = 0
         for number in itertools.count():
@@ -127,7 +99,7 @@ class Generated(Node):
             if number >= start:
                 yield partial(self._converted, element, number)
 
-    def _converted(self, element: Any, number: int, part: Part = WHOLE) -> Any:
+    def _converted(self, element: Any, number: int, part: RowPart = WHOLE) -> Any:
         if self.signature is None:
             return structure.to_arrays(element)
         try:
@@ -139,33 +111,14 @@ class Generated(Node):
         return found
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return that it is a generator: what it gives is known when it is read."""
         return ["the elements of a generator"]
 
     def spec(self) -> Any:
-        """Return the signature, or what the first element is."""
         return super().spec() if self.signature is None else self.signature
 
 
 class Foreign(Node):
-    """Batches that somebody else makes: any iterable of them, begun anew for every epoch.
-
-    What has a method `set_epoch`, or a sampler with one, is told the number of the epoch.
-
-    Parameters
-    ----------
-    batches : iterable
-        A list, a PyTorch DataLoader, ...; lists of arrays inside a batch are taken as tuples.
-
-    Attributes
-    ----------
-    seen : int
-        As of `Generated`.
-    read : Read
-        What was read in this epoch, from its beginning.
-    expected : Read or None
-        What the batches that the next `stream` passes over were, if that is known.
-    """
+    """Batches that somebody else makes: any iterable of them, begun anew for every epoch."""
 
     indexed = False
     batched = True
@@ -179,17 +132,10 @@ class Foreign(Node):
 
     @property
     def seen(self) -> int:
-        """The checksum of what was read."""
+        """The checksum of the batches read."""
         return self.read.checksum
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        """Yield the batches; those before `start` are passed over.
-
-        Raises
-        ------
-        InputError
-            There are not so many, or they had other rows.
-        """
         given, self.read = self.batches, Read()
         expected, self.expected = self.expected, None
         if isinstance(given, Iterator):
@@ -217,7 +163,7 @@ class Foreign(Node):
         except (TypeError, ValueError) as error:
             raise self._no_batch(number, error) from error
 
-    def _cut(self, converted: Any, number: int, part: Part = WHOLE) -> Any:
+    def _cut(self, converted: Any, number: int, part: RowPart = WHOLE) -> Any:
         if part is WHOLE:  # an element of a rank's own need not have rows
             return converted
         try:
@@ -230,14 +176,12 @@ class Foreign(Node):
         return InputError(f"batch {number} of a {type(self.batches).__name__} is no batch of rows: {error}")
 
     def order(self, batch_size: bool = True) -> list[str]:
-        """Return how many batches there are, of how many rows, and of what kind the iterable is."""
         count = "" if self.length is None else f"{self.length} "
         size = getattr(self.batches, "batch_size", None)
         rows = f" of {size} rows" if isinstance(size, int) else ""
         return [f"{count}batches{rows} of a {type(self.batches).__name__}"]
 
     def spec(self) -> Any:
-        """Return what the first batch is."""
         if isinstance(self.batches, Iterator):
             raise TypeError(f"a {type(self.batches).__name__} does not tell what it will give: it has no element_spec")
         return super().spec()
@@ -245,12 +189,7 @@ class Foreign(Node):
 
 @dataclass(frozen=True)
 class Read:
-    """What was read of somebody else's batches.
-
-    Parameters
-    ----------
-    rows, checksum : int
-    """
+    """What was read of somebody else's batches."""
 
     rows: int = 0
     checksum: int = 0
@@ -329,10 +268,10 @@ def length_of(batches: Iterable[Any]) -> int | None:
 
 
 def explained(error: BaseException) -> str:
-    """Return how a message shows the cause of a failure."""
+    """Return the text of an error for a message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def name_of(function: Any) -> str:
-    """Return how a message calls a function of the user's."""
+    """Return the name of a user's function for a message."""
     return getattr(function, "__qualname__", type(function).__name__)

@@ -14,7 +14,7 @@ from mpidist import arrays
 
 
 def leaves(structure: Any) -> Iterator[Any]:
-    """Yield what the tuples and dicts of `structure` hold, in order.  Local."""
+    """Yield the leaves of nested tuples and dicts, in order.  Local."""
     if isinstance(structure, dict):
         for value in structure.values():
             yield from leaves(value)
@@ -35,20 +35,7 @@ def paths(structure: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
-    """Return `structure` with ``function(leaf, ...)`` in place of every leaf; named tuples keep their type.  Local.
-
-    Parameters
-    ----------
-    function : callable
-    structure : nested tuples and dicts
-    *others : nested tuples and dicts
-        With the same places; their leaves are further arguments of the function.
-
-    Raises
-    ------
-    ValueError
-        The others have other places.
-    """
+    """Return `structure` with ``function(leaf, ...)`` in place of every leaf; named tuples keep their type.  Local."""
     if isinstance(structure, dict):
         if others and any(not isinstance(other, dict) or other.keys() != structure.keys() for other in others):
             raise _different(structure, others)
@@ -97,13 +84,7 @@ def from_batch(batch: Any) -> Any:
 
 
 def stack(elements: Sequence[Any]) -> Any:
-    """Return elements of one structure joined along a new first axis.  Local.
-
-    Raises
-    ------
-    ValueError
-        Their structures, or the shapes of their arrays, differ.
-    """
+    """Return elements of one structure joined along a new first axis.  Local."""
     first = elements[0]
     if not isinstance(first, (dict, tuple)):
         return _stacked(*elements)
@@ -133,13 +114,7 @@ def concatenate(batches: Sequence[Any]) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Return how many rows a batch has.  Local.
-
-    Raises
-    ------
-    ValueError
-        It has no array, a scalar in it, or arrays of different lengths.
-    """
+    """Return the number of rows of a batch.  Local."""
     shapes = [numpy.shape(leaf) for leaf in leaves(batch)]
     if not shapes or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(f"the arrays of a batch need one common first dimension; got the shapes {shapes}")
@@ -149,6 +124,31 @@ def rows_of(batch: Any) -> int:
 def first_length(element: Any) -> int:
     """Return the length of an element's first array that has one; 0 where none has, and so no rows to be counted."""
     return next((length for leaf in leaves(element) for length in numpy.shape(leaf)[:1]), 0)
+
+
+def outline(batch: Any) -> Any:
+    """Return structure, dtypes and shapes of rows of a batch, for JSON.  Local."""
+    if isinstance(batch, dict):
+        return {"dict": [[key, outline(item)] for key, item in batch.items()]}
+    if isinstance(batch, (list, tuple)):
+        return {"list" if isinstance(batch, list) else "tuple": [outline(item) for item in batch]}
+    dtype = numpy.dtype(batch.dtype)
+    return {"dtype": dtype.name if dtype.kind == "V" else dtype.str, "row": list(batch.shape[1:])}
+
+
+def without_rows(outlined: Any) -> Any:
+    """Return a batch of such an outline that has no rows.  Local."""
+    if "dict" in outlined:
+        return {key: without_rows(item) for key, item in outlined["dict"]}
+    for kind in (list, tuple):
+        if kind.__name__ in outlined:
+            return kind(map(without_rows, outlined[kind.__name__]))
+    return numpy.empty((0, *outlined["row"]), outlined["dtype"])
+
+
+def row(batch: Any, number: int) -> Any:
+    """Return one row of a batch, without a copy.  Local."""
+    return map_leaves(lambda leaf: leaf[number], batch)
 
 
 def rows(batch: Any, wanted: range) -> Any:

@@ -1,4 +1,4 @@
-"""Lines of text files, and CSV files: the places of the lines are found once, then any lines can be read."""
+"""Lines of text and CSV files, by an index of their places that is made once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ _BLOCK_BYTES, _NEWLINE = 1 << 24, 10
 
 
 class TextTable(Table):
-    """The lines of a text file, as str without their line ends.
-
-    Parameters
-    ----------
-    path : str
-    encoding : str
-        An extension of ASCII, such as UTF-8.
-    skip : int
-        So many lines at the top are left out.
-    """
+    """The lines of a text file, as str without their line ends."""
 
     def __init__(self, path: str, encoding: str = "utf-8", skip: int = 0) -> None:
         super().__init__(path)
@@ -70,11 +61,9 @@ class TextTable(Table):
         return [line.removesuffix("\r") for line in found[: end - first]]
 
     def read(self, rows: Positions) -> Any:
-        """Return these lines as an array of str."""
         return numpy.array(self.lines(rows), dtype=numpy.str_)
 
     def spec(self) -> Any:
-        """Return that of a str."""
         return ArraySpec((), numpy.dtype("U"))
 
 
@@ -94,19 +83,7 @@ class _Lines:
 
 
 class CsvTable(TextTable):
-    """The rows of a CSV file: a dict of columns where it has a header, a tuple where it has none.
-
-    Parameters
-    ----------
-    path : str
-    columns : sequence of (str or int), optional
-        Those wanted, by name, or by number where there is no header; None is all.
-    dtype : dtype, or mapping of column to dtype
-        Of columns that a mapping does not name: float32.
-    header : bool
-        Whether the first line has the names.
-    delimiter : str
-    """
+    """The rows of a CSV file: a dict of columns where it has a header, a tuple where it has none."""
 
     def __init__(
         self,
@@ -140,7 +117,6 @@ class CsvTable(TextTable):
         return list(csv.reader(lines, delimiter=self._delimiter, strict=True))
 
     def read(self, rows: Positions) -> Any:
-        """Return these rows, by column."""
         parsed = self._parsed(rows)
         found = {
             name: self._column(name, dtype, [row[at] for row in parsed], rows) for name, at, dtype in self._columns
@@ -171,6 +147,5 @@ class CsvTable(TextTable):
             raise
 
     def spec(self) -> Any:
-        """Return one scalar a column."""
         found = {name: ArraySpec((), dtype) for name, _, dtype in self._columns}
         return found if self.header else tuple(found.values())

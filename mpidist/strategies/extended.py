@@ -15,10 +15,10 @@ from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
-from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fed, fetch_to
-from mpidist.input.feeds import FunctionFeed
+from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fetch_to
 from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
+from mpidist.input.own_feeds import FunctionFeed
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.options import CommunicationOptions, ReduceOp
@@ -313,7 +313,7 @@ class StrategyExtended:
         number, replicas = self.replica_id, self.num_replicas
         dataset = dataset_fn(InputContext(replicas, number, replicas))
         feed = FunctionFeed(as_dataset(dataset)._node, number, replicas, agreement)
-        return fed(dataset, number, replicas, feed, options, fetch_to(self.device_name))
+        return DistributedDataset(dataset, number, replicas, feed, options, fetch_to(self.device_name))
 
     # -- variables ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""From what users give to `fit`, `evaluate` and `predict` to this replica's batches, epoch after epoch."""
+"""The data of `fit`, `evaluate` and `predict` as this replica's batches, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, DistributedIterator, as_dataset, batched
 from mpidist.input.sharding import Share
 
-#: Rows of a batch of arrays, if nothing else is said; Keras' number.
+#: Default rows of a batch of arrays, as in Keras.
 BATCH_SIZE = 32
 
 
@@ -23,27 +23,7 @@ def distributed(
     batch_size: int | None = None,
     seed: int | None = None,
 ) -> Any:
-    """Return an iterable of this replica's parts of the global batches.
-
-    Collective where there are several replicas, as `Strategy.experimental_distribute_dataset` is.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    x : array, nested tuples and dicts of arrays, data set, or iterable of global batches
-        What is distributed already is returned as it is.
-    y, sample_weight : array, optional
-        Only with arrays.
-    batch_size : int, optional
-        Rows of a global batch, only with arrays.
-    seed : int, optional
-        Shuffle arrays with it.
-
-    Raises
-    ------
-    ValueError
-        Labels, weights or a batch size come with something that has batches of its own; or there is a coordinator.
-    """
+    """Return an iterable of this replica's parts of the global batches.  Collective where there are several."""
     if strategy.extended.has_coordinator:
         raise ValueError(
             "a Trainer has every worker train by itself, and a ClusterCoordinator has been made, which calls functions "
@@ -76,16 +56,7 @@ def are_arrays(value: Any) -> bool:
 
 
 class Batches:
-    """The batches of one epoch after another.
-
-    Parameters
-    ----------
-    data : iterable
-        Of this replica's batches; can be iterated again if there is to be more than one epoch.
-    steps_per_epoch : int, optional
-        An epoch has so many batches, and the next one goes on behind them; data that end in the middle of an epoch
-        end it, with a warning.  By default, an epoch is one iteration.
-    """
+    """The batches of one epoch after another."""
 
     def __init__(self, data: Any, steps_per_epoch: int | None = None) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
@@ -111,7 +82,7 @@ class Batches:
             return None
 
     def epoch(self, first_step: int = 0) -> Iterator[Any]:
-        """Yield the batches of the next epoch, or what is left of it from a step on."""
+        """Yield the batches of the next epoch, from a step on."""
         if self.steps_per_epoch is None:
             running, self._running = self._running, None
             self._source = iter(self.data) if running is None else running

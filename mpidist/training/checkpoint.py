@@ -19,7 +19,7 @@ from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.training.given_path import given_path
-from mpidist.training.owner import Owner
+from mpidist.training.owner import Unowned
 from mpidist.training.temporary_files import temporary
 from mpidist.variables import DistributedVariable
 from mpidist.world import world_communicator
@@ -27,17 +27,12 @@ from mpidist.world import world_communicator
 #: The rank that writes and reads files.
 CHIEF = 0
 
-#: What the name of a variable is saved as, beside its value.
+#: The name of a variable is saved under this name, beside its value.
 _NAME = "name"
 
 
 class RandomState:
-    """What a checkpoint keeps of a random generator: the chief's state.  All Local.
-
-    Parameters
-    ----------
-    generator : numpy.random.Generator
-    """
+    """A random generator in a checkpoint, by the chief's state.  All Local."""
 
     def __init__(self, generator: numpy.random.Generator) -> None:
         self._generator = generator
@@ -53,7 +48,7 @@ class RandomState:
             raise CheckpointError(f"a random state of {state.get('bit_generator')} was saved, this generator is {kind}")
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave; errors as for `check`."""
+        """Take over a state; errors as for `check`."""
         self.check(state)
         self._generator.bit_generator.state = _nested(state)
 
@@ -153,21 +148,10 @@ class Checkpoint:
         ValueError
             The path is empty.
         """
-        return self._save(given_path(path, "path", is_file=True), parallel)
+        return self.save_owned(given_path(path, "path", is_file=True), Unowned(), parallel)
 
-    def save_owned(self, path: Path, owner: Owner) -> Path:
-        """Do what `save` does, in a directory that this job alone saves in.
-
-        Collective: every rank calls it in the same order.
-
-        Raises
-        ------
-        CheckpointError
-            On all ranks: it could not be written, or the directory is another job's.
-        """
-        return self._save(path, None, owner)
-
-    def _save(self, path: Path, parallel: bool | None, owner: Owner | None = None) -> Path:
+    def save_owned(self, path: Path, owner: Unowned, parallel: bool | None = None) -> Path:
+        """Save as the owner of a directory; CheckpointError if the directory is another job's.  Collective."""
         if not writes_here():
             return path
         job = registry.of_job()
@@ -201,10 +185,7 @@ class Checkpoint:
             job.extended.by_first_worker(lambda: self.restore_here(file))
 
     def restore_here(self, path: str | Path) -> None:
-        """Do what `restore` does, in this worker only where there are parameter servers.
-
-        Collective among the ranks of the worker, or of the job where there are no servers.
-        """
+        """Restore in this worker only.  Collective among its ranks."""
         path = Path(path)
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
         _agree("; ".join(self._misfits(values)), f"checkpoint {path} does not fit")
@@ -235,7 +216,7 @@ class Checkpoint:
         for name, part in self._parts.items():
             if name in variables:
                 problem = _variable_misfit(name, part, values, here)
-            elif state := _state_in(values, name):
+            elif state := state_in(values, name):
                 given = (state, variables) if isinstance(part, Optimizer) else (state,)
                 found = _problem(partial(part.check, *given)) if hasattr(part, "check") else ""
                 problem = found and f"{name!r}: {found}"
@@ -251,8 +232,8 @@ class Checkpoint:
             if name in variables:
                 _set_variable(part, values[name])
             elif isinstance(part, Optimizer):
-                part.restore(_state_in(values, name), variables)
-            elif state := _state_in(values, name):
+                part.restore(state_in(values, name), variables)
+            elif state := state_in(values, name):
                 part.restore(state)
 
     def _collect(self) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
@@ -295,7 +276,7 @@ def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[str, Any], here: set[str]) -> str:
-    """Return why a variable cannot be set to what was saved; nothing if it can."""
+    """Return the reason why a variable does not fit its saved value, or nothing."""
     value, saved_name = values.get(name), values.get(f"{name}/{_NAME}", "")
     if value is None:
         return f"it has no array {name!r}"
@@ -318,7 +299,7 @@ def _set_variable(variable: DistributedVariable, value: Any) -> None:
 
 
 def _problem(fn: Callable[[], object]) -> str:
-    """Call a function; return what it raised, as text."""
+    """Call a function; return its error as text."""
     try:
         fn()
     except Exception as error:  # whatever it is, the other ranks have to know
@@ -326,8 +307,8 @@ def _problem(fn: Callable[[], object]) -> str:
     return ""
 
 
-def _state_in(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what there is for a part that is no variable."""
+def state_in(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the saved state of a part that is no variable.  Local."""
     start = len(name) + 1
     return {key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")}
 
@@ -355,19 +336,13 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_alone(
-    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     def write() -> None:
-        if owner is not None:
-            owner.claim()
-        hdf5_file.write(path, found, numbers, _permit(owner))
+        owner.claim()
+        hdf5_file.write(path, found, numbers, owner.require)
 
     together(write, what)
-
-
-def _permit(owner: Owner | None) -> Callable[[], None]:
-    """Return what raises where a file must not get its name."""
-    return (lambda: None) if owner is None else owner.require
 
 
 def _writes_together(parallel: bool | None, what: str) -> bool:
@@ -385,7 +360,7 @@ def _writes_together(parallel: bool | None, what: str) -> bool:
 
 
 def _write_together(
-    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Owner | None
+    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     communicator = world_communicator()
     rank, size = communicator.rank, communicator.size
@@ -399,8 +374,7 @@ def _write_together(
     numbers, written = answers[CHIEF][2]
 
     def begin() -> None:
-        if owner is not None:
-            owner.claim()
+        owner.claim()
         hdf5_file.begin(path)
 
     together(begin, what)
@@ -412,7 +386,7 @@ def _write_together(
         problem = str(error)
     try:
         _agree(problem, what)
-        together(lambda: hdf5_parallel.seal(Path(written), path, ranges, _permit(owner)), what)
+        together(lambda: hdf5_parallel.seal(Path(written), path, ranges, owner.require), what)
     except CheckpointError:
         if rank == CHIEF:
             Path(written).unlink(missing_ok=True)
@@ -441,7 +415,7 @@ def together(chief_fn: Any, what: str) -> Any:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return what the file system said first; closing a file on a full disk says it again and again."""
+    """Return the first error of the file system; closing a file on a full disk raises it again and again."""
     while not isinstance(error, MpidistError) and isinstance(error.__context__, OSError):
         error = error.__context__
     return error

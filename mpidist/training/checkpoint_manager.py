@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from weakref import WeakSet
 
 from mpidist.errors import CheckpointError
 from mpidist.parameter_server import registry
@@ -20,7 +19,7 @@ from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import left_behind, temporary
 from mpidist.world import world_communicator
 
-#: What else than checkpoints is ever written under a temporary name.
+#: Other files that are written under a temporary name.
 _OTHERS = r"\.owner(\.before)?|\.?trial\.h5.*"
 _log = logging.getLogger("mpidist")
 
@@ -78,7 +77,6 @@ class CheckpointManager:
                 lambda: _try(self.directory),
                 f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
             )
-        self._own: set[Path] = set()  # what this manager, or the run that it goes on with, has saved; for the chief
         self._owner = Owner.of(self.directory)
         is_chief = world_communicator().rank == CHIEF
         self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
@@ -119,8 +117,7 @@ class CheckpointManager:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
         path = self.checkpoint.save_owned(self.directory / f"{self.checkpoint_name}-{number}.h5", self._owner)
         if world_communicator().rank == CHIEF and writes_here():
-            self._own.add(path)
-            self._owner.savers.setdefault(path, WeakSet()).add(self)
+            self._owner.saved(path, self)
             self._remove_old(path)
         return path
 
@@ -142,8 +139,8 @@ class CheckpointManager:
         job = registry.of_job()
         if job is None:
             return self._restore_newest()
-        restored = job.extended.by_first_worker(lambda: _text_of(self._restore_newest()))
-        return None if restored is None else Path(restored)
+        restored = job.extended.by_first_worker(lambda: str(self._restore_newest() or ""))
+        return Path(restored) if restored else None
 
     def clear(self) -> None:
         """Remove the checkpoints saved here, and those found by `restore_or_initialize`; nothing else.
@@ -151,11 +148,9 @@ class CheckpointManager:
         Local, for the chief.  Those that another manager has saved too stay.  Then the directory goes, if nothing else
         is in it.
         """
-        self._remove([path for path in self._own if self._gives_up(path)])
+        self._remove([path for path in self._owner.paths_of(self) if self._owner.gives_up(path, self)])
         self._remove(left_behind(self.directory, self._is_temporary))
-        self._own.clear()
-        if not any(self._owner.savers.values()):
-            self._owner.release()
+        self._owner.release_unused()
         with suppress(OSError):  # it has other files, or is gone
             self.directory.rmdir()
 
@@ -163,9 +158,8 @@ class CheckpointManager:
         communicator = world_communicator()
         seen = json.dumps([str(path) for path in reversed(self.checkpoints)]) if communicator.rank == CHIEF else ""
         newest_first = json.loads(communicator.exchange(seen.encode(), what="checkpoint")[CHIEF])
-        for path in map(Path, newest_first):  # this manager's from now on, whoever has saved them
-            self._own.add(path)
-            self._owner.savers.pop(path, None)
+        if communicator.rank == CHIEF:
+            self._owner.found(map(Path, newest_first), self)
         reasons = []
         for path in newest_first:
             try:
@@ -194,26 +188,15 @@ class CheckpointManager:
         return set(kept), first[0].stat().st_mtime if first else time.time()
 
     def _remove_old(self, newest: Path) -> None:
-        """Remove what is too old, and what saves that were killed have left.  Local."""
+        """Remove the checkpoints that are too old, and the unfinished files of killed saves.  Local."""
         too_old = left_behind(self.directory, self._is_temporary, is_owned=True)
         if self.max_to_keep is not None:
-            others = [each for each in self.checkpoints if each not in {newest, *self._kept} and self._is_own(each)]
+            others = [
+                each for each in self.checkpoints if each not in {newest, *self._kept} and self._owner.is_of(each, self)
+            ]
             too_many = others[: max(0, len(others) - self.max_to_keep + 1)]
-            too_old += [path for path in too_many if not self._keeps(path) and self._gives_up(path)]
+            too_old += [path for path in too_many if not self._keeps(path) and self._owner.gives_up(path, self)]
         self._remove(too_old)
-
-    def _is_own(self, path: Path) -> bool:
-        """Return whether this manager has saved a checkpoint, or no manager of this process has."""
-        savers = self._owner.savers.get(path)
-        return not savers or self in savers
-
-    def _gives_up(self, path: Path) -> bool:
-        """Take note that this manager does not need a checkpoint; return whether no other one does."""
-        savers = self._owner.savers.get(path, WeakSet())
-        savers.discard(self)
-        if not savers:
-            self._owner.savers.pop(path, None)
-        return not savers
 
     def _remove(self, paths: Iterable[Path]) -> None:
         for path in paths:
@@ -242,10 +225,6 @@ def checkpoints_in(directory: Path, name: str = "checkpoint") -> list[Path]:
 
 def _pattern(name: str) -> str:
     return rf"{re.escape(name)}-(\d+)\.h5"
-
-
-def _text_of(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def _number(path: Path) -> int:

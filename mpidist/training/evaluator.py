@@ -1,4 +1,4 @@
-"""`SidecarEvaluator`: evaluates each new checkpoint of a training that goes on elsewhere."""
+"""`SidecarEvaluator`: evaluates each new checkpoint of a training in other processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("mpidist")
 
 
 class CheckpointResult(NamedTuple):
-    """What was found for one checkpoint.
+    """The results of one checkpoint.
 
     Attributes
     ----------
@@ -168,8 +168,8 @@ def _checkpoint_of(model: Any) -> Checkpoint:
 
 
 def _end_of_training(checkpoint: Checkpoint) -> Callable[[], bool] | None:
-    """Return what tells whether the training of this job has ended; None where this rank is no evaluator of one."""
-    strategy = next((part.strategy for part in checkpoint._parts.values() if hasattr(part, "strategy")), None)
+    """Return a function that asks whether the training has ended; None if this rank is not its evaluator."""
+    strategy = next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
     roles = getattr(strategy, "_roles", None)
     if strategy is None or roles is None or roles.evaluator != strategy._rank:
         return None

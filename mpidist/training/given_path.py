@@ -7,15 +7,7 @@ from pathlib import Path
 
 
 def given_path(path: str | os.PathLike[str], parameter: str, *, is_file: bool = False) -> Path:
-    """Return a path that was given for a parameter.  Local.
-
-    Raises
-    ------
-    TypeError
-        It is neither text nor a path.
-    ValueError
-        It is empty, or names no file where one is wanted.
-    """
+    """Return a path that was given for a parameter.  Local."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{parameter} must be a str or Path, got {type(path).__name__}")
     if not os.fspath(path).strip():

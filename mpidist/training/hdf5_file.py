@@ -18,12 +18,13 @@ from typing import Any, BinaryIO
 
 import numpy
 
-from mpidist.errors import CheckpointError, CheckpointNotFoundError, MissingDependencyError
+from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.input.hdf5 import h5py
 from mpidist.training.temporary_files import left_behind, temporary
 
 FORMAT = 2
 
-#: Attributes of ours that are no numbers of the user's.
+#: Attributes that are no numbers of the user.
 _FORMAT_NAME, _DTYPE_NAME, _CHECKSUM_NAME = "mpidist_format", "dtype", "crc32"
 
 #: HDF5 structures of version 1.8: attributes may be longer than 64 KiB; readable since 2008.
@@ -35,7 +36,7 @@ _MARK = b"mpidist\x02"
 _READ_BYTES = 1 << 20
 _INT64 = range(-(1 << 63), 1 << 63)
 
-#: Where the arrays lie in the file: (offset, bytes), ascending.
+#: The places of arrays in the file: (offset, bytes), ascending.
 Ranges = list[tuple[int, int]]
 
 
@@ -43,30 +44,9 @@ def write(
     path: Path,
     arrays: Mapping[str, numpy.ndarray],
     numbers: Mapping[str, Any],
-    permit_fn: Callable[[], None] = lambda: None,
+    permit_fn: Callable[[], None] = lambda: None,  # raises where the file must not get its name
 ) -> None:
-    """Write a file that is there complete, or not at all.  Local.
-
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists; its directory is made.
-    arrays : mapping of str to numpy.ndarray
-        Names with ``/`` become groups.
-    numbers : mapping of str to anything that JSON can hold
-        Integers of 64 bits, floats and booleans become attributes of these types, all else JSON text.
-    permit_fn : callable
-        Raises where the file must not get its name; asked before and afterwards.
-
-    Raises
-    ------
-    OSError
-        What the file system says; nothing is left behind.
-    CheckpointError
-        Another process has replaced the file at the same time.
-    TypeError
-        A number is nothing that JSON can hold.
-    """
+    """Write a file that is there complete, or not at all.  Local."""
     written = begin(path)
     try:
         with open(written, "w+b") as file:
@@ -110,19 +90,9 @@ def fill(
     arrays: Mapping[str, numpy.ndarray],
     numbers: Mapping[str, Any],
     checksums: Mapping[str, int],
-    stored: bool = True,
+    stored: bool = True,  # False makes room for the arrays only, which parallel HDF5 does at once
 ) -> Ranges:
-    """Write arrays and numbers to an open HDF5 file; return where the arrays are.
-
-    Local; on a file that is open on several ranks collective, and all give the same.
-
-    Parameters
-    ----------
-    content : h5py.File
-    arrays, numbers, checksums : mapping
-    stored : bool
-        Whether to write the arrays' elements too, or only make room for them, which parallel HDF5 does at once.
-    """
+    """Write arrays and numbers to an open HDF5 file; return where the arrays are."""
     content.attrs[_FORMAT_NAME] = FORMAT
     ranges = []
     for name, array in arrays.items():
@@ -142,15 +112,7 @@ def fill(
 
 
 def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
-    """Return the arrays and the numbers of a file, all of them checked.  Local.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no file.
-    CheckpointError
-        If it is truncated, damaged or not one of ours; names what is damaged, and both checksums.
-    """
+    """Return the arrays and the numbers of a file, all of them checked.  Local."""
     try:
         with open(path, "rb") as file:
             check_skeleton(path, file)
@@ -271,15 +233,6 @@ def _dtype(path: Path, name: str, text: str) -> numpy.dtype:
             f"{path}: array {name!r} has dtype {text}, which NumPy does not know; import the package that adds it "
             "(ml_dtypes for bfloat16) before restoring"
         ) from None
-
-
-def h5py() -> Any:
-    """Return the h5py package; MissingDependencyError where there is none.  Local."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingDependencyError("checkpoints are HDF5 files and need h5py: pip install h5py") from None
-    return h5py
 
 
 def _sync_directory(directory: Path) -> None:

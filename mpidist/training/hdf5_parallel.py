@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.input.hdf5 import h5py
 from mpidist.training import hdf5_file
 from mpidist.training.hdf5_file import Ranges
 
@@ -26,18 +27,18 @@ _POLYNOMIAL, _BYTE = 0xEDB88320, 1 << 23
 
 def is_available() -> bool:
     """Return whether h5py is built for parallel HDF5.  Local."""
-    return bool(hdf5_file.h5py().get_config().mpi)
+    return bool(h5py().get_config().mpi)
 
 
 def rows_of(array: numpy.ndarray, rank: int, size: int) -> slice:
     """Return the rows of an array that a rank writes: of a small one all are the chief's.  Local."""
-    if array.ndim == 0 or array.nbytes < SPLIT_BYTES:
-        return slice(0, len(array) if array.ndim and rank == 0 else 0)
+    if array.nbytes < SPLIT_BYTES:
+        return slice(0, len(array) if rank == 0 else 0)
     return slice(len(array) * rank // size, len(array) * (rank + 1) // size)
 
 
 def part_checksums(arrays: Mapping[str, numpy.ndarray], rank: int, size: int) -> list[tuple[int, int]]:
-    """Return CRC-32 and length in bytes of what this rank writes of every array.  Local."""
+    """Return CRC-32 and length in bytes of this rank's part of every array.  Local."""
     parts = [_part(array, rank, size) for array in arrays.values()]
     return [(hdf5_file.checksum(part), part.nbytes) for part in parts]
 
@@ -70,12 +71,9 @@ def write_parts(
     rank: int,
     size: int,
 ) -> Ranges:
-    """Write an HDF5 file, still without its trailer; return where the arrays are.
-
-    Collective: every rank of the job calls it in the same order, with the same names, shapes and numbers.
-    """
+    """Write an HDF5 file, still without its trailer; return where the arrays are.  Collective."""
     world: Any = sys.modules["mpi4py.MPI"].COMM_WORLD  # parallel h5py has loaded it
-    library = hdf5_file.h5py()
+    library = h5py()
     with library.File(temporary, "w", driver="mpio", comm=world, libver=hdf5_file.LIBRARY_VERSIONS) as content:
         ranges = hdf5_file.fill(content, arrays, numbers, checksums, stored=False)
         for name, array in arrays.items():
@@ -92,14 +90,13 @@ def seal(temporary: Path, path: Path, ranges: Ranges, permit_fn: Callable[[], No
 
 
 def _part(array: numpy.ndarray, rank: int, size: int) -> numpy.ndarray:
-    if array.ndim == 0:
-        return array.reshape(1)[: rank == 0]
-    return array[rows_of(array, rank, size)]
+    rows = numpy.atleast_1d(array)
+    return rows[rows_of(rows, rank, size)]
 
 
 def _write_part(entry: Any, array: numpy.ndarray, rank: int, size: int) -> None:
     """Write this rank's rows; also a rank that has none takes part, which h5py's own assignment would not."""
-    library = hdf5_file.h5py()
+    library = h5py()
     part = numpy.ascontiguousarray(_part(array, rank, size))
     target, memory = entry.id.get_space(), library.h5s.create_simple(part.shape)
     if part.size == 0:

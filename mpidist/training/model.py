@@ -1,4 +1,4 @@
-"""The user's functions with the variables that they are called on; checks what they return.
+"""`Model`: the user's functions and the variables that they are called on, with checks of their results.
 
 What a function returns is computed, and in arrays of ours, before anybody writes to a variable.  Everything here is
 Local.
@@ -17,17 +17,7 @@ from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
 
 class Evaluation(NamedTuple):
-    """What the functions say about some rows.
-
-    Attributes
-    ----------
-    loss : float
-        The mean over the rows.
-    gradients : list of array
-        Of that mean, one for each trainable variable, in its shape and dtype; none from `Model.test`.
-    predictions : array, nested structure of arrays, or None
-        None if they are not wanted.
-    """
+    """Loss, gradients and predictions of some rows."""
 
     loss: float
     gradients: list[Any]
@@ -35,24 +25,7 @@ class Evaluation(NamedTuple):
 
 
 class Model:
-    """The functions of a `Trainer`, called on parameters and batches of one row or more, and their variables.
-
-    Parameters
-    ----------
-    value_and_grad_fn, predict_fn, loss_fn : callable
-        See `Trainer`.
-    variables : variable, or nested lists, tuples and dicts of variables
-        Parameters and gradients have this structure.
-    needs_predictions : bool
-        Whether evaluations shall have predictions, for metrics.
-
-    Raises
-    ------
-    TypeError
-        Something is not a variable.
-    ValueError
-        There is no trainable variable, or they belong to several strategies.
-    """
+    """The functions of a `Trainer`, called on parameters and batches of one row or more, and their variables."""
 
     def __init__(
         self,
@@ -85,22 +58,14 @@ class Model:
         self._parameters = nest.pack(self.structure, self._values)
 
     def begin_step(self) -> None:
-        """Be called in a replica before a step, on ranks without rows too.  Local, or as `StrategyExtended.pull`."""
+        """Pull remote variables, in a replica, on ranks without rows too.  Local, or as `StrategyExtended.pull`."""
         if not self._are_here:
             self.strategy.extended.pull(own_first=False)
             self.read_variables()
 
     def _call(self, name: str, fn: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function returns for the variables' values, as it may have them.
-
-        They are live views.  Where a library that reads late is imported, they are what `value` is at this call; where
-        one wants memory that it may write, copies of that.
-
-        Raises
-        ------
-        ValueError
-            It has written to a copy, which changes no variable.
-        """
+        """Call a function on the variables' values; ValueError if it writes to a copy of one."""
+        # live views; a library that reads late gets what `value` is now, and one that wants to write gets copies of it
         if not snapshots.are_needed():
             return fn(self._parameters, *args)
         if self._are_here:
@@ -161,7 +126,7 @@ class Model:
             raise self._error(TypeError, f"must return a loss that is a number, got {_shape_of(loss)}", name) from None
 
     def zeros(self) -> list[Any]:
-        """Return what a rank without rows contributes: zeros for each trainable variable; float32 for 16-bit floats."""
+        """Return zeros for each trainable variable, for a rank without rows; float32 for 16-bit floats."""
         zeros = []
         for variable in self.trainable:
             zero = arrays.empty(variable.shape, compute_dtype(variable.dtype), variable.value)
@@ -200,7 +165,7 @@ class Model:
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
-    """Return what a batch is to a function: a tuple is several arguments, anything else is one."""
+    """Return a batch as arguments of a function: a tuple is several, anything else is one."""
     return batch if type(batch) is tuple else (batch,)
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from mpidist.errors import CheckpointError
 from mpidist.runtime.process_identity import ProcessIdentity
 from mpidist.training.temporary_files import temporary
 
-#: For how long an owner on another machine keeps a directory in which it does not save.
+#: An owner on another machine keeps a directory for so long without a save.
 LEASE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
@@ -30,26 +31,25 @@ _FILE = ".owner"
 _log = logging.getLogger("mpidist")
 
 
-class Owner:
-    """What this process has to do with a directory; all its managers of the directory share it.  All Local.
+class Unowned:
+    """A directory that no job keeps for itself."""
 
-    Parameters
-    ----------
-    directory : Path
+    def claim(self) -> None:
+        """Make the directory this process's own, or renew that, before a save; CheckpointError if it is another's."""
 
-    Attributes
-    ----------
-    file : Path
-    savers : dict of Path to set of CheckpointManager
-        Which managers of this process have saved a checkpoint; those that are gone count no more.
-    """
+    def require(self) -> None:
+        """Raise CheckpointError, which names the other job, unless this process may give a checkpoint its name."""
+
+
+class Owner(Unowned):
+    """This process's claim of a directory; all its managers of the directory share it.  All Local."""
 
     _of_directory: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.file = directory / _FILE
-        self.savers: dict[Path, weakref.WeakSet[Any]] = {}
+        self._managers: dict[Path, weakref.WeakSet[Any]] = {}  # those that need a checkpoint
         self._was_ours = False
         weakref.finalize(self, _release, self.file)
 
@@ -63,13 +63,6 @@ class Owner:
         return found
 
     def claim(self) -> None:
-        """Make the directory this process's own, or renew that; to be called before a save.
-
-        Raises
-        ------
-        CheckpointError
-            It is another job's; names it.
-        """
         found = _read(self.file)
         if found is not None and found.is_own:
             os.utime(self.file)
@@ -80,15 +73,40 @@ class Owner:
             self._was_ours = True
 
     def require(self) -> None:
-        """Raise CheckpointError, which names the other job, unless the directory still is this process's."""
         found = _read(self.file)
         if found is None or not found.is_own:
             raise self._refusal(found, "has taken")
 
-    def release(self) -> None:
-        """Give the directory up."""
-        self._was_ours = False
-        _release(self.file)
+    def release_unused(self) -> None:
+        """Give the directory up if no manager needs a checkpoint in it."""
+        if not any(self._managers.values()):
+            self._was_ours = False
+            _release(self.file)
+
+    def saved(self, path: Path, manager: Any) -> None:
+        """Take note of a manager that has saved a checkpoint, and needs it."""
+        self._managers.setdefault(path, weakref.WeakSet()).add(manager)
+
+    def found(self, paths: Iterable[Path], manager: Any) -> None:
+        """Take note of a manager that goes on with checkpoints, whoever has saved them."""
+        self._managers.update((path, weakref.WeakSet([manager])) for path in paths)
+
+    def paths_of(self, manager: Any) -> list[Path]:
+        """Return the checkpoints that a manager needs."""
+        return [path for path, managers in self._managers.items() if manager in managers]
+
+    def is_of(self, path: Path, manager: Any) -> bool:
+        """Return whether a manager needs a checkpoint, or no other manager of this process does."""
+        managers = self._managers.get(path)
+        return not managers or manager in managers
+
+    def gives_up(self, path: Path, manager: Any) -> bool:
+        """Take note that a manager does not need a checkpoint any more; return whether no other one does."""
+        managers = self._managers.get(path, weakref.WeakSet())
+        managers.discard(manager)
+        if not managers:
+            self._managers.pop(path, None)
+        return not managers
 
     def _take(self, found: _Claim | None) -> None:
         os.makedirs(self._directory, exist_ok=True)
@@ -127,7 +145,7 @@ class Owner:
         _log.warning("%s was left by %s, which is gone; this job goes on there", self.file, found)
 
     def _lives(self, found: _Claim, own: Path) -> bool:
-        """Return whether an owner is at work; waits for what tells that, if it is on another machine."""
+        """Return whether an owner is at work; of one on another machine, wait for its next sign of life."""
         identity = found.identity
         if identity is None:
             return False
@@ -153,18 +171,7 @@ class Owner:
 
 
 class _Claim(NamedTuple):
-    """What a file of an owner says.
-
-    Attributes
-    ----------
-    text : str
-    modified : float
-        When it was renewed, by the clock of the file system.
-    identity : ProcessIdentity or None
-        None where it is damaged.
-    about : str
-        For messages.
-    """
+    """The claim in the file of an owner."""
 
     text: str
     modified: float
@@ -188,7 +195,7 @@ def _own_text() -> str:
 
 
 def _read(file: Path) -> _Claim | None:
-    """Return what a file says, None if there is none."""
+    """Return the claim in a file, None if there is no file."""
     try:
         text, modified = file.read_text(errors="replace"), file.stat().st_mtime
     except FileNotFoundError:

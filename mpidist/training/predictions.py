@@ -13,41 +13,26 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, nest
+from mpidist.input import structure
 
 
 def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
-    """Return the predictions for all rows in input order, the same on every rank.
-
-    Collective: every rank calls it in the same order.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    parts : sequence of array, or of nested tuples, lists and dicts of arrays, shape (rows, ...)
-        This replica's predictions for each of its parts that has rows, in order.
-    rows : sequence of int
-        Rows of this replica's part of each batch, those without rows included.
-
-    Raises
-    ------
-    ValueError
-        No replica has had a row; or, with the rank, predictions have not as many rows as the input.
-    """
+    """Return the predictions for all rows in input order, the same on every rank.  Collective."""
     replica = strategy.extended.replica_id
     lengths = [length for length in rows if length]
     own = [_on_host(part, length, replica) for part, length in zip(parts, lengths, strict=True)]
-    told = _exchange(strategy, {"rows": list(rows), "like": _described(own[0]) if own else None})
+    told = _exchange(strategy, {"rows": list(rows), "like": structure.outline(own[0]) if own else None})
     likes = [each["like"] for each in told if each["like"] is not None]
     if not likes:
         raise ValueError("there is nothing to predict: the data have no rows")
-    own = own or [_empty(likes[0])]
+    own = own or [structure.without_rows(likes[0])]
     leaves = zip(*map(nest.flatten, own), strict=True)
     order = _input_order([each["rows"] for each in told])
     return nest.pack(own[0], [strategy.gather(numpy.concatenate(each), axis=0)[order] for each in leaves])
 
 
 def _input_order(rows_of_replicas: Sequence[Sequence[int]]) -> numpy.ndarray:
-    """Return where the rows lie in what is gathered replica by replica, batch after batch and replica after replica."""
+    """Return the places of the input rows, batch by batch, in arrays that are gathered replica by replica."""
     steps = max(map(len, rows_of_replicas))
     lengths = numpy.array([[*rows, *[0] * (steps - len(rows))] for rows in rows_of_replicas], "int64")
     starts = (lengths.reshape(-1).cumsum() - lengths.reshape(-1)).reshape(lengths.shape)
@@ -73,25 +58,6 @@ def _on_host(part: Any, rows: int, replica: int) -> Any:
 
 
 def _exchange(strategy: Any, own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what every replica tells, in replica order.  Collective."""
+    """Return the notes of all replicas, in replica order.  Collective."""
     line = numpy.frombuffer((json.dumps(own) + "\n").encode(), "uint8")
     return [json.loads(text) for text in strategy.gather(line, axis=0).tobytes().decode().splitlines()]
-
-
-def _described(part: Any) -> Any:
-    """Return the structure with the dtype and the shape of a row in place of every array, for JSON."""
-    if isinstance(part, dict):
-        return {"dict": [[key, _described(value)] for key, value in part.items()]}
-    if isinstance(part, (list, tuple)):
-        return {"list" if isinstance(part, list) else "tuple": [_described(value) for value in part]}
-    return {"dtype": part.dtype.str if part.dtype.kind != "V" else part.dtype.name, "row": part.shape[1:]}
-
-
-def _empty(like: dict[str, Any]) -> Any:
-    """Return arrays without rows of such a structure."""
-    if "dict" in like:
-        return {key: _empty(value) for key, value in like["dict"]}
-    for kind in (list, tuple):
-        if kind.__name__ in like:
-            return kind(_empty(value) for value in like[kind.__name__])
-    return numpy.empty((0, *like["row"]), like["dtype"])

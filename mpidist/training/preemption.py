@@ -37,7 +37,7 @@ _log = logging.getLogger("mpidist")
 
 #: The name of the handler in a checkpoint.
 _PART = "preemption_checkpoint_handler"
-#: How long the end of the program waits for a reduction that was begun for a step which never came.
+#: The end of the program waits so long for the reduction of a step that never came.
 _SETTLE_SECONDS = 1.0
 #: A step that nobody comes to.
 _NEVER = (1 << 63) - 1
@@ -132,7 +132,7 @@ class PreemptionCheckpointHandler:
 
     #: A checkpoint that was saved without a handler restores too.
     may_be_missing = True
-    #: Returns how many steps have been made, for loops that count them themselves.
+    #: Returns the number of steps made, for loops that do not use `run`.
     steps_fn: Callable[[], int] | None = None
 
     def __init__(
@@ -148,8 +148,8 @@ class PreemptionCheckpointHandler:
         self._manager.checkpoint.include(_PART, self)
         self.total_run_calls = 0
         self._communicator = world_communicator()
-        self._agreement = _Agreement(self._communicator)
-        atexit.register(self._agreement.settle)
+        self._vote = _StopVote(self._communicator)
+        atexit.register(self._vote.settle)
         self._noticed_at: float | None = None
         self._polled_at = -numpy.inf
         self._began_at: float | None = None
@@ -176,15 +176,15 @@ class PreemptionCheckpointHandler:
         Collective: every rank calls it as often, in front of every step.
         """
         self._measure_step()
-        if self._agreement.stops_here(self._wants_to_stop()):
+        if self._vote.stops_here(self._wants_to_stop()):
             self._save()
 
     def close(self) -> None:
-        """Watch no more: signals do again what they did before.  Local."""
+        """Restore the signal handlers there were before.  Local."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
-        self._agreement.settle()
+        self._vote.settle()
 
     # -- as a part of the checkpoint ----------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class PreemptionCheckpointHandler:
         return {"total_run_calls": self.total_run_calls}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
+        """Take over a state.  Local."""
         self.total_run_calls = int(state["total_run_calls"])
 
     # -- notices ------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class PreemptionCheckpointHandler:
                 self._noticed_at = now
 
     def _measure_step(self) -> None:
-        """Remember how long steps and saves take: the last save must begin early enough."""
+        """Remember the longest step or save: the last save must begin early enough."""
         now = time.monotonic()
         if self._began_at is not None:
             self._longest_seconds = max(self._longest_seconds, now - self._began_at)
@@ -263,15 +263,15 @@ class PreemptionCheckpointHandler:
                 self._config.exit_fn()
 
     def _steps_text(self) -> str:
-        """Return how many steps have been made; of a loop without `run`, as far as its calls tell."""
+        """Return the number of steps made, for a message."""
         if self.steps_fn is not None:
             return f"{self.steps_fn()} steps"
         if self.total_run_calls:
             return f"{self.total_run_calls} steps"
-        return f"{self._agreement.steps_before} steps of this run"
+        return f"{self._vote.steps_before} steps of this run"
 
 
-class _Agreement:
+class _StopVote:
     """Finds the step in front of which all ranks stop."""
 
     def __init__(self, communicator: Communicator) -> None:
@@ -281,18 +281,15 @@ class _Agreement:
         self._agreed = 0
         # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
         self._pending: tuple[numpy.ndarray, Any] | None = None
-        communicator.control.board.request(communicator.control.board_index, 0)  # left by an agreement before
+        communicator.control.board.request(communicator.control.board_index, 0)  # what a vote before this one has left
 
     @property
     def steps_before(self) -> int:
-        """In front of how many steps it has been asked, but for this one.  Local."""
+        """The steps before the present one.  Local."""
         return max(self._step - 1, 0)
 
     def stops_here(self, wants: bool) -> bool:
-        """Return whether all ranks stop in front of this step; to be asked in front of every step.
-
-        Collective where it returns True, and in worlds of several nodes.
-        """
+        """Return whether all ranks stop in front of this step.  Collective where they do, and between nodes."""
         self._step += 1
         if self._communicator.control.arbiter is None:
             return self._by_board(wants)
@@ -328,7 +325,7 @@ class _Agreement:
         return False
 
     def settle(self) -> None:
-        """Let what is under way come to its end, as long as that does not take long.  Local."""
+        """Wait a short time for the reduction under way.  Local."""
         transport, end = self._communicator.transport, time.monotonic() + _SETTLE_SECONDS
         while self._pending is not None and not self._communicator.control.broken and time.monotonic() < end:
             if transport.poll([self._pending[1]]):

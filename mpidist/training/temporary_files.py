@@ -1,4 +1,4 @@
-"""The names of files while they are written, and what processes that were killed have left of them.  All Local."""
+"""The names of unfinished files, and the files that killed processes have left.  All Local."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from mpidist.runtime.process_identity import ProcessIdentity
 
 _END = ".partial"
-#: A file of a process that cannot be seen from here is left behind when it has not been written to for so long.
+#: A file of another machine counts as left when nobody has written to it for so long.
 _FORGOTTEN_SECONDS = 3600.0
 
 
@@ -20,34 +20,17 @@ def temporary(path: Path) -> Path:
 
 
 def left_behind(directory: Path, is_name_fn: Callable[[str], Any], is_owned: bool = False) -> list[Path]:
-    """Return what killed processes have left of files, also what earlier versions have.
-
-    Parameters
-    ----------
-    directory : Path
-    is_name_fn : callable
-        Tells by its name whether a file was to become one of ours.
-    is_owned : bool
-        Whether nobody else may write there, so that only this machine's living processes are to be asked.
-    """
+    """Return the unfinished files of killed processes.  In an owned directory only this machine's processes write."""
     found = []
     for path in directory.glob(f".*{_END}"):
-        name, writer = _name_and_writer(path)
-        if is_name_fn(name) and _is_left(path, writer, is_owned):
+        name, _, tag = path.name[1:].removesuffix(_END).rpartition(".")
+        writer = ProcessIdentity.of_tag(tag)
+        if writer is not None and is_name_fn(name) and _is_left(path, writer.lives, is_owned):
             found.append(path)
     return found
 
 
-def _name_and_writer(path: Path) -> tuple[str, ProcessIdentity | None]:
-    """Return what a file was to be called, and the process that wrote it; earlier versions did not say."""
-    written = path.name[1:].removesuffix(_END)
-    name, _, tag = written.rpartition(".")
-    writer = ProcessIdentity.of_tag(tag)
-    return (written, None) if writer is None else (name, writer)
-
-
-def _is_left(path: Path, writer: ProcessIdentity | None, is_owned: bool) -> bool:
-    lives = None if writer is None else writer.lives
+def _is_left(path: Path, lives: bool | None, is_owned: bool) -> bool:
     if lives is not None or is_owned:
         return not lives
     try:

@@ -29,17 +29,7 @@ from mpidist.training.model import Evaluation, Model
 
 
 class Totals(NamedTuple):
-    """What all replicas know together after a step.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of the global batch.
-    loss : float
-        Sum of the losses of these rows, rounded to the dtype of the gradients.
-    votes : float
-        How many replicas voted for an end.
-    """
+    """Rows, loss and votes of all replicas in a step."""
 
     rows: int
     loss: float
@@ -47,13 +37,7 @@ class Totals(NamedTuple):
 
 
 class TrainStep:
-    """The step; called in a replica.
-
-    Parameters
-    ----------
-    model : Model
-    optimizer : Optimizer
-    """
+    """The step; called in a replica."""
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self._model = model
@@ -67,22 +51,7 @@ class TrainStep:
         self._has_short_floats, self._has_long_floats = any(are_short), not all(are_short)
 
     def __call__(self, batch: Any, share: Share | None, vote: bool) -> tuple[Totals, Evaluation | None]:
-        """Train on this replica's part of a batch.
-
-        Collective: every rank calls it in the same order, those without rows too.
-
-        Parameters
-        ----------
-        batch : array, or nested tuples and dicts of arrays
-        share : Share or None
-            What all replicas together have of the batch, the same on all ranks; None where there is one replica.
-        vote : bool
-
-        Returns
-        -------
-        (Totals, Evaluation or None)
-            Of all replicas; and of this one, None if it has no rows.
-        """
+        """Train on this replica's part of a batch; of one without rows there is no Evaluation.  Collective."""
         rows = rows_of(batch)
         self._model.begin_step()
         evaluation = self._model.train(batch) if rows else None
@@ -123,10 +92,8 @@ class TrainStep:
     def _after_counting(
         self, counts: tuple[float, float], gradients: list[Any] | None, rows: int, share: Share
     ) -> tuple[float, float]:
-        """Sum the counts, and leave the gradients to the optimizer.
-
-        What is accumulated is weighted always, so that it does not depend on the number of replicas.
-        """
+        """Sum the counts, and leave the gradients to the optimizer."""
+        # what is accumulated is weighted always, so that it does not depend on the number of replicas
         (summed,) = self._extended.reduce_arrays(ReduceOp.SUM, [numpy.array(counts, "f8")])
         loss, votes = summed.tolist()
         as_they_are = self._optimizer.gradient_accumulation_steps == 1 and self._may_be_summed(share)
@@ -136,19 +103,16 @@ class TrainStep:
         return loss, votes
 
     def _may_be_summed(self, share: Share) -> bool:
-        """Return whether gradients go into the sum as they are, to be divided after it.
-
-        It is a matter of all ranks together, not of each: in buffers that ranks share they are summed where they lie,
-        in a call that all must make.  Where overflows are looked for, the sum must not have one of its own; that of
-        16-bit floats has more room.
-        """
+        """Return whether gradients go into the sum as they are, to be divided after it."""
+        # All ranks do alike: gradients in shared buffers are summed where they lie, in one call of all ranks.
+        # A sum that is looked at for overflows must not have one of its own; that of 16-bit floats has more room.
         return share.even and not (self._has_long_floats and self._optimizer.skips_nonfinite and self._replicas > 1)
 
     def _as_sent(self, gradients: list[Any] | None, rows: int, share: Share, as_they_are: bool) -> list[Any]:
         return gradients if as_they_are and gradients is not None else self._weighted(gradients, rows / share.rows)
 
 
-#: What messages call the counts, in the place of a variable.
+#: The name of the counts in messages, in the place of a variable.
 _COUNTS = "loss and votes"
 
 
@@ -174,10 +138,7 @@ class _Counts:
 
 
 class _Weighted:
-    """Gradients times a weight, in memory that is used again in the next step; those of the user are not changed.
-
-    Of 16-bit floats the products are float32.
-    """
+    """Gradients times a weight, in memory that is used again in the next step; those of the user are not changed."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -200,13 +161,7 @@ def _empty(gradient: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Return the number of rows of this replica's part of a batch.  Local.
-
-    Raises
-    ------
-    ValueError
-        The batch has no array, or one is a scalar.
-    """
+    """Return the number of rows of this replica's part of a batch.  Local."""
     first = next(structure.leaves(batch), None)
     shape = getattr(first, "shape", ())
     if not shape:

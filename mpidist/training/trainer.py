@@ -7,8 +7,7 @@ epoch, or an evaluation, is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -27,9 +26,8 @@ from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric
 from mpidist.training.metrics import get as get_metric
 from mpidist.training.model import Evaluation, Model, arguments
-from mpidist.training.position import Position
-from mpidist.training.progress import Progress
 from mpidist.training.train_step import TrainStep, rows_of
+from mpidist.training.training_state import TrainingPosition, TrainingState
 
 
 class Trainer:
@@ -101,14 +99,14 @@ class Trainer:
         _require_names(self.metrics)
         self._loss = _of_strategy(Mean("loss"), self.strategy)
         self._step = TrainStep(self._model, optimizer)
-        self._position = Position()
+        self._position = TrainingPosition()
         self._callbacks: Sequence[Callback] = ()
         self._data: Any = None
         self._is_training = self._stop_now = self.stop_training = False
         self.last_loss = 0.0
         self.history = History()
 
-    # -- what users call ----------------------------------------------------------------------------------------------
+    # -- for users -----------------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -189,8 +187,11 @@ class Trainer:
         self._position.batch_size = getattr(self._data, "global_batch_size", None) or 0
         self.stop_training = self._stop_now = False
         self.strategy.run(self._model.read_variables)
-        with self._training():
+        self._is_training = True
+        try:
             self._fit(data, epochs, called, validation, validation_freq)
+        finally:
+            self._is_training = False
         return self.history
 
     def evaluate(
@@ -225,10 +226,7 @@ class Trainer:
             The loss; ``[loss, *metrics]`` if there are metrics; or a dict, if asked for.
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
-        batches = Batches(data, steps)
-        called = CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
-        self.strategy.run(self._model.read_variables)
-        logs = self._evaluate(batches, called)
+        logs = self._evaluate(*self._one_walk(data, steps, callbacks, verbose))
         if return_dict:
             return logs
         return list(logs.values()) if self.metrics else logs["loss"]
@@ -267,12 +265,11 @@ class Trainer:
         ValueError
             There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
         """
-        data = Batches(feeding.distributed(self.strategy, x, batch_size=batch_size), steps)
-        called = CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": data.steps})
-        self.strategy.run(self._model.read_variables)
+        data = feeding.distributed(self.strategy, x, batch_size=batch_size)
+        batches, called = self._one_walk(data, steps, callbacks, verbose)
         parts, rows = [], []
         called.call("on_predict_begin", {})
-        for number, batch in enumerate(data.epoch()):
+        for number, batch in enumerate(batches.epoch()):
             called.call("on_predict_batch_begin", number, {})
             rows.append(rows_of(batch))
             if rows[-1]:
@@ -282,7 +279,7 @@ class Trainer:
         called.call("on_predict_end", {})
         return found
 
-    # -- what callbacks ask -------------------------------------------------------------------------------------------
+    # -- for callbacks ------------------------------------------------------------------------------------------------
 
     @property
     def is_chief(self) -> bool:
@@ -308,17 +305,11 @@ class Trainer:
         self._stop_now = self.stop_training = True
 
     def from_chief(self, value: float) -> float:
-        """Return the chief's number on all ranks.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the chief's number on all ranks.  Collective: every rank calls it in the same order."""
         return self.strategy.extended.first_in_replica(self.each_rank(value)[0])
 
     def each_rank(self, value: float) -> list[float]:
-        """Return the number that each rank gave, in rank order.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the number that each rank gave, in rank order.  Collective: every rank calls it in the same order."""
         return self.strategy.gather(numpy.array([value], "float64"), axis=0).tolist()
 
     def checkpoint_objects(self) -> dict[str, Any]:
@@ -330,21 +321,13 @@ class Trainer:
         objects = {
             "variables": structure if isinstance(structure, (dict, list, tuple)) else [structure],
             "optimizer": self.optimizer,
-            "training": Progress(self._position, [self._loss, *self.metrics], self._callbacks),
+            "training": TrainingState(self._position, [self._loss, *self.metrics], self._callbacks),
         }
         if hasattr(self._data, "state") and hasattr(self._data, "restore"):
             objects["dataset"] = self._data
         return objects
 
     # -- training -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _training(self) -> Iterator[None]:
-        self._is_training = True
-        try:
-            yield
-        finally:
-            self._is_training = False
 
     def _fit(
         self, data: Batches, epochs: int, called: CallbackList, validation: Batches | None, validation_freq: int
@@ -409,7 +392,14 @@ class Trainer:
         (votes,) = self.strategy.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(vote))])
         return bool(votes)
 
-    # -- evaluation ---------------------------------------------------------------------------------------------------
+    # -- walks through data -------------------------------------------------------------------------------------------
+
+    def _one_walk(
+        self, data: Any, steps: int | None, callbacks: Sequence[Callback], verbose: int | str
+    ) -> tuple[Batches, CallbackList]:
+        batches = Batches(data, steps)
+        self.strategy.run(self._model.read_variables)
+        return batches, CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
 
     def _validation(self, data: Any, batch_size: int | None, steps: int | None) -> Batches | None:
         if data is None:
@@ -453,7 +443,7 @@ class Trainer:
             metric.update_state(batch[1], evaluation.predictions)
 
     def _results(self) -> Logs:
-        """Return loss and metrics over what all ranks have seen, in one call.  Collective."""
+        """Return loss and metrics over the rows of all ranks, in one call.  Collective."""
         metrics = [self._loss, *self.metrics]
         sums = [array for metric in metrics for array in metric.sums.values()]
         reduced = iter(self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums))

@@ -1,4 +1,4 @@
-"""Callbacks with Keras' names: what happens at the turns of a training, alike on all ranks."""
+"""Callbacks with Keras' names, alike on all ranks."""
 
 from __future__ import annotations
 

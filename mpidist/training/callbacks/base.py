@@ -1,14 +1,38 @@
-"""`Callback`: what is called at the turns of a training, on every rank; and the list that calls them."""
+"""`Callback`: methods that a `Trainer` calls at the turns of a training, on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from mpidist.training.trainer import Trainer
+from mpidist.optimizers import Optimizer
+from mpidist.training.metrics import Metric
 
 Logs = dict[str, Any]
+
+
+class Training(Protocol):
+    """A `Trainer`, as callbacks see it."""
+
+    strategy: Any
+    variables: list[Any]
+    optimizer: Optimizer
+    metrics: list[Metric]
+    stop_training: bool
+    last_loss: float
+
+    @property
+    def is_chief(self) -> bool: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def steps_made(self) -> int: ...
+    def stop_now(self) -> None: ...
+    def from_chief(self, value: float) -> float: ...
+    def each_rank(self, value: float) -> list[float]: ...
+    def checkpoint_objects(self) -> dict[str, Any]: ...
+    def evaluate(self, x: Any, *args: Any, **kwargs: Any) -> Any: ...
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Callback:
@@ -29,11 +53,11 @@ class Callback:
         Whether it is called after all others, because it looks at what they remember.
     """
 
-    trainer: Trainer
+    trainer: Training
     params: Mapping[str, Any]
     is_last = False
 
-    def set_model(self, trainer: Trainer) -> None:
+    def set_model(self, trainer: Training) -> None:
         """Be told whose callback it is."""
         self.trainer = trainer
 
@@ -42,7 +66,7 @@ class Callback:
         self.params = params
 
     @property
-    def model(self) -> Trainer:
+    def model(self) -> Training:
         """The trainer."""
         return self.trainer
 
@@ -93,16 +117,9 @@ class Callback:
 
 
 class CallbackList:
-    """Callbacks in their order; knows which of them have anything to do at a turn.
+    """Callbacks in their order; knows which of them have anything to do at a turn."""
 
-    Parameters
-    ----------
-    callbacks : sequence of Callback
-    trainer : Trainer
-    params : dict
-    """
-
-    def __init__(self, callbacks: Sequence[Callback], trainer: Trainer, params: Mapping[str, Any]) -> None:
+    def __init__(self, callbacks: Sequence[Callback], trainer: Training, params: Mapping[str, Any]) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")

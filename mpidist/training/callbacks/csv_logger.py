@@ -45,7 +45,6 @@ class CSVLogger(Callback):
         self._left_out: set[str] = set()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Open the file."""
         if not self.trainer.is_chief:
             return
         self._keys, self._left_out = [], set()
@@ -55,7 +54,6 @@ class CSVLogger(Callback):
         self._file = open(self.filename, "a" if self.append else "w", newline="")  # noqa: SIM115 - until on_train_end
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write a line; the first one has the names."""
         if self._file is None:
             return
         logs = logs or {}
@@ -71,7 +69,6 @@ class CSVLogger(Callback):
         self._file.flush()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from mpidist import arrays
-from mpidist.training.callbacks.base import Callback, Logs
-from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.callbacks.base import Logs
+from mpidist.training.callbacks.monitor import Monitor, Monitoring
 from mpidist.training.checkpoint import writes_here
 from mpidist.variables import DistributedVariable
 
 _log = logging.getLogger("mpidist")
 
 
-class EarlyStopping(Callback):
+class EarlyStopping(Monitoring):
     """End a training when a log has stopped to get better.  All ranks see the same logs.
 
     All methods are Local; with parameter servers, collective among the ranks of a worker.
@@ -46,6 +45,8 @@ class EarlyStopping(Callback):
         0 unless it has ended the training.
     """
 
+    _remembered = ("best", "best_epoch", "wait")
+
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -63,13 +64,11 @@ class EarlyStopping(Callback):
         self.start_from_epoch = start_from_epoch
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Forget what was best before."""
         self.best, self.best_epoch, self.stopped_epoch = self.monitor.worst, 0, 0
         self.wait = 0
         self._best_copies: list[Any] | None = None
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Compare; vote for the end where it has taken too long."""
         value = self.monitor.value(logs, type(self).__name__)
         if value is None or epoch < self.start_from_epoch:
             return
@@ -86,21 +85,11 @@ class EarlyStopping(Callback):
             self.trainer.stop_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Go back to the best variables, if asked for."""
         if self.stopped_epoch and self.trainer.is_chief:
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
         if self._best_copies is not None:
             for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
                 _put_back(variable, copy)
-
-    def state(self) -> dict[str, Any]:
-        """Return what is remembered of the epochs before, but for their variables, for a checkpoint.  Local."""
-        return {"best": float.hex(self.best), "best_epoch": self.best_epoch, "wait": self.wait}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
-        self.best, self.best_epoch = float.fromhex(state["best"]), int(state["best_epoch"])
-        self.wait = int(state["wait"])
 
     def _keep(self, epoch: int) -> None:
         self.best_epoch = epoch
@@ -110,13 +99,13 @@ class EarlyStopping(Callback):
 
 
 def _copy(variable: DistributedVariable) -> Any:
-    """Return what this rank has of a variable, or what servers had when it last looked, as a new array."""
+    """Return a copy of this rank's value of a variable, or of the value that it last pulled from servers."""
     held = variable.live if variable.is_here else variable.value
     return arrays.namespace(held).array(held)
 
 
 def _put_back(variable: DistributedVariable, copy: Any) -> None:
-    """Set a variable to what `_copy` returned; one that servers hold, in the first worker only."""
+    """Set a variable to its copy; a variable on servers, in the first worker only."""
     if variable.is_here:
         variable.storage[...] = copy
         variable.note_change()

@@ -1,4 +1,4 @@
-"""`History`: what `fit` returns."""
+"""`History`: the logs that `fit` returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class History(Callback):
         self.history: dict[str, list[Any]] = {}
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Keep the logs."""
         self.epoch.append(epoch)
         for name, value in (logs or {}).items():
             self.history.setdefault(name, []).append(value)

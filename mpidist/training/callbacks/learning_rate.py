@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from mpidist.training.callbacks.base import Callback, Logs
-from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.callbacks.monitor import Monitor, Monitoring
 
 _log = logging.getLogger("mpidist")
 
@@ -37,11 +36,9 @@ class LearningRateScheduler(Callback):
         self._takes_rate = _takes_two(schedule)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the rate may be set."""
         self.trainer.optimizer.require_no_schedule(type(self).__name__)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Set the rate of this epoch on all ranks."""
         optimizer = self.trainer.optimizer
         rate = self.schedule(epoch, optimizer.learning_rate) if self._takes_rate else self.schedule(epoch)
         optimizer.learning_rate = self.trainer.from_chief(float(rate))
@@ -49,12 +46,11 @@ class LearningRateScheduler(Callback):
             _log.info("epoch %d: learning rate %g", epoch, optimizer.learning_rate)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Add the rate to the logs."""
         if logs is not None:
             logs["learning_rate"] = self.trainer.optimizer.learning_rate
 
 
-class ReduceLROnPlateau(Callback):
+class ReduceLROnPlateau(Monitoring):
     """Reduce the learning rate when a log has stopped to get better.  All methods are Local: all see the same logs.
 
     Parameters
@@ -80,6 +76,8 @@ class ReduceLROnPlateau(Callback):
         When training begins: the optimizer's learning rate is a schedule.
     """
 
+    _remembered = ("best", "wait", "cooldown_counter")
+
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -99,12 +97,10 @@ class ReduceLROnPlateau(Callback):
         self.min_lr = min_lr
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the rate may be set; forget what was best before."""
         self.trainer.optimizer.require_no_schedule(type(self).__name__)
         self.best, self.wait, self.cooldown_counter = self.monitor.worst, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Compare, and reduce the rate where it has taken too long."""
         if logs is not None:
             logs["learning_rate"] = self.trainer.optimizer.learning_rate
         value = self.monitor.value(logs, type(self).__name__)
@@ -119,15 +115,6 @@ class ReduceLROnPlateau(Callback):
             self.wait += 1
             if self.wait >= self.patience:
                 self._reduce()
-
-    def state(self) -> dict[str, Any]:
-        """Return what is remembered of the epochs before, for a checkpoint.  Local."""
-        return {"best": float.hex(self.best), "wait": self.wait, "cooldown_counter": self.cooldown_counter}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
-        self.best, self.wait = float.fromhex(state["best"]), int(state["wait"])
-        self.cooldown_counter = int(state["cooldown_counter"])
 
     def _reduce(self) -> None:
         optimizer = self.trainer.optimizer

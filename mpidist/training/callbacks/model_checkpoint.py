@@ -1,13 +1,12 @@
-"""`ModelCheckpoint` and `BackupAndRestore`: checkpoints of a training, from which it can be gone on with."""
+"""`ModelCheckpoint` and `BackupAndRestore`: checkpoints from which a training goes on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
-from mpidist.training.callbacks.base import Callback, Logs
-from mpidist.training.callbacks.monitor import Monitor
+from mpidist.training.callbacks.base import Logs
+from mpidist.training.callbacks.monitor import Monitor, Monitoring
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
 from mpidist.training.given_path import given_path
@@ -16,7 +15,7 @@ from mpidist.training.preemption import PreemptionCheckpointHandler, Termination
 _log = logging.getLogger("mpidist")
 
 
-class ModelCheckpoint(Callback):
+class ModelCheckpoint(Monitoring):
     """Save checkpoints of the training: variables, optimizer, metrics, position, and the data set's, if it has one.
 
     Collective: all ranks save together, the chief writes.  A checkpoint is numbered by the steps made.
@@ -46,6 +45,7 @@ class ModelCheckpoint(Callback):
     """
 
     is_last = True
+    _remembered = ("best",)
     _directory_parameter = "directory"
     _checkpoint_name = "checkpoint"
 
@@ -70,7 +70,7 @@ class ModelCheckpoint(Callback):
         self.best = self.monitor.worst
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Look at the directory, and restore what is there if asked for.  Collective."""
+        """Open the directory, and restore its newest checkpoint if asked for.  Collective."""
         checkpoint = Checkpoint(**self.trainer.checkpoint_objects())
         self.manager = CheckpointManager(
             checkpoint, self.directory, self.max_to_keep, checkpoint_name=self._checkpoint_name
@@ -89,14 +89,6 @@ class ModelCheckpoint(Callback):
         """Save after every epoch.  Collective."""
         if self.save_freq == "epoch":
             self._save(logs)
-
-    def state(self) -> dict[str, str]:
-        """Return the best value so far, for the checkpoint.  Local."""
-        return {"best": float.hex(self.best)}
-
-    def restore(self, state: Mapping[str, str]) -> None:
-        """Take over what `state` gave.  Local."""
-        self.best = float.fromhex(state["best"])
 
     def _save(self, logs: Logs | None) -> None:
         if self.save_best_only:
@@ -149,7 +141,7 @@ class BackupAndRestore(ModelCheckpoint):
         self._handler: PreemptionCheckpointHandler | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore what is there.  Collective."""
+        """Restore the newest backup.  Collective."""
         super().on_train_begin(logs)
         if self.save_before_preemption:
             self._handler = PreemptionCheckpointHandler(None, self.manager, None, self.termination_config)
@@ -162,7 +154,6 @@ class BackupAndRestore(ModelCheckpoint):
             self._handler.save_checkpoint_if_preempted()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Remove the checkpoints of this training.  Local; the chief does."""
         if self._handler is not None:
             self._handler.close()
             self._handler = None

@@ -1,28 +1,21 @@
-"""Which of two values of a monitored log is better."""
+"""`Monitor`: a log, and which of two values of it is better."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
-from mpidist.training.callbacks.base import Logs
+from mpidist.training.callbacks.base import Callback, Logs
 
-#: Ends of the names of logs that are to grow; all others are to fall.
+#: Logs whose names end so are to grow; all others are to fall.
 _GROWING = ("acc", "accuracy", "auc", "precision", "recall")
 _MODES = ("auto", "min", "max")
 
 
 class Monitor:
-    """A log, whether it is to fall or to grow, and by how much it must change to count as better.  Local.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"val_loss"``.
-    mode : str
-        ``"min"``, ``"max"``, or ``"auto"``: by the name.
-    min_delta : float
-    """
+    """A log, whether it is to fall or to grow, and by how much it must change to count as better.  Local."""
 
     def __init__(self, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in _MODES:
@@ -50,3 +43,21 @@ class Monitor:
             )
             return None
         return float(found)
+
+
+class Monitoring(Callback):
+    """A callback that remembers numbers about the epochs before, and saves them with the training."""
+
+    #: The names of these attributes.
+    _remembered: tuple[str, ...] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers for a checkpoint; floats as text, since JSON has no NaN.  Local."""
+        found = {name: getattr(self, name) for name in self._remembered}
+        return {name: float.hex(value) if isinstance(value, float) else value for name, value in found.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state.  Local."""
+        for name in self._remembered:
+            value = state[name]
+            setattr(self, name, float.fromhex(value) if isinstance(value, str) else int(value))

@@ -1,4 +1,4 @@
-"""`ProgressBar`: how far the training is, in lines and on a terminal as a bar; on the chief."""
+"""`ProgressBar`: the progress of a training, in lines and as a bar on a terminal; on the chief."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from mpidist.training.callbacks.base import Callback, Logs
 
-#: How often the bar is drawn anew.
+#: The time between two drawings of the bar.
 _REFRESH_SECONDS = 0.1
 
 
@@ -32,51 +32,40 @@ class ProgressBar(Callback):
         self._bar: Any = None
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """End the bar."""
         self._end_bar()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin a bar."""
         self._begin(f"epoch {epoch + 1}/{self.params['epochs']}")
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar, if it is time."""
         self._move(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the bar, and print a line."""
         self._end(logs)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Begin a bar, but for a validation."""
         if not self._in_fit:
             self._begin("evaluate")
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar, if it is time."""
         if not self._in_fit:
             self._move(batch, logs)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """End the bar, and print a line."""
         if not self._in_fit:
             self._end(logs)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Begin a bar."""
         self._begin("predict")
 
-    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar, if it is time."""
-        self._move(batch, logs)
+    on_predict_batch_end = on_train_batch_end
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """End the bar, and print a line."""
         self._end(logs)
 
     @property
     def _in_fit(self) -> bool:
-        """Whether what is called is `fit`, so that an evaluation is a validation."""
+        """Whether `fit` runs, so that an evaluation is a validation."""
         return "validates" in self.params
 
     def _begin(self, title: str) -> None:
@@ -111,7 +100,7 @@ class ProgressBar(Callback):
 
 
 def on_terminal() -> bool:
-    """Return whether somebody watches.  Local.
+    """Return whether the output is a terminal.  Local.
 
     Open MPI gives every rank a terminal of its own; what counts there is where its launcher writes to.
     """

@@ -41,13 +41,11 @@ class TensorBoard(Callback):
         self._writers: dict[str, Any] = {}
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Write the loss, if asked for."""
         step = self.trainer.steps_made
         if self._every and step % self._every == 0:
             self._write("train", "batch_", {"loss": (logs or {})["loss"]}, step)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Write the logs, and the learning rate."""
         logs = {"learning_rate": self.trainer.optimizer.learning_rate, **(logs or {})}
         validation = {name.removeprefix(_VALIDATION): logs.pop(name) for name in list(logs) if _VALIDATION in name[:4]}
         self._write("train", "epoch_", logs, epoch)
@@ -55,7 +53,6 @@ class TensorBoard(Callback):
             self._write("validation", "epoch_", validation, epoch)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Close the files."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
@@ -73,7 +70,7 @@ class TensorBoard(Callback):
 
 
 def _steps(update_freq: str | int) -> int:
-    """Return after how many steps to write; 0 for never."""
+    """Return the number of steps between writes; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
     if not isinstance(update_freq, int) or update_freq < 1:

@@ -17,7 +17,6 @@ class TerminateOnNaN(Callback):
     """
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Look at the loss."""
         loss = (logs or {}).get("loss", 0.0)
         if math.isfinite(loss):
             return

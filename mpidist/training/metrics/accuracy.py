@@ -14,13 +14,12 @@ class Accuracy(MeanOfRows):
     Parameters
     ----------
     name : str
+        By default ``"accuracy"``.
     """
 
-    def __init__(self, name: str = "accuracy") -> None:
-        super().__init__(name)
+    _name = "accuracy"
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return 1 where they are equal.  Local."""
         y_true, y_pred = same_shape(self.name, y_true, y_pred)
         return y_true.astype(y_pred.dtype, copy=False) == y_pred
 
@@ -31,16 +30,18 @@ class BinaryAccuracy(MeanOfRows):
     Parameters
     ----------
     name : str
+        By default ``"binary_accuracy"``.
     threshold : float
         Predictions above it are 1.
     """
 
-    def __init__(self, name: str = "binary_accuracy", threshold: float = 0.5) -> None:
+    _name = "binary_accuracy"
+
+    def __init__(self, name: str | None = None, threshold: float = 0.5) -> None:
         super().__init__(name)
         self.threshold = threshold
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return 1 where label and prediction agree.  Local."""
         return _right_side(self.name, y_true, y_pred, self.threshold)
 
 
@@ -50,14 +51,13 @@ class CategoricalAccuracy(MeanOfRows):
     Parameters
     ----------
     name : str
+        By default ``"categorical_accuracy"``.
     """
 
-    def __init__(self, name: str = "categorical_accuracy") -> None:
-        super().__init__(name)
+    _name = "categorical_accuracy"
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return 1 where the classes agree.  Local."""
-        return _right_one_hot(self.name, y_true, y_pred)
+        return _hot(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
 class SparseCategoricalAccuracy(MeanOfRows):
@@ -66,14 +66,13 @@ class SparseCategoricalAccuracy(MeanOfRows):
     Parameters
     ----------
     name : str
+        By default ``"sparse_categorical_accuracy"``.
     """
 
-    def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
-        super().__init__(name)
+    _name = "sparse_categorical_accuracy"
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return 1 where the classes agree.  Local."""
-        return _right_class(self.name, y_true, y_pred)
+        return _classes(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
 class TopKCategoricalAccuracy(MeanOfRows):
@@ -83,65 +82,52 @@ class TopKCategoricalAccuracy(MeanOfRows):
     ----------
     k : int
     name : str
+        By default ``"top_k_categorical_accuracy"``.
     """
 
-    def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy") -> None:
+    _name = "top_k_categorical_accuracy"
+
+    def __init__(self, k: int = 5, name: str | None = None) -> None:
         super().__init__(name)
-        self.k = _checked(k)
+        if k < 1:
+            raise ValueError(f"k must be 1 or more, got {k}")
+        self.k = k
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return 1 where the class is among them.  Local."""
         return in_top_k(_hot(self.name, y_true, y_pred), y_pred, self.k)
 
 
-class SparseTopKCategoricalAccuracy(MeanOfRows):
+class SparseTopKCategoricalAccuracy(TopKCategoricalAccuracy):
     """How often the labelled class is among the k highest scores; labels are class numbers.
 
     Parameters
     ----------
     k : int
     name : str
+        By default ``"sparse_top_k_categorical_accuracy"``.
     """
 
-    def __init__(self, k: int = 5, name: str = "sparse_top_k_categorical_accuracy") -> None:
-        super().__init__(name)
-        self.k = _checked(k)
+    _name = "sparse_top_k_categorical_accuracy"
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return 1 where the class is among them.  Local."""
         return in_top_k(_classes(self.name, y_true, y_pred), y_pred, self.k)
 
 
 class AccuracyByShape(MeanOfRows):
-    """The accuracy that fits the shapes, as ``"accuracy"`` means in Keras: binary, categorical or sparse.
+    """The accuracy that fits the shapes, as ``"accuracy"`` means in Keras: binary, categorical or sparse."""
 
-    Parameters
-    ----------
-    name : str
-    """
-
-    def __init__(self, name: str = "accuracy") -> None:
-        super().__init__(name)
+    _name = "accuracy"
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return 1 where the prediction is right.  Local."""
         if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
             return _right_side(self.name, y_true, y_pred, 0.5)
         is_sparse = y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1
-        return (_right_class if is_sparse else _right_one_hot)(self.name, y_true, y_pred)
+        return (_classes if is_sparse else _hot)(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
 def _right_side(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:
     y_true, y_pred = same_shape(name, y_true, y_pred)
     return y_true == (y_pred > threshold)
-
-
-def _right_one_hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-    return _hot(name, y_true, y_pred) == y_pred.argmax(axis=-1)
-
-
-def _right_class(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-    return _classes(name, y_true, y_pred) == y_pred.argmax(axis=-1)
 
 
 def _classes(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
@@ -168,16 +154,7 @@ def _hot(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarr
 
 
 def in_top_k(classes: numpy.ndarray, scores: numpy.ndarray, k: int) -> numpy.ndarray:
-    """Return whether fewer than k scores are higher than that of the class; ties count as among the highest.  Local.
-
-    A class that does not exist, such as -1, is not among them.
-    """
+    """Return whether fewer than k scores are higher than that of the class, which must exist; ties count.  Local."""
     exists = (classes >= 0) & (classes < scores.shape[-1])
     own = numpy.take_along_axis(scores, numpy.where(exists, classes, 0)[..., None], axis=-1)
     return exists & ((scores > own).sum(axis=-1) < k) & numpy.isfinite(own[..., 0])
-
-
-def _checked(k: int) -> int:
-    if k < 1:
-        raise ValueError(f"k must be 1 or more, got {k}")
-    return k

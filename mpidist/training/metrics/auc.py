@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist.training.metrics.base import Sums, on_host, quotient
-from mpidist.training.metrics.confusion import ThresholdMetric
+from mpidist.training.metrics.confusion import COUNTS, ThresholdMetric
 
 _CURVES = ("ROC", "PR")
 _METHODS = ("interpolation", "minoring", "majoring")
@@ -50,27 +50,10 @@ class AUC(ThresholdMetric):
         inner = _evenly(num_thresholds) if thresholds is None else sorted(thresholds)
         if any(not 0 <= value <= 1 for value in inner):
             raise ValueError(f"thresholds must be from 0 to 1, got {thresholds!r}")
-        counts = ("true_positives", "true_negatives", "false_positives", "false_negatives")
-        super().__init__(name, [-_MARGIN, *inner, 1 + _MARGIN], counts)
+        super().__init__(name, [-_MARGIN, *inner, 1 + _MARGIN], COUNTS)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Take rows into account.
-
-        Local.
-
-        Parameters
-        ----------
-        y_true : array, shape (rows,) or (rows, classes)
-            What is not 0 is positive.
-        y_pred : array of the same shape
-            From 0 to 1, unless they are logits.
-        sample_weight : array, shape (rows,), optional
-
-        Raises
-        ------
-        ValueError
-            A prediction is not from 0 to 1.
-        """
+        """Take rows into account, as `Precision` does; ValueError if a prediction is not from 0 to 1.  Local."""
         y_pred = on_host(y_pred)
         if self.from_logits:
             y_pred = (1 + numpy.tanh(y_pred.astype("float64") / 2)) / 2
@@ -84,7 +67,7 @@ class AUC(ThresholdMetric):
 
     def compute(self, sums: Sums) -> float:
         """Return the area.  Local."""
-        tp, fp, tn, fn = (sums[f"{name}s"] for name in _COUNTS)
+        tp, fn, fp, tn = (sums[name] for name in COUNTS)
         recall = quotient(tp, tp + fn)
         if self.curve == "ROC":
             return self._area(quotient(fp, fp + tn), recall)
@@ -97,9 +80,6 @@ class AUC(ThresholdMetric):
         higher, lower = numpy.maximum(y[:-1], y[1:]), numpy.minimum(y[:-1], y[1:])
         heights = {"interpolation": (higher + lower) / 2, "minoring": lower, "majoring": higher}
         return float(((x[:-1] - x[1:]) * heights[self.summation_method]).sum())
-
-
-_COUNTS = ("true_positive", "false_positive", "true_negative", "false_negative")
 
 
 def _known(what: str, value: str, known: tuple[str, ...]) -> str:
@@ -115,11 +95,9 @@ def _evenly(num_thresholds: int) -> list[float]:
 
 
 def _interpolated_precision_recall(tp: numpy.ndarray, fp: numpy.ndarray, fn: numpy.ndarray) -> float:
-    """Return the area where true positives and predicted positives vary linearly between neighbouring thresholds.
-
-    With t true positives and p predicted ones, and t = slope p + offset in between, the area is the integral of t / p
-    over the recall: (slope / positives) (difference of t + offset log(ratio of p)).
-    """
+    """Return the area where true positives and predicted positives vary linearly between neighbouring thresholds."""
+    # with t true positives and p predicted ones, and t = slope p + offset in between, it is the integral of t / p over
+    # the recall: (slope / positives) (difference of t + offset log(ratio of p))
     p = tp + fp
     more_tp, more_p = tp[:-1] - tp[1:], p[:-1] - p[1:]
     slope = quotient(more_tp, numpy.maximum(more_p, 0))

@@ -1,4 +1,4 @@
-"""`Metric`: a number about many rows, of which every rank has seen some; its state is sums, added up when read.
+"""`Metric`: a number about the rows of all ranks.  Every rank keeps sums, which are added up when it is read.
 
 Sums are float64, so counts of rows are exact, and a sum over the ranks is the sum over all rows.
 """
@@ -39,7 +39,7 @@ class Metric(abc.ABC):
         What this rank has seen, float64; with a `ClusterCoordinator`, what is not among the servers' sums yet.
     """
 
-    #: What has the sums of all processes on a server, where there is a `ClusterCoordinator`.
+    #: The sums of all processes on a server, where there is a `ClusterCoordinator`.
     remote: Any = None
 
     def __init__(self, name: str) -> None:
@@ -50,9 +50,7 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Take some rows into account.
-
-        Local, with any number of rows, none included.
+        """Take some rows into account.  Local, with any number of rows, none included.
 
         Parameters
         ----------
@@ -96,10 +94,7 @@ class Metric(abc.ABC):
             sums[...] = 0
 
     def state(self) -> dict[str, numpy.ndarray]:
-        """Return the sums over all replicas, for a checkpoint.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the sums over all replicas, for a checkpoint.  Collective: every rank calls it in the same order."""
         return {name: sums.copy() for name, sums in self._over_replicas().items()}
 
     def check(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Counts of true and false positives by threshold, and what follows from them: `Precision` and `Recall`."""
+"""Counts of true and false positives by threshold: `Precision` and `Recall`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,12 @@ import numpy
 
 from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, require_classes, same_shape
 
+#: Of positive labels those above a threshold and the others, and of negative ones.
+COUNTS = ("true_positives", "false_negatives", "false_positives", "true_negatives")
+
 
 class ThresholdMetric(Metric):
-    """Counts of what predictions above each of some thresholds are: true positives, false positives, and so on.
-
-    Parameters
-    ----------
-    name : str
-    thresholds : sequence of float
-        Ascending or not; predictions above one are positive for it.
-    counts : sequence of str
-        Which of ``true_positives``, ``false_positives``, ``true_negatives`` and ``false_negatives`` are kept.
-    top_k : int, optional
-        Only the k highest scores of a row can be positive.
-    class_id : int, optional
-        Only this class counts.
-
-    Raises
-    ------
-    ValueError
-        `top_k` is not a whole number of 1 or more, or `class_id` none of 0 or more.
-    """
+    """Counts of what predictions above each of some thresholds are: true positives, false positives, and so on."""
 
     def __init__(
         self,
@@ -47,9 +32,7 @@ class ThresholdMetric(Metric):
             self.add_sums(count, self.thresholds.shape)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Take rows into account.
-
-        Local.
+        """Take rows into account.  Local.
 
         Parameters
         ----------
@@ -85,19 +68,39 @@ class ThresholdMetric(Metric):
                 raise ValueError(f"metric {self.name!r}: {what}={value}, but y_pred has {y_pred.shape[-1]} classes")
 
     def _count(self, labels: numpy.ndarray, scores: numpy.ndarray, weights: numpy.ndarray) -> None:
-        for label, above, below in ((True, "true_positives", "false_negatives"), (False, "false_positives", _TN)):
-            if above in self.sums or below in self.sums:
-                chosen = labels == label
-                over, under = _over_and_under(self.thresholds, scores[chosen], weights[chosen])
-                for name, counts in ((above, over), (below, under)):
-                    if name in self.sums:
-                        self.sums[name] += counts
+        for label, names in ((True, COUNTS[:2]), (False, COUNTS[2:])):
+            if not self.sums.keys() & {*names}:
+                continue
+            chosen = labels == label
+            for name, counts in zip(
+                names, _over_and_under(self.thresholds, scores[chosen], weights[chosen]), strict=True
+            ):
+                if name in self.sums:
+                    self.sums[name] += counts
 
 
-_TN = "true_negatives"
+class _Rate(ThresholdMetric):
+    """True positives over themselves and errors of one kind."""
+
+    _name, _errors = "", ""
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        counts = ("true_positives", self._errors)
+        super().__init__(name or self._name, _thresholds(thresholds, top_k), counts, top_k, class_id)
+
+    def compute(self, sums: Sums) -> Any:
+        """Return the quotient, 0 where there is nothing to count.  Local."""
+        found = quotient(sums["true_positives"], sums["true_positives"] + sums[self._errors])
+        return float(found[0]) if len(found) == 1 else found
 
 
-class Precision(ThresholdMetric):
+class Precision(_Rate):
     """Which share of what is predicted as positive is so: true positives / (true positives + false positives).
 
     Parameters
@@ -109,50 +112,24 @@ class Precision(ThresholdMetric):
     class_id : int, optional
         Only this class counts.
     name : str
+        By default ``"precision"``.
     """
 
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str = "precision",
-    ) -> None:
-        used = _thresholds(thresholds, top_k)
-        super().__init__(name, used, ("true_positives", "false_positives"), top_k, class_id)
-
-    def compute(self, sums: Sums) -> Any:
-        """Return the precision, 0 where nothing is predicted as positive.  Local."""
-        return _one_or_all(quotient(sums["true_positives"], sums["true_positives"] + sums["false_positives"]))
+    _name, _errors = "precision", "false_positives"
 
 
-class Recall(ThresholdMetric):
+class Recall(_Rate):
     """Which share of what is positive is predicted so: true positives / (true positives + false negatives).
 
     Parameters
     ----------
-    thresholds : float or sequence of float, optional
-        From 0 to 1; 0.5 by default.  Several give an array of results.
-    top_k : int, optional
-        Only the k highest scores of a row can be positive; without thresholds they all are.
-    class_id : int, optional
-        Only this class counts.
+    thresholds, top_k, class_id
+        As for `Precision`.
     name : str
+        By default ``"recall"``.
     """
 
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str = "recall",
-    ) -> None:
-        used = _thresholds(thresholds, top_k)
-        super().__init__(name, used, ("true_positives", "false_negatives"), top_k, class_id)
-
-    def compute(self, sums: Sums) -> Any:
-        """Return the recall, 0 where nothing is positive.  Local."""
-        return _one_or_all(quotient(sums["true_positives"], sums["true_positives"] + sums["false_negatives"]))
+    _name, _errors = "recall", "false_negatives"
 
 
 def _whole(name: str, what: str, value: Any, least: int) -> int | None:
@@ -172,10 +149,6 @@ def _thresholds(thresholds: float | Sequence[float] | None, top_k: int | None) -
     if wrong or not found:
         raise ValueError(f"thresholds must be numbers from 0 to 1, got {thresholds!r}")
     return found  # type: ignore[return-value]
-
-
-def _one_or_all(results: numpy.ndarray) -> Any:
-    return float(results[0]) if len(results) == 1 else results
 
 
 def _by_element(weights: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:

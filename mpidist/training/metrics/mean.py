@@ -1,4 +1,4 @@
-"""`Mean` of values, and the base of metrics that are the mean of something about each row."""
+"""`Mean` of values, and `MeanOfRows`, the base of metrics that are means over rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ class Mean(Metric):
     Parameters
     ----------
     name : str
+        By default ``"mean"``.
     """
 
-    def __init__(self, name: str = "mean") -> None:
-        super().__init__(name)
+    _name = "mean"
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name or self._name)
         self.add_sums("total")
         self.add_sums("count")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take values into account.
-
-        Local.
+        """Take values into account.  Local.
 
         Parameters
         ----------
@@ -54,24 +55,10 @@ class Mean(Metric):
 
 
 class MeanOfRows(Mean, abc.ABC):
-    """The mean of something about each row; `of_rows` says of what.
-
-    Parameters
-    ----------
-    name : str
-    """
+    """The mean of something about each row; `of_rows` says of what."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]
-        """Take rows into account.
-
-        Local.
-
-        Parameters
-        ----------
-        y_true, y_pred : array, shape (rows, ...)
-        sample_weight : array, optional
-            For each row; of more dimensions for each value.
-        """
+        """Take rows into account, as `Metric.update_state` does.  Local."""
         self._add(self.of_rows(on_host(y_true), on_host(y_pred)), sample_weight)
 
     @abc.abstractmethod
@@ -80,22 +67,13 @@ class MeanOfRows(Mean, abc.ABC):
 
 
 class MeanOfFunction(MeanOfRows):
-    """The mean of what a function returns for each row.
+    """The mean of what ``fn(y_true, y_pred)`` returns for each row, called by the function's name."""
 
-    Parameters
-    ----------
-    fn : callable
-        ``fn(y_true, y_pred)``, on NumPy arrays.
-    name : str, optional
-        By default the function's.
-    """
-
-    def __init__(self, fn: Callable[[numpy.ndarray, numpy.ndarray], Any], name: str | None = None) -> None:
-        super().__init__(name or str(getattr(fn, "__name__", "metric")))
+    def __init__(self, fn: Callable[[numpy.ndarray, numpy.ndarray], Any]) -> None:
+        super().__init__(str(getattr(fn, "__name__", "metric")))
         self._fn = fn
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return what the function returns.  Local."""
         return on_host(self._fn(y_true, y_pred))
 
 

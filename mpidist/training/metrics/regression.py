@@ -14,13 +14,12 @@ class MeanSquaredError(MeanOfRows):
     Parameters
     ----------
     name : str
+        By default ``"mean_squared_error"``.
     """
 
-    def __init__(self, name: str = "mean_squared_error") -> None:
-        super().__init__(name)
+    _name = "mean_squared_error"
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return the squares of the differences.  Local."""
         return numpy.square(_difference(self.name, y_true, y_pred))
 
 
@@ -30,13 +29,12 @@ class MeanAbsoluteError(MeanOfRows):
     Parameters
     ----------
     name : str
+        By default ``"mean_absolute_error"``.
     """
 
-    def __init__(self, name: str = "mean_absolute_error") -> None:
-        super().__init__(name)
+    _name = "mean_absolute_error"
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        """Return the absolute differences.  Local."""
         return numpy.abs(_difference(self.name, y_true, y_pred))
 
 

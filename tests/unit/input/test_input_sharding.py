@@ -11,14 +11,14 @@ from mpidist.input import sharding
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
 def test_parts_cover_the_rows_exactly_once_and_in_order(rows, replicas):
-    parts = sharding.parts(rows, replicas)
+    parts = [sharding.part(rows, replica, replicas) for replica in range(replicas)]
     assert len(parts) == replicas
     assert [row for part in parts for row in part] == list(range(rows))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
 def test_no_part_has_more_than_its_share(rows, replicas):
-    lengths = [len(part) for part in sharding.parts(rows, replicas)]
+    lengths = [len(part) for part in [sharding.part(rows, replica, replicas) for replica in range(replicas)]]
     assert max(lengths) == (rows + replicas - 1) // replicas
     assert lengths == sorted(lengths, reverse=True)
 

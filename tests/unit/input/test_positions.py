@@ -271,17 +271,12 @@ def test_files_are_told_by_name_and_rows_wherever_they_are(tmp_path):
         rows("one renamed", *[2] * 11, 3).restore(many.state())
 
 
-def test_a_position_of_an_earlier_mpidist_is_taken_by_steps_and_says_so():
-    for state, steps in (({"epoch": 0, "step": 3}, 3), ({"epoch": 2, "step": 0}, 0)):
-        distributed = DistributedDataset(plain().batch(4), 0, 1)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            distributed.restore(state)
-        said = [str(each.message) for each in caught]
-        assert len(said) == bool(steps)
-        if steps:
-            assert "step 3 of epoch 0 was saved by an earlier mpidist" in said[0] and "batch(4)" in said[0]
-        assert len(list(distributed)) == 10 - steps
+def test_a_step_without_the_data_set_that_it_is_a_step_of_is_refused():
+    distributed = DistributedDataset(plain().batch(4), 0, 1)
+    with pytest.raises(InputError, match=r"step 3 of epoch 0 comes without the data set .* begin with an epoch"):
+        distributed.restore({"epoch": 0, "step": 3})
+    distributed.restore({"epoch": 2, "step": 0})
+    assert (distributed.epoch, len(list(distributed))) == (2, 10)
 
 
 # -- ranks with rows of their own -------------------------------------------------------------------------------------

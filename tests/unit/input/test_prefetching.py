@@ -83,7 +83,7 @@ def test_the_position_counts_what_was_handed_out():
 def test_parts_are_copied_to_the_device_ahead_of_time():
     with pretended_device():
         dataset = Dataset.from_arrays({"x": numpy.arange(6.0)}).batch(4)
-        parts = list(DistributedDataset(dataset, 1, 2, ahead=1, fetch_fn=on_device))
+        parts = list(DistributedDataset(dataset, 1, 2, options=InputOptions(), fetch_fn=on_device))
         assert all(arrays.is_device(part["x"]) for part in parts)
         assert [arrays.as_host(part["x"]).tolist() for part in parts] == [[2, 3], [5]]
 

@@ -179,7 +179,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning(tmp_path, 
     run_ranks(1, save_numbers, tmp_path, [1, 2, 3], None)
     newest = tmp_path / "checkpoint-3.h5"
     newest.write_bytes(newest.read_bytes()[:1000])
-    (tmp_path / ".checkpoint-4.h5.partial").write_bytes(b"")
+    (tmp_path / ".checkpoint-4.h5.killed-0123abcd-1-1.partial").write_bytes(b"")
     assert run_ranks(2, restore_newest, tmp_path) == [("checkpoint-2.h5", 2)] * 2
     assert caplog.text.count("checkpoint-3.h5 is truncated") == 1
 

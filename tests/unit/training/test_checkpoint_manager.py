@@ -65,7 +65,7 @@ def test_one_is_kept_for_good_every_so_many_hours(tmp_path):
 
 
 def test_what_killed_saves_have_left_is_removed(tmp_path):
-    (tmp_path / ".checkpoint-3.h5.partial").write_bytes(b"half")
+    (tmp_path / ".checkpoint-3.h5.killed-0123abcd-1-1.partial").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
     manager, _ = manager_of(tmp_path)
     assert manager.latest_checkpoint is None and manager.restore_or_initialize() is None

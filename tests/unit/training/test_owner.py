@@ -275,9 +275,15 @@ def test_what_the_dead_have_left_is_removed_and_nothing_else(tmp_path):
     def left(name, identity):
         return f".{name}.{identity.tag}.partial"
 
-    gone = [left("checkpoint-1.h5", dead()), left(".owner", dead()), ".checkpoint-2.h5.partial"]
+    gone = [left("checkpoint-1.h5", dead()), left(".owner", dead())]
     gone += [left("checkpoint-3.h5", elsewhere())]  # the directory is ours now
-    kept = [left("checkpoint-1.h5", living()), ".mine.partial", left("theirs.h5", elsewhere()), "checkpoint-1.partial"]
+    kept = [
+        left("checkpoint-1.h5", living()),
+        ".mine.partial",
+        ".checkpoint-2.h5.partial",
+        left("theirs.h5", elsewhere()),
+        "checkpoint-1.partial",
+    ]
     for name in gone + kept:
         (tmp_path / name).write_text("")
     manager = manager_of(tmp_path)

@@ -204,9 +204,9 @@ def test_an_update_of_fewer_micro_batches_than_were_saved_is_refused(count):
 
 
 def test_positions_of_older_versions_are_taken():
-    from mpidist.training.position import Position
+    from mpidist.training.training_state import TrainingPosition
 
     old = {"epoch": 2, "step": 1, "rows": 4, "steps_made": 9, "last_rows": 4, "loss": float.hex(1.5)}
-    position = Position()
+    position = TrainingPosition()
     position.restore(old)
     assert position.state() == {key: value for key, value in old.items() if key != "last_rows"} | {"batch_size": 0}
