@@ -138,8 +138,6 @@ class Layout:
         By variable, the number of its section.
     first : list of int
         By variable, its first element in its section.
-    starts, stops : array of int64
-        By variable, offsets in bytes.
     nbytes : int
     """
 
@@ -156,11 +154,11 @@ class Layout:
             self.section_of.append(number)
             self.first.append(filled)
             filled += spec.size
-        pairs = list(zip(self.specs, self.section_of, self.first, strict=True))
-        starts = [self.sections[number].start + first * spec.dtype.itemsize for spec, number, first in pairs]
-        self.starts = numpy.array(starts, numpy.int64)
-        self.stops = self.starts + numpy.array([spec.nbytes for spec in self.specs], numpy.int64)
         self.nbytes = aligned(self.sections[-1].stop) if self.sections else 0
+
+    def spec(self, key: Key) -> VariableSpec:
+        """Return the variable of a key."""
+        return self.specs[self.index[key]]
 
     def views(self, memory: Any) -> dict[Key, Any]:
         """Return every variable, in its shape, in a flat array of bytes.  Local.
@@ -184,17 +182,18 @@ class Layout:
             return slice(places[0], places[-1] + 1)
         return numpy.array(places, numpy.intp)
 
-    def spans(self, indices: Iterable[int]) -> Iterator[slice]:
-        """Yield the bytes in which some variables lie, neighbours together; `indices` are in ascending order."""
-        start = stop = last = -1
+    def stretches(self, indices: Iterable[int]) -> Iterator[tuple[int, slice]]:
+        """Yield section and elements in which some variables lie, neighbours together; `indices` ascend."""
+        number, start, stop = -1, 0, 0
         for index in indices:
-            if index != last + 1 or start < 0:
-                if start >= 0:
-                    yield slice(start, stop)
-                start = int(self.starts[index])
-            stop, last = int(self.stops[index]), index
-        if start >= 0:
-            yield slice(start, stop)
+            section, first = self.section_of[index], self.first[index]
+            if (section, first) != (number, stop):
+                if number >= 0:
+                    yield number, slice(start, stop)
+                number, start = section, first
+            stop = first + self.specs[index].size
+        if number >= 0:
+            yield number, slice(start, stop)
 
 
 @dataclass(frozen=True)

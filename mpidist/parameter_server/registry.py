@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import Optimizer
-from mpidist.parameter_server.served_optimizer import packed
+from mpidist.parameter_server.pickles import packed
 
 if TYPE_CHECKING:
-    from mpidist.parameter_server.served_variable import ServedVariable
+    from mpidist.parameter_server.client.served_variable import ServedVariable
 
 
 #: Variables of this number and above are no variables of the program: they carry words of the first worker.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mpidist.parameter_server.published import Ledger
+from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.node_lock import NodeLock
 from mpidist.transports.lines import Patience

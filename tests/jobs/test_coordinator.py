@@ -295,8 +295,8 @@ def test_a_worker_that_is_killed_ends_a_job_that_does_not_tolerate_it():
 DYING_IN_ITS_TURN = """
 def dies(x):
     if mpidist.coordinator.experimental_get_current_worker_index() == 1:
-        from mpidist.parameter_server.published import Copies
-        Copies.commit = lambda self, *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        from mpidist.parameter_server.copies import Variables
+        Variables.commit = lambda self, *arguments: os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.001)
     return train(x)
 """

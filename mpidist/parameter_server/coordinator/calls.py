@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist.errors import CancelledError, FunctionTimeoutError, MpidistError, PeerLostError
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.coordinator import failures, functions
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure

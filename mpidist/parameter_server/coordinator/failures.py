@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpidist.errors import OutOfRangeError, RemoteFunctionError
+from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
-from mpidist.parameter_server.server_end import ServerEnd
 
 
 class Failure(NamedTuple):

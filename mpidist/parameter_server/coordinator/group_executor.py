@@ -9,7 +9,7 @@ from typing import Any
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import RemoteReplicaError
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.coordinator.conversation import Conversation
 from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.failures import Failure

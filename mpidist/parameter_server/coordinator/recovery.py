@@ -17,7 +17,7 @@ import numpy
 
 from mpidist.errors import CheckpointError, MpidistError, PeerLostError
 from mpidist.parameter_server import registry
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.transports.lines import Line, Patience
 

@@ -16,7 +16,7 @@ import mpidist
 from mpidist.errors import CheckpointError, PeerLostError
 from mpidist.fusion import plan_cache
 from mpidist.parameter_server.registry import of_job
-from mpidist.parameter_server.server import Server
+from mpidist.parameter_server.server.server import Server
 from mpidist.testing import run_ranks
 
 

@@ -23,10 +23,12 @@ from mpidist.errors import PeerLostError, ServerError
 from mpidist.fusion.plan_cache import PlanCache
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
+from mpidist.parameter_server.client.open_server import open_server
+from mpidist.parameter_server.client.part import Part, Residues
+from mpidist.parameter_server.client.planned_list import PlannedList
+from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
-from mpidist.parameter_server.push_part import Part, PlannedList, Residues
-from mpidist.parameter_server.served_optimizer import packed, pickled
-from mpidist.parameter_server.server_end import ServerEnd, open_server
+from mpidist.parameter_server.pickles import packed, pickled
 from mpidist.transports.lines import Line
 from mpidist.variables import IndexedSlices
 
@@ -263,40 +265,21 @@ class Client:
             NaN for the optimizer's own.
         scale : float
         """
-        parts = planned.parts
-        chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
+        parts = [(end, part, part.chosen(gradients)) for end, part in planned.parts]
         self._lists.use(planned)
         if not self._in_step:
             self._begin_step()
         if len(parts) > 1:
-            # what is known to be wrong with one server is said before this process applies another's part
-            for part in parts:
-                part.server.settle(optimizer, part)
-        for part, some in zip(parts, chosen, strict=True):
-            server = part.server
-            if not server.apply(optimizer, part, some, rate, scale):
-                server.push(*part.message(optimizer, some, gradients, rate, scale))
+            # what is known to be wrong with one server is said before another has its part: all or nothing
+            for _, part, chosen in parts:
+                part.check(chosen)
+            for end, part, _ in parts:
+                end.settle(optimizer, part)
+        for end, part, chosen in parts:
+            if not end.apply(optimizer, part, chosen, rate, scale):
+                end.push(optimizer, part, chosen, gradients, rate, scale)
         self._in_step = not self._clocks
         self.refresh()
-
-    def push_unchecked(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float) -> bool:
-        """Apply gradients of which nobody has looked whether they fit; return False, with nothing done, if not so.
-
-        Parameters
-        ----------
-        optimizer : int
-        planned : PlannedList
-            Has one part, which has `rows`.
-        gradients : sequence
-            In the order of the keys.
-        scale : float
-        """
-        part = planned.parts[0]
-        if not part.server.apply_unchecked(optimizer, part, gradients, scale):
-            return False
-        self._lists.use(planned)
-        self.refresh()
-        return True
 
     def planned(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
         """Return what goes to each server, made anew for a list of variables that is not among those pushed last.
@@ -307,12 +290,12 @@ class Client:
         found = self._lists.find(key)
         return PlannedList(key, self._make_parts(keys, gradients)) if found is None else found
 
-    def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[Part]:
+    def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[tuple[ServerEnd, Part]]:
         """Make the plans for one list of variables, and tell the servers."""
         if len(set(keys)) != len(keys):
             raise ValueError(f"a variable has two gradients in one push: {keys}")
         place_of = {key: place for place, key in enumerate(keys)}
-        parts = []
+        parts: list[tuple[ServerEnd, Part]] = []
         for end in self.servers:
             own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
             is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
@@ -323,7 +306,8 @@ class Client:
             plan = Plan(dense, sparse, self._push_dtype)
             self._plan_count += 1
             places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
-            parts.append(Part(end, self._plan_count, plan, places, rows, self._residues))
+            part = Part(self._plan_count, plan, places, rows, self._residues, end.views, end.forget_plan)
+            parts.append((end, part))
             narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
             its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}
             end.tell_plan(self._plan_count, push_dtype=narrow, **its)

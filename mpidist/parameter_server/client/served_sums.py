@@ -11,7 +11,7 @@ from mpidist.options import ReduceOp
 from mpidist.parameter_server import registry
 
 if TYPE_CHECKING:
-    from mpidist.parameter_server.served_variable import ServedVariable
+    from mpidist.parameter_server.client.served_variable import ServedVariable
 
 
 class ServedSums:

@@ -1,32 +1,16 @@
-"""One server as a client sees it: how it is asked, what has been pushed to it, and the snapshot that was read last.
-
-`NearServer` is on the same node: its ledger and its copies of the variables are read where they lie, and a pull is no
-message at all.  `FarServer` answers a pull with all its variables in one message.
-
-A snapshot is the server's memory (pinned) or the client's own (a copy of the message); either way it stays as it is
-until the next pull.
-"""
+"""`ServerEnd`: one server as a client sees it: how it is asked, and what has been pushed to it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.errors import ServerError, TornVariableError, TransportError
 from mpidist.parameter_server import protocol
-from mpidist.parameter_server.direct import Direct
-from mpidist.parameter_server.layout import Key, Layout, VariableSpec
+from mpidist.parameter_server.client.part import Part
+from mpidist.parameter_server.layout import Key
 from mpidist.parameter_server.protocol import Kind
-from mpidist.parameter_server.published import LEDGER_OPTIMIZERS, Ledger, Reader
-from mpidist.parameter_server.turn import Turn
-from mpidist.runtime.board import fence
-from mpidist.runtime.shared_memory import map_file
 from mpidist.transports.lines import Area, Line, Message, Patience
-
-if TYPE_CHECKING:
-    from mpidist.parameter_server.push_part import Part
 
 #: Requests with more bytes have memory of their own, for as long as they last.
 _KEPT_BYTES = 1 << 20
@@ -41,20 +25,6 @@ _KINDS: dict[str, type[Exception]] = {
 def error_kind(name: str) -> type[Exception]:
     """Return what is raised at a client for an error of a server, or of another rank, of this type."""
     return _KINDS.get(name, ServerError)
-
-
-def open_server(line: Line, number: int, client: int) -> ServerEnd:
-    """Return a server as a client sees it, after a first word with it.  Local."""
-    end = ServerEnd(line, number, client)
-    answer, _ = end.ask("hello")
-    kind: type[ServerEnd] = FarServer
-    if answer["ledger"]:
-        try:
-            end.ledger = map_file(answer["ledger"])
-            kind = NearServer
-        except OSError:  # in another container: by messages then
-            pass
-    return kind.opened(end, answer)
 
 
 class ServerEnd:
@@ -149,10 +119,31 @@ class ServerEnd:
         self.forgotten.append(number)
         self.views.pop(number, None)
 
-    def push(self, header: bytes, area: Area, nbytes: int) -> None:
-        """Send a push; does not wait for it to be applied."""
+    def push(
+        self, optimizer: int, part: Part, chosen: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
+    ) -> None:
+        """Send a push; does not wait for it to be applied.
+
+        Parameters
+        ----------
+        optimizer : int
+        part : Part
+        chosen : sequence of array
+            What ``part.chosen`` returned.
+        gradients : sequence
+            All of them; rows are taken from here.
+        rate, scale : float
+        """
+        seen = self.steps_of(optimizer) if self.gathers else 0
+        rows = [gradients[place].coalesced() for place in part.sparse]
+        counts = tuple(len(each.indices) for each in rows)
+        nbytes = part.plan.nbytes(counts) if rows else part.nbytes
+        area = self.area(nbytes)
+        part.pack(chosen, area.array)
+        if rows:
+            part.pack_rows(rows, counts, area.array)
         self.pushed += 1
-        self.line.send(header, area, nbytes)
+        self.line.send(part.header(optimizer, seen, rate, scale, counts), area, nbytes)
 
     def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
         """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
@@ -160,10 +151,6 @@ class ServerEnd:
 
     def settle(self, optimizer: int, part: Part) -> None:
         """Raise what would keep `apply` from doing it, as far as that is known; nothing is done yet."""
-
-    def apply_unchecked(self, optimizer: int, part: Part, gradients: Sequence[Any], scale: float) -> bool:
-        """Do as `apply` with gradients of which nobody has looked whether they fit, where ``part.rows`` can tell."""
-        return False
 
     def set_rate(self, optimizer: int, value: float) -> None:
         """Set the learning rate of an optimizer from the next push on."""
@@ -287,202 +274,3 @@ class ServerEnd:
                 area.close()
         self._areas = [None, None]
         self.note("leave")
-
-
-class NearServer(ServerEnd):
-    """A server on this node."""
-
-    _reader: Reader | None = None
-    _pinned: Reader | None = None  # what the present snapshot is of; there may be a newer layout
-    _layout_number = -1
-    _buffer = -1
-    _direct: Direct | None = None
-
-    def _open(self, answer: dict[str, Any]) -> None:
-        ledger = Ledger(self.ledger, self.clients)
-        self._words = ledger.words
-        self._applied = Ledger.applied_word(self.client)
-        if answer["takes_turns"]:
-            patience = Patience([self.line], f"{self._who} to let it change variables there")
-            with suppress(OSError):  # by messages then
-                turn = Turn(answer["ledger"], self._words, patience, self.line.presence.control)
-                self._direct = Direct(self, ledger, turn)
-        self.line.presence.while_waiting.append(self._let_go)
-
-    def _let_go(self) -> None:
-        """Give back what this client has pinned, if the server needs it and nobody looks at it."""
-        if self._words[Ledger.SHORT] and self._pinned is not None:
-            self._pinned.let_go()
-
-    def pull(self) -> dict[Key, Any]:
-        words = self._words
-        if words[self._applied] < self.pushed:
-            self.give_back()  # the server may need the copy
-            self._await(self._applied)
-        self.check()
-        fence()
-        if words[Ledger.LAYOUT] != self._layout_number:
-            self._map()
-        assert self._reader is not None
-        self._pinned = self._reader
-        self._buffer = self._pinned.pin()
-        return self._pinned.shown(self._buffer)
-
-    def give_back(self) -> None:
-        if self._pinned is not None:
-            self._pinned.unpin()
-
-    def look_for(self, key: Key) -> bool:
-        self._map()
-        return self._reader is not None and key in self._reader.layout.index
-
-    def version(self, key: Key) -> int:
-        reader = self._pinned
-        assert reader is not None
-        return int(reader.versions_in(self._buffer)[reader.layout.index[key]])
-
-    def begin_step(self, ask: bool = False) -> None:
-        if ask:
-            super().begin_step()
-            return
-        words = self._words
-        if words[self._applied] < self.pushed:
-            self._await(self._applied)
-        self.check()
-        if self.has_clock and words[self._applied + 1] < self.pushed:
-            self._await(self._applied + 1)
-        if self.gathers:
-            fence()
-            self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
-
-    def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
-        return self._direct is not None and self._direct.push(optimizer, part, gradients, rate, scale)
-
-    def apply_unchecked(self, optimizer: int, part: Part, gradients: Sequence[Any], scale: float) -> bool:
-        return self._direct is not None and self._direct.push(optimizer, part, gradients, math.nan, scale, False)
-
-    def settle(self, optimizer: int, part: Part) -> None:
-        if self._direct is not None:
-            self._direct.settle(optimizer, part)
-
-    def forget_plan(self, number: int) -> None:
-        super().forget_plan(number)
-        if self._direct is not None:
-            self._direct.forget_plan(number)
-
-    def set_rate(self, optimizer: int, value: float) -> None:
-        if self._direct is None or not self._direct.set_rate(optimizer, value):
-            super().set_rate(optimizer, value)
-
-    def newest(self) -> tuple[Reader, int]:
-        """Return the copies of the server's variables as they are laid out now, and the number of that layout."""
-        self._map()
-        assert self._reader is not None
-        return self._reader, self._layout_number
-
-    def look(self) -> None:
-        """Look whether the server is still there; errors as for `Line.wait`."""
-        self._patience.look()
-
-    def flush(self) -> None:
-        if self._words[self._applied] < self.pushed:
-            self._await(self._applied)
-        self.check()
-
-    def iterations(self, optimizer: int) -> int:
-        self.flush()
-        steps = self._words[Ledger.steps_word(optimizer)]
-        if steps < 0:
-            raise KeyError(f"{self.name} has no optimizer {optimizer}")
-        return steps
-
-    def leave(self) -> None:
-        if self._reader is not None:
-            self._reader.unpin()
-        self.forget()
-        super().leave()
-
-    def forget(self) -> None:
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
-
-    def _await(self, word: int) -> None:
-        """Wait until a word of the ledger has come to the number of pushes made."""
-        words, pushed, patience = self._words, self.pushed, self._patience
-        patience.reset()
-        while words[word] < pushed:
-            patience.tick()
-        fence()
-
-    def _map(self) -> None:
-        """Map the copies of the server's present layout, unless that is done."""
-        while True:
-            answer, _ = self.ask("layout", maps=True)
-            if answer["number"] == self._layout_number:
-                return
-            layout = Layout(map(VariableSpec.from_description, answer["specs"]))
-            try:
-                # Nobody writes the copies of an older layout: views of them stay as they are without a pin.
-                self._reader = Reader(layout, answer["path"], answer["token"], self.clients, self.client)
-            except FileNotFoundError:  # there is another layout already
-                continue
-            self._layout_number = answer["number"]
-            return
-
-
-class FarServer(ServerEnd):
-    """A server on another node, or one whose memory cannot be seen.
-
-    A snapshot lies where the line has received it, in memory that the line uses for the next one.
-    """
-
-    _layout: Layout | None = None
-    _layout_number = -1
-    _versions: dict[Key, int] = {}
-    _kept: Message | None = None  # the present snapshot's
-    _views: dict[Key, Any] = {}
-    _viewed: tuple[Any, ...] = ()  # what the views are of: memory and layout
-
-    def pull(self) -> dict[Key, Any]:
-        self.give_back()
-        message = self._answered("pull")
-        content = protocol.unpack(message.header)
-        if message.header[0] == Kind.FAILURE or self._failures or self.line.is_shared:
-            content, memory = self._answer(message)  # memory of the server is not to be kept from it
-        else:
-            self._kept, memory = message, message.payload
-        if content["layout"] != self._layout_number or self._layout is None:
-            self._find_layout()
-            return self.pull()
-        self._versions = dict(zip(self._layout.index, content["versions"], strict=True))
-        memory.flags.writeable = False
-        viewed = memory.ctypes.data, self._layout
-        if viewed != self._viewed:
-            self._views, self._viewed = self._layout.views(memory), viewed
-        return self._views
-
-    def leave(self) -> None:
-        self.give_back()
-        super().leave()
-
-    def give_back(self) -> None:
-        if self._kept is not None:
-            self._kept.release()
-            self._kept = None
-
-    def look_for(self, key: Key) -> bool:
-        found = key in self._find_layout().index
-        if found:  # another pull follows within this snapshot, whose views are in use: their memory is left to them
-            self._kept = None
-        return found
-
-    def version(self, key: Key) -> int:
-        return self._versions[key]
-
-    def _find_layout(self) -> Layout:
-        answer, _ = self.ask("layout", maps=False)
-        if self._layout is None or answer["number"] != self._layout_number:
-            self._layout = Layout(map(VariableSpec.from_description, answer["specs"]))
-            self._layout_number = answer["number"]
-        return self._layout

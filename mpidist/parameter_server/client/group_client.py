@@ -15,9 +15,9 @@ import numpy
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server.client.server_end import error_kind
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.registry import WORDS
-from mpidist.parameter_server.server_end import error_kind
 from mpidist.variables import read_only
 
 

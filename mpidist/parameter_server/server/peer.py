@@ -1,0 +1,49 @@
+"""`Peer`: one client, as a server knows it."""
+
+from __future__ import annotations
+
+from mpidist.parameter_server.server.store import Planned
+from mpidist.transports.lines import Area, Line, Message
+
+
+class Peer:
+    """One client, as a server knows it.
+
+    Attributes
+    ----------
+    applied_word : int
+        Of the ledger.
+    arrived : int
+        How many of its pushes have come.
+    is_here : bool
+    first : Message or None
+        What it has sent first, while it waits for the server's turn, or for a copy to be written.
+    plans : dict of int to Planned
+        By the client's number.
+    """
+
+    def __init__(self, number: int, line: Line, applied_word: int) -> None:
+        self.number = number
+        self.line = line
+        self.applied_word = applied_word
+        self.arrived = 0
+        self.is_here = True
+        self.first: Message | None = None
+        self.plans: dict[int, Planned] = {}
+        self._areas: list[Area] = []
+
+    def area(self, nbytes: int) -> Area:
+        """Return memory for an answer that is free, or will be."""
+        for area in self._areas:
+            if area.array.size >= nbytes and not area.busy:
+                return area
+        for area in self._areas:
+            if not area.busy:
+                self._areas.remove(area)
+                area.close()
+                break
+        if len(self._areas) < 2:
+            self._areas.append(self.line.area(max(4096, nbytes)))
+            return self._areas[-1]
+        self._areas[0].wait_free()
+        return self.area(nbytes)
