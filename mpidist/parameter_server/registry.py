@@ -10,16 +10,12 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.pickles import packed
-
-if TYPE_CHECKING:
-    from mpidist.parameter_server.client.served_variable import ServedVariable
-
 
 #: Variables of this number and above are no variables of the program: they carry words of the first worker.
 WORDS = 1 << 30
@@ -50,11 +46,11 @@ class Registry:
     def __init__(self, client: Any, extended: Any) -> None:
         self.client = client
         self.extended = extended
-        self.variables: dict[int, ServedVariable] = {}
+        self.variables: dict[int, Any] = {}
         self.optimizers: dict[int, Optimizer] = {}
         self.metrics: dict[int, Any] = {}
 
-    def by_name(self) -> dict[str, ServedVariable]:
+    def by_name(self) -> dict[str, Any]:
         """Return the variables by name, in the order of creation."""
         return {variable.name: variable for _, variable in sorted(self.variables.items())}
 
@@ -108,7 +104,7 @@ def strategy_here() -> Any:
     return installed().extended._strategy
 
 
-def variable_of(number: int, description: dict[str, Any]) -> ServedVariable:
+def variable_of(number: int, description: dict[str, Any]) -> Any:
     """Return this process's variable of a number; unpickling calls this.  Local, but asks the servers for a new one."""
     registry = installed()
     if number not in registry.variables:

@@ -10,11 +10,12 @@ pushed last: see `PlanCache`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy
 
@@ -32,10 +33,23 @@ from mpidist.parameter_server.pickles import packed, pickled
 from mpidist.transports.lines import Line
 from mpidist.variables import IndexedSlices
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NOTHING: dict[Key, Any] = {}
 _KEY, _GRADIENT = itemgetter(0), itemgetter(1)
+
+
+def _asks(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[Client, P], T]:
+    """Have a method that asks servers, or sends them something, called by the client's guard, if it has one."""
+
+    @functools.wraps(method)
+    def guarded(self: Client, *arguments: P.args, **named: P.kwargs) -> T:
+        if self.guard is None:
+            return method(self, *arguments, **named)
+        return self.guard(functools.partial(method, self, *arguments, **named))
+
+    return guarded
 
 
 class Client:
@@ -59,8 +73,8 @@ class Client:
     is_alone = False
     #: Grows when servers are lost.
     generation = 0
-    #: Whether what it asks is asked again when a server has been replaced, see `Recovery`.
-    is_guarded = False
+    #: What calls the methods that ask servers, to ask again when one has been replaced, see `Recovery`.
+    guard: Callable[[Callable[[], Any]], Any] | None = None
     #: Grows when the next reading may give something else.
     moment = 0
 
@@ -91,6 +105,7 @@ class Client:
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
+    @_asks
     def create(self, spec: VariableSpec, server: int, value: Any = None) -> None:
         """Make a variable, or a shard of one, known to this client and to its server.
 
@@ -115,6 +130,7 @@ class Client:
         value = self.snapshot.get(key)
         return self._value(key) if value is None else value
 
+    @_asks
     def _value(self, key: Key) -> Any:
         number = self._number_of(key)
         end = self._ends[number]
@@ -157,10 +173,12 @@ class Client:
         if self._tables:
             self._tables = {}
 
+    @_asks
     def read(self, key: Key) -> Any:
         """Return a variable as it is now, as a new array; the present snapshot stays."""
         return self._ends[self._number_of(key)].ask("read", key=key)[1]
 
+    @_asks
     def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
         """Set a variable, or add to it (`assign_add`), or subtract from it (`assign_sub`); returns when it is done."""
         spec, end = self._specs[key], self._ends[self._number_of(key)]
@@ -170,6 +188,7 @@ class Client:
         end.ask("assign", array, key=key, how=verb)
         self.refresh()
 
+    @_asks
     def lookup(self, key: Key, indices: Any) -> Any:
         """Return some rows of a variable as they are now, as a new array."""
         indices = numpy.asarray(indices, numpy.int64)
@@ -186,6 +205,7 @@ class Client:
         """Add to all rows of a variable, which is kept apart from then on; the present snapshot stays."""
         self._scatter(key, "scatter_add", numpy.arange(len(values)), values)
 
+    @_asks
     def _scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         spec, end = self._specs[key], self._ends[self._number_of(key)]
         indices = numpy.asarray(indices, numpy.int64)
@@ -201,6 +221,7 @@ class Client:
             return self._ends[number].version(key)
         return self._tables[key][1]
 
+    @_asks
     def versions(self) -> dict[Key, int]:
         """Return how often each variable has been changed by now."""
         found: dict[Key, int] = {}
@@ -211,6 +232,7 @@ class Client:
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
+    @_asks
     def push(
         self,
         optimizer: int,
@@ -313,6 +335,7 @@ class Client:
             end.tell_plan(self._plan_count, push_dtype=narrow, **its)
         return parts
 
+    @_asks
     def flush(self) -> None:
         """Wait until the servers are done with all that this client has pushed.
 
@@ -326,6 +349,7 @@ class Client:
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
+    @_asks
     def register_optimizer(self, optimizer: Optimizer, number: int | None = None) -> int:
         """Send an optimizer to the servers, unless they have it, and return its number.
 
@@ -344,20 +368,24 @@ class Client:
             end.ask("register", content, number=number)
         return number
 
+    @_asks
     def iterations(self, number: int) -> int:
         """Return the steps that an optimizer has made, this client's pushes included: the largest of any server."""
         return max(end.iterations(number) for end in self.servers)
 
+    @_asks
     def set_iterations(self, number: int, value: int) -> None:
         """Have an optimizer count its steps from `value` on; slots stay as they are."""
         for end in self.servers:
             end.ask("iterations", number=number, value=value)
 
+    @_asks
     def learning_rate(self, number: int) -> float:
         """Return the learning rate of an optimizer's next step."""
         answers = [end.ask("rate", number=number, value=None)[0] for end in self.servers]
         return max(answers, key=lambda answer: answer["iterations"])["value"]
 
+    @_asks
     def set_learning_rate(self, number: int, value: LearningRate) -> None:
         """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
         if callable(value):
@@ -368,6 +396,7 @@ class Client:
             for end in self.servers:
                 end.set_rate(number, float(value))
 
+    @_asks
     def optimizer_state(self, number: int) -> dict[str, Any]:
         """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays.
 
@@ -382,6 +411,7 @@ class Client:
             found.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
         return found
 
+    @_asks
     def restore_optimizer(self, number: int, state: dict[str, Any]) -> None:
         """Take over what `optimizer_state` gave."""
         slots = {name: numpy.asarray(value) for name, value in state.items() if name.count("/") == 2}

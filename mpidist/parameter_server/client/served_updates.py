@@ -113,7 +113,7 @@ class ServedUpdates(RemoteUpdates):
         if list(map(type, gradients)) != known.kinds:
             return False
         client = known.client
-        if client.is_guarded:  # its lists may be void by the time they are pushed
+        if client.guard is not None:  # its lists may be void by the time they are pushed
             return False
         planned = known.planned() or known.look_up(gradients)
         client.push_planned(self._number, planned, gradients, scale=factor)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy
 
@@ -21,17 +21,9 @@ from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.transports.lines import Line, Patience
 
-if TYPE_CHECKING:
-    from mpidist.parameter_server.coordinator.calls import Calls
-
 _log = logging.getLogger("mpidist")
 
-#: The methods of a client that ask servers, or send them something.
-_ASKS = (
-    *("create", "_value", "read", "assign", "lookup", "_scatter", "versions", "push", "flush"),
-    *("register_optimizer", "iterations", "set_iterations", "learning_rate", "set_learning_rate"),
-    *("optimizer_state", "restore_optimizer"),
-)
+T = TypeVar("T")
 
 
 class Checkpoints(Protocol):
@@ -42,6 +34,24 @@ class Checkpoints(Protocol):
 
     def restore_or_initialize(self) -> Path | None:
         """Restore the newest checkpoint that is whole, and return it; None if there is none."""
+
+
+class Workers(Protocol):
+    """What is needed of the workers' functions.
+
+    Attributes
+    ----------
+    done : int
+        How many functions have returned.
+    """
+
+    done: int
+
+    def be_quiet(self, server: int) -> None:
+        """Have the workers finish, as far as they can, what they have; give them nothing more."""
+
+    def go_on(self, places: dict[Key, int]) -> None:
+        """Tell the workers the servers of variables that were moved, and give them work again."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +88,8 @@ class Recovery:
         To the servers, by number.
     restores : bool
         Whether the user wants a lost server's variables back; else the job ends.
-    calls : Calls
-        The workers' functions: which are quiet while servers are replaced.
+    workers : Workers
+        Whose functions are quiet while servers are replaced.
 
     Attributes
     ----------
@@ -90,21 +100,19 @@ class Recovery:
     restores : list of Restore
     """
 
-    def __init__(self, client: Client, lines: Mapping[int, Line], restores: bool, calls: Calls) -> None:
+    def __init__(self, client: Client, lines: Mapping[int, Line], restores: bool, workers: Workers) -> None:
         self._client = client
         self._lines = dict(lines)
         self._ranks = {line.presence.name_of(line.peer) for line in lines.values()}
         self._restores = restores
-        self._calls = calls
+        self._workers = workers
         self._is_busy = False
         #: By checkpoint, how many functions had finished when it was saved.
         self._done_at: dict[Path, int] = {}
         self.manager: Checkpoints | None = None
         self.on_restore: Callable[[Restore], object] | None = None
         self.restores: list[Restore] = []
-        client.is_guarded = True
-        for name in _ASKS:
-            setattr(client, name, self._guarded(getattr(client, name)))
+        client.guard = self._guarded
         registry.installed().on_save = self._saved
 
     def takes(self, error: BaseException) -> bool:
@@ -137,24 +145,22 @@ class Recovery:
     def _is_of_server(self, error: BaseException) -> bool:
         return isinstance(error, PeerLostError) and error.rank in self._ranks
 
-    def _guarded(self, ask: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any, **named: Any) -> Any:
-            while True:
-                known = len(self._lines)
-                try:
-                    return ask(*arguments, **named)
-                except PeerLostError as error:
-                    if self._is_busy or not self._is_of_server(error):
-                        raise
-                    self.look()
-                    if len(self._lines) == known:  # it was not this
-                        raise
-
-        return guarded
+    def _guarded(self, ask: Callable[[], T]) -> T:
+        """Return what the client's servers answer, asked again when one of them has been replaced."""
+        while True:
+            known = len(self._lines)
+            try:
+                return ask()
+            except PeerLostError as error:
+                if self._is_busy or not self._is_of_server(error):
+                    raise
+                self.look()
+                if len(self._lines) == known:  # it was not this
+                    raise
 
     def _saved(self, path: Path) -> None:
         self._done_at = {each: done for each, done in self._done_at.items() if each.exists()}
-        self._done_at[path.resolve()] = self._calls.done
+        self._done_at[path.resolve()] = self._workers.done
 
     # -- replacing ----------------------------------------------------------------------------------------------------
 
@@ -171,8 +177,8 @@ class Recovery:
             except PeerLostError as error:
                 if not self._is_of_server(error) or not any(line.lost for line in self._lines.values()):
                     raise
-        self._calls.go_on(places)
-        undone = self._calls.done - self._done_at.get(path.resolve(), 0)
+        self._workers.go_on(places)
+        undone = self._workers.done - self._done_at.get(path.resolve(), 0)
         text = "; ".join(map(str, gone.values()))
         _log.warning(
             "%s; all variables are those of %s, on the servers that are left; %d functions that had finished since are "
@@ -203,7 +209,7 @@ class Recovery:
                 error, "nothing says what to restore: call ClusterCoordinator.restore_from(manager) at the start"
             )
         for number in gone:
-            self._calls.be_quiet(number)
+            self._workers.be_quiet(number)
             self._client.lose(number)
         lost = [spec for spec in self._client.homeless() if spec.key[0] < registry.WORDS]  # old words are of no use
         begun_anew = _check_covered(lost, self.manager, error)

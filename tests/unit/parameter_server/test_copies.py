@@ -146,6 +146,7 @@ def step(writer: Variables, slots: Slots, number: int, changed: list[int], value
             writer.views(copy)[index, 0][...] = value
             for slot, array in slots.of((index, 0), 1 - old).items():
                 array[...] = value * len(slot)
+        ticking[-1] = ticking[-1]  # a moment to die
         slots.count_change(old, 1 - old, where)
         writer.commit(copy, where, 1 << number)
         slots.finish(1 - old)
@@ -182,7 +183,7 @@ def test_nothing_of_a_side_that_was_begun_is_believed(stores):
 
 
 def take_steps(steps):
-    """Make steps, each of an optimizer, for some variables, up to so many stores; check all that there is after each."""
+    """Make steps, each of an optimizer, for some variables, up to so many stores; check all after each."""
     buffers, _ = published(3, 1)
     names = ("m", "vv")
     own = [OwnSlots(buffers.layout, names, 2, {"vv": 0.5}, shares=True) for _ in range(2)]
