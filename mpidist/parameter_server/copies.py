@@ -62,25 +62,7 @@ class _Places:
 
 
 class Copies:
-    """Several copies of arrays in the places of one layout.  Who changes them has the turn.
-
-    Parameters
-    ----------
-    layout : Layout
-    places : _Places
-    arrays : sequence of sequence of Section
-        By section of the layout, where its arrays lie in a copy.
-    count : int
-        Of copies.
-    memory : writable buffer
-
-    Attributes
-    ----------
-    sections : list of list of list of array
-        By copy and section, its arrays.
-    versions : list of array of int64
-        By copy and variable, the number of its change.
-    """
+    """Several copies of arrays in the places of one layout.  Who changes them has the turn."""
 
     def __init__(
         self, layout: Layout, places: _Places, arrays: Sequence[Sequence[Section]], count: int, memory: Any
@@ -243,26 +225,7 @@ def places_of_variables(layout: Layout, clients: int) -> _Places:
 
 
 class Buffers(Variables):
-    """Copies of all variables of one layout: the server's side, which makes them.
-
-    Parameters
-    ----------
-    layout : Layout
-    clients : int
-        How many may pin a copy; with none the memory is private.
-
-    Attributes
-    ----------
-    path : str
-        Where clients map it; empty in private memory.
-    token : int
-        What they find there if it is still this.
-
-    Raises
-    ------
-    OSError
-        There is no memory for two copies.
-    """
+    """Copies of all variables of one layout: the server's side, which makes them."""
 
     def __init__(self, layout: Layout, clients: int) -> None:
         places = places_of_variables(layout, clients)
@@ -317,16 +280,7 @@ class Buffers(Variables):
 
 
 class Slots(Copies):
-    """The slots of one optimizer for the variables of one layout: two sides, or one that is written in place.
-
-    Parameters
-    ----------
-    layout : Layout
-    names : sequence of str
-        Of the slots.
-    sides : int
-    memory : writable buffer
-    """
+    """The slots of one optimizer for the variables of one layout: two sides, or one that is written in place."""
 
     def __init__(self, layout: Layout, names: Sequence[str], sides: int, memory: Any) -> None:
         arrays = _slot_sections(layout, len(names))
@@ -352,16 +306,6 @@ class OwnSlots(Slots):
     """Slots: the server's side, which makes them.  A variable gets its slots when it is first updated.
 
     In private memory where there is no room to share: who has not mapped them pushes by messages.
-
-    Parameters
-    ----------
-    layout : Layout
-    names : sequence of str
-    sides : int
-    initial : mapping of str to float
-        What slots are filled with; 0 for those that are not named.
-    shares : bool
-        Whether clients are to write them.
     """
 
     def __init__(

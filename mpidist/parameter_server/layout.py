@@ -36,16 +36,7 @@ def dtype_name(dtype: Any) -> str:
 
 @dataclass(frozen=True)
 class VariableSpec:
-    """What is known of a variable, or of one shard of it, everywhere.
-
-    Attributes
-    ----------
-    key : (int, int)
-        Number of the variable in the order of creation, and of the shard.
-    name : str
-    shape : tuple of int
-    dtype : numpy.dtype
-    """
+    """What is known of a variable, or of one shard of it, everywhere."""
 
     key: Key
     name: str
@@ -84,16 +75,7 @@ def in_order(specs: Iterable[VariableSpec]) -> list[VariableSpec]:
 
 @dataclass(frozen=True)
 class Section:
-    """Elements of one dtype, side by side.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-    start : int
-        Offset in bytes.
-    size : int
-        Elements.
-    """
+    """Elements of one dtype, side by side."""
 
     dtype: numpy.dtype
     start: int
@@ -121,25 +103,7 @@ def _sections(pairs: Iterable[tuple[numpy.dtype, int]]) -> list[Section]:
 
 
 class Layout:
-    """Where each variable lies in a buffer of bytes.
-
-    Parameters
-    ----------
-    specs : iterable of VariableSpec
-
-    Attributes
-    ----------
-    specs : list of VariableSpec
-        In the order in which they lie there.
-    index : dict of key to int
-        Place in `specs`.
-    sections : list of Section
-    section_of : list of int
-        By variable, the number of its section.
-    first : list of int
-        By variable, its first element in its section.
-    nbytes : int
-    """
+    """Where each variable lies in a buffer of bytes."""
 
     def __init__(self, specs: Iterable[VariableSpec]) -> None:
         self.specs = in_order(specs)
@@ -161,12 +125,7 @@ class Layout:
         return self.specs[self.index[key]]
 
     def views(self, memory: Any) -> dict[Key, Any]:
-        """Return every variable, in its shape, in a flat array of bytes.  Local.
-
-        Parameters
-        ----------
-        memory : array of uint8, shape (nbytes,)
-        """
+        """Return every variable, in its shape, in a flat array of bytes.  Local."""
         flat = [section.of(memory) for section in self.sections]
         return {
             spec.key: flat[number][first : first + spec.size].reshape(spec.shape)
@@ -202,15 +161,6 @@ class Plan:
 
     First those of whole variables, section by section.  Behind them, for each variable of which rows are pushed: the
     numbers of the rows, and the rows.
-
-    Attributes
-    ----------
-    dense : tuple of VariableSpec
-        In order.
-    sparse : tuple of VariableSpec
-        In order.
-    push_dtype : numpy.dtype or None
-        What floats of more bytes are sent as.
     """
 
     dense: tuple[VariableSpec, ...]
@@ -255,13 +205,7 @@ class Plan:
         return found
 
     def row_places(self, counts: Sequence[int]) -> list[tuple[slice, slice]]:
-        """Return where numbers and rows lie, in bytes, by variable of `sparse`.
-
-        Parameters
-        ----------
-        counts : sequence of int
-            Rows of each variable.
-        """
+        """Return where numbers and rows lie, in bytes, by variable of `sparse`."""
         found, end = [], self.dense_nbytes
         for spec, count in zip(self.sparse, counts, strict=True):
             numbers = slice(end, end + 8 * count)

@@ -15,11 +15,6 @@ class Ledger:
     """Words that say how far a server is, and who may change its variables.
 
     Its clients on the same node read them, and write those of what they have changed themselves, see `Direct`.
-
-    Parameters
-    ----------
-    memory : writable buffer of `Ledger.nbytes` (clients) bytes
-    clients : int
     """
 
     #: Number of the layout; how often an optimizer got another rule or schedule; whether anything is torn; whether the

@@ -15,11 +15,6 @@ def packed(optimizer: Optimizer) -> bytes:
 
     What needs whole gradients, or several micro-batches, is done by the clients before they push: clipping by norm,
     loss scale, accumulation, and leaving out what is not finite.
-
-    Raises
-    ------
-    MissingDependencyError
-        A function of it, such as a schedule, cannot be found by its name, and cloudpickle is not installed.
     """
     return pickled(optimizer.rule_only())
 

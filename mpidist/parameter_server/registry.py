@@ -22,24 +22,7 @@ WORDS = 1 << 30
 
 
 class Registry:
-    """What servers hold for the program of this process.  All Local.
-
-    Parameters
-    ----------
-    client : Client or what has its methods
-        How the servers are reached.
-    extended : StrategyExtended
-        The strategy's, which makes variables of descriptions.
-
-    Attributes
-    ----------
-    variables : dict of int to ServedVariable
-    optimizers : dict of int to Optimizer
-    metrics : dict of int to Metric
-        Made in the strategy's scope.  With a coordinator their sums are variables, too.
-    on_save : callable or None
-        Called with the path of each checkpoint that this process has saved.
-    """
+    """What servers hold for the program of this process.  All Local."""
 
     on_save: Callable[[Path], object] | None = None
 
@@ -83,13 +66,7 @@ def of_job() -> Registry | None:
 
 
 def installed() -> Registry:
-    """Return the registry of this process.  Local.
-
-    Raises
-    ------
-    RuntimeError
-        It has made no ParameterServerStrategy.
-    """
+    """Return the registry of this process.  Local."""
     found = _of_thread.registry or (_of_process[0] if _of_process else None)
     if found is None:
         raise RuntimeError(

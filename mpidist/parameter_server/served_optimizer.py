@@ -16,25 +16,7 @@ _OURS = Optimizer.__module__.rpartition(".")[0] + "."
 
 
 class ServedOptimizer:
-    """An optimizer that updates the variables of a server, in the server or in a client on its node.
-
-    Parameters
-    ----------
-    content : bytes
-        What `packed` returned.
-    number : int
-        By which servers and clients know it.
-
-    Attributes
-    ----------
-    optimizer : Optimizer
-    slots : Slots or None
-        Those of variables that lie side by side.
-    joins : bool
-        Whether neighbours of the same decay are updated alike, so that one call does for all of them.
-    is_ours : bool
-        Whether a step changes variables, slots and the number of steps, and nothing else.
-    """
+    """An optimizer that updates the variables of a server, in the server or in a client on its node."""
 
     slots: Slots | None = None
 

@@ -20,22 +20,6 @@ class Turn:
     """The right to change a server's variables, seen from the server, or from one of its clients.  All Local.
 
     It ends with the process that has it, so that the death of one never stops the others.
-
-    Parameters
-    ----------
-    path : str
-        Of the ledger's file.
-    words : memoryview of int64
-        The ledger's.
-    patience : Patience
-        For waiting; its deadline holds.
-    control : ControlChannel
-        By whose numbers and names ranks are known.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened, or has no locks.
     """
 
     def __init__(self, path: str, words: Any, patience: Patience, control: ControlChannel) -> None:

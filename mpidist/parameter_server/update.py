@@ -37,28 +37,7 @@ class _Piece:
 
 @dataclass
 class _Run:
-    """Neighbours in a layout, and in a push, that one call updates.
-
-    Attributes
-    ----------
-    section : int
-        Of the layout.
-    start, stop : int
-        Elements of that section.
-    wire : slice
-        Bytes of the payload.
-    wire_dtype : numpy.dtype
-    decay : float
-        Weight decay of all of them.
-    variable : StoredVariable or None
-        Whose run it is, where the rule needs to know.
-    copies : list of array
-        The elements in every copy of the variables.
-    sides : list of list of array
-        Their slots, on every side.
-    pieces : list of _Piece
-        All of it, where nothing but the rule is applied, to gradients that are as they must be; else empty.
-    """
+    """Neighbours in a layout, and in a push, that one call updates."""
 
     section: int
     start: int

@@ -62,20 +62,7 @@ class Direct:
         self._packed = numpy.empty(0, numpy.uint8)
 
     def push(self, number: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
-        """Apply gradients as one step of an optimizer; return False, with nothing done, if the server is to do it.
-
-        Parameters
-        ----------
-        number : int
-            Of the optimizer.
-        part : Part
-        gradients : sequence of array
-            What ``part.chosen`` returned.
-        rate : float
-            NaN for the optimizer's own.
-        scale : float
-            What the gradients are multiplied by.
-        """
+        """Apply gradients as one step of an optimizer; return False, with nothing done, if the server is to do it."""
         update = self.settle(number, part)
         if update is None:
             return False

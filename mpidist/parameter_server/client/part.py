@@ -48,21 +48,7 @@ class Residues:
 
 
 class Part:
-    """What goes to one server of the gradients of one list of variables.
-
-    Parameters
-    ----------
-    number : int
-        Of the plan at this server.
-    plan : Plan
-    dense, sparse : list of int
-        Places in the user's list, in the plan's order.
-    residues : Residues
-    views : dict of int to list of (array, list of array)
-        By plan: the sections of the few arrays that its gradients are packed in; the server's, which empties it.
-    forget : callable
-        Told the number when this is dropped.
-    """
+    """What goes to one server of the gradients of one list of variables."""
 
     def __init__(
         self,
@@ -78,6 +64,7 @@ class Part:
         self.plan = plan
         self.sparse = sparse
         self.nbytes = plan.dense_nbytes
+        #: Sections of the arrays that gradients are packed in: the server's, which empties it.
         self._views, self._forget = views, forget
         self._shapes = tuple(spec.shape for spec in plan.dense)
         self._dense = dense
@@ -134,13 +121,7 @@ class Part:
         return gradient.shape == self._shapes[0]
 
     def pack(self, chosen: Sequence[Any], array: Any) -> None:
-        """Copy gradients of whole variables to where a push has them, such as the memory of an area.
-
-        Raises
-        ------
-        ValueError
-            One does not have its variable's shape.
-        """
+        """Copy gradients of whole variables to where a push has them, such as the memory of an area."""
         targets = self._targets_in(array)
         if self._rows is not None and self._rows.pack(chosen, targets[0]):
             return

@@ -12,12 +12,6 @@ class PlannedList:
     """What goes to each server of the gradients of one list of variables.
 
     No cycle of references leads back to it: when the client drops it, its parts say so to their servers.
-
-    Attributes
-    ----------
-    key, nbytes, last_call
-        For the `PlanCache`.
-    parts : list of (ServerEnd, Part)
     """
 
     def __init__(self, key: Any, parts: list[tuple[ServerEnd, Part]]) -> None:

@@ -13,21 +13,7 @@ from mpidist.runtime.board import fence, full_fence
 
 
 class Reader(Variables):
-    """Copies of all variables of one layout: a client's side, which pins what it reads.
-
-    Parameters
-    ----------
-    layout : Layout
-    path, token : str, int
-        As the server gave them.
-    clients, client : int
-        How many may pin, and which of them this is.
-
-    Raises
-    ------
-    FileNotFoundError
-        The server has another layout by now.
-    """
+    """Copies of all variables of one layout: a client's side, which pins what it reads."""
 
     def __init__(self, layout: Layout, path: str, token: int, clients: int, client: int) -> None:
         memory = mapped(path, places_of_variables(layout, clients).nbytes, token)

@@ -18,20 +18,6 @@ class ServedSums:
     """The sums of one metric, as one variable of a server, to which every process adds what it has counted.
 
     The metric's own `sums` are what its process has counted, and not added yet.
-
-    Parameters
-    ----------
-    extended : StrategyExtended
-        The strategy's.
-    metric : Metric
-    number : int
-        Of the metric, for all processes.
-    variable : ServedVariable, optional
-        By default it is made when it is first needed: the metric may not have named its sums yet.
-
-    Attributes
-    ----------
-    metric : Metric
     """
 
     def __init__(self, extended: Any, metric: Any, number: int, variable: ServedVariable | None = None) -> None:

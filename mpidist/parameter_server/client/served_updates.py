@@ -61,13 +61,6 @@ class ServedUpdates(RemoteUpdates):
 
     They get its rule and settings once, with its first gradients; steps and slots are theirs from then on.  What needs
     whole gradients (clipping by norm, loss scale, accumulation) is done before they are pushed.
-
-    Parameters
-    ----------
-    registry : Registry
-    optimizer : Optimizer
-    number : int
-        By which servers know it.
     """
 
     def __init__(self, registry: Registry, optimizer: Optimizer, number: int) -> None:
@@ -174,13 +167,7 @@ class ServedUpdates(RemoteUpdates):
         return {name: value for name, value in found.items() if name in _PLAIN}, saved
 
     def match(self, saved: Sequence[SavedSlots]) -> None:
-        """Bind saved slots to variables of the servers.
-
-        Raises
-        ------
-        ValueError
-            As for `bind_by_name`; or slots belong to no variable of the servers.
-        """
+        """Bind saved slots to variables of the servers."""
         bind_by_name(saved, [each for each in self._registry.by_name().values() if each.trainable])
         if lost := [each.name for each in saved if each.variable is None]:
             raise ValueError(f"slots were saved for variables {lost}, which the servers do not have: the model differs")

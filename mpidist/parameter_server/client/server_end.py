@@ -28,27 +28,7 @@ def error_kind(name: str) -> type[Exception]:
 
 
 class ServerEnd:
-    """What is common to servers near and far.
-
-    Parameters
-    ----------
-    line : Line
-    number, client : int
-        Of the server, and of this client.
-
-    Attributes
-    ----------
-    pushed : int
-        Pushes sent.
-    has_clock, gathers : bool
-        See `Consistency`.
-    steps : sequence of int
-        By optimizer: its steps as seen when this client's present step began.
-    forgotten : list of int
-        Plans that are not used any more, of which the server is told with the next new one.
-    views : dict of int to list of (array, list of array)
-        By plan: the sections of the few arrays that its gradients are packed in.
-    """
+    """What is common to servers near and far."""
 
     ledger: Any = None
 
@@ -60,11 +40,15 @@ class ServerEnd:
         self.name = f"ps {number} ({control.name(line.presence.name_of(line.peer))})"
         self._who = f"rank {control.rank} waits for {self.name}"
         self._patience = Patience([line], f"{self._who} to apply what it pushed")
+        #: Pushes sent.
         self.pushed = 0
         self.clients = 0
         self.has_clock = self.gathers = False
+        #: By optimizer: its steps as seen when this client's present step began.
         self.steps: Sequence[int] = ()
+        #: Plans that are not used any more, of which the server is told with the next new one.
         self.forgotten: list[int] = []
+        #: By plan: the few arrays that its gradients are packed in, each with its sections.
         self.views: dict[int, list[tuple[Any, list[Any]]]] = {}
         self._areas: list[Area | None] = [None, None]
         self._failures: list[dict[str, Any]] = []
@@ -122,18 +106,7 @@ class ServerEnd:
     def push(
         self, optimizer: int, part: Part, chosen: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
     ) -> None:
-        """Send a push; does not wait for it to be applied.
-
-        Parameters
-        ----------
-        optimizer : int
-        part : Part
-        chosen : sequence of array
-            What ``part.chosen`` returned.
-        gradients : sequence
-            All of them; rows are taken from here.
-        rate, scale : float
-        """
+        """Send a push; does not wait for it to be applied."""
         seen = self.steps_of(optimizer) if self.gathers else 0
         rows = [gradients[place].coalesced() for place in part.sparse]
         counts = tuple(len(each.indices) for each in rows)
@@ -161,13 +134,7 @@ class ServerEnd:
         self.line.send(protocol.pack(Kind.NOTE, {"verb": verb}))
 
     def ask(self, verb: str, array: Any = None, **fields: Any) -> tuple[dict[str, Any], Any]:
-        """Send a request and return its answer: content, and a new array or None.
-
-        Raises
-        ------
-        ServerError, ValueError, TypeError, KeyError, IndexError
-            What went wrong at the server, here or in a push before.
-        """
+        """Send a request and return its answer: content, and a new array or None."""
         return self._answer(self._answered(verb, array, **fields))
 
     def _answered(self, verb: str, array: Any = None, **fields: Any) -> Message:

@@ -46,19 +46,7 @@ _MOST_FUNCTIONS = 1000
 
 
 class _Batch:
-    """Calls that one worker has.
-
-    Attributes
-    ----------
-    seconds : float
-        What it is expected to take.
-    end : float
-        When it is expected to be done, by `time.monotonic`.
-    began : float
-        When it went to the worker, or the chief heard of the end of the one before it.
-    warn_after : float
-        After how many seconds from then on it is told that the batch still runs.
-    """
+    """Calls that one worker has."""
 
     __slots__ = ("number", "calls", "seconds", "end", "began", "warn_after")
 
@@ -77,22 +65,7 @@ class _Batch:
 
 
 class Lane:
-    """One worker, as the chief sees it.
-
-    Parameters
-    ----------
-    index : int
-        Number of the worker.
-    talk : Conversation
-
-    Attributes
-    ----------
-    batches : deque of _Batch
-        What it has and has not answered, in their order.
-    known : set of int
-        The functions that it was told.
-    is_gone : bool
-    """
+    """One worker, as the chief sees it."""
 
     def __init__(self, index: int, talk: Conversation) -> None:
         self.index = index
@@ -128,27 +101,7 @@ class Lane:
 
 
 class Calls:
-    """All calls that were scheduled and are not done.
-
-    Parameters
-    ----------
-    workers : mapping of int to Conversation
-        With each worker, by its number.
-    capacity : int
-        How many calls may wait.
-    name : str
-        How messages call this rank.
-    refresh : callable
-        Called when functions have run: lets the program see what they have made of the variables.
-
-    Attributes
-    ----------
-    waiting : deque of RemoteValue
-    error : BaseException or None
-        Of the first function that failed, until it is raised.
-    done : int
-        How many functions have returned.
-    """
+    """All calls that were scheduled and are not done."""
 
     def __init__(
         self, workers: Mapping[int, Conversation], capacity: int, name: str, refresh: Callable[[], object]
@@ -198,13 +151,7 @@ class Calls:
             self._say(lane, *content)
 
     def pump(self) -> bool:
-        """Take in what workers have answered, and give them work; return whether there was an answer.  Local.
-
-        Raises
-        ------
-        RankFailedError
-            A worker is gone, and the job cannot go on without it.
-        """
+        """Take in what workers have answered, and give them work; return whether there was an answer.  Local."""
         heard = False
         for lane in list(self.lanes):
             if lane.is_gone:  # since this look began
@@ -415,13 +362,7 @@ class Calls:
                 self._lose(lane)
 
     def _lose(self, lane: Lane) -> None:
-        """Take a worker out; what it had to do waits again, before all else, and runs on another.
-
-        Raises
-        ------
-        RankFailedError
-            It was the last one, or the job does not tolerate faults.
-        """
+        """Take a worker out; what it had to do waits again, before all else, and runs on another."""
         error = lane.talk.lost(f"{self._name} schedules functions on {lane}")
         if not isinstance(error, PeerLostError):
             raise error

@@ -54,12 +54,7 @@ class Kind(enum.IntEnum):
 
 
 class Conversation:
-    """One end of the talk between the chief and a worker.
-
-    Parameters
-    ----------
-    line : Line
-    """
+    """One end of the talk between the chief and a worker."""
 
     def __init__(self, line: Line) -> None:
         self.line = line

@@ -32,17 +32,7 @@ _LOOK_SECONDS = 1e-3
 
 
 class Executor:
-    """What a worker rank is from its `ClusterCoordinator` line on.
-
-    Parameters
-    ----------
-    chief : Conversation
-    client : Client or what has its methods
-    index, count : int
-        Number of this worker, and how many there are.
-    name : str
-        How messages call it.
-    """
+    """What a worker rank is from its `ClusterCoordinator` line on."""
 
     def __init__(self, chief: Conversation, client: Any, index: int, count: int, name: str) -> None:
         self._chief = chief

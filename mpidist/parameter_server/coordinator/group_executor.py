@@ -25,18 +25,6 @@ class GroupExecutor(Executor):
 
     What the chief says is passed on to all ranks.  After each function they tell each other how it ended, so that all
     go on, or none.
-
-    Parameters
-    ----------
-    chief : Conversation or None
-        On the first rank.
-    client : GroupClient
-    index, count : int
-        Number of this worker, and how many there are.
-    name : str
-        How messages call it.
-    communicator : Communicator
-        Of the ranks of this worker.
     """
 
     def __init__(

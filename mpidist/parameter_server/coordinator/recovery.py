@@ -37,13 +37,7 @@ class Checkpoints(Protocol):
 
 
 class Workers(Protocol):
-    """What is needed of the workers' functions.
-
-    Attributes
-    ----------
-    done : int
-        How many functions have returned.
-    """
+    """What is needed of the workers' functions."""
 
     done: int
 
@@ -78,27 +72,7 @@ class Restore:
 
 
 class Recovery:
-    """The chief's watch over the servers.
-
-    Parameters
-    ----------
-    client : Client
-        The chief's.  What it is asked for is done again, from its beginning, when a server has been replaced meanwhile.
-    lines : mapping of int to Line
-        To the servers, by number.
-    restores : bool
-        Whether the user wants a lost server's variables back; else the job ends.
-    workers : Workers
-        Whose functions are quiet while servers are replaced.
-
-    Attributes
-    ----------
-    manager : CheckpointManager or None
-        Whose newest checkpoint is restored.
-    on_restore : callable or None
-        Called with each `Restore`.
-    restores : list of Restore
-    """
+    """The chief's watch over the servers."""
 
     def __init__(self, client: Client, lines: Mapping[int, Line], restores: bool, workers: Workers) -> None:
         self._client = client
@@ -120,13 +94,7 @@ class Recovery:
         return self._restores and self._is_of_server(error)
 
     def look(self) -> None:
-        """Look whether all servers are there, and do what is to be done if not.
-
-        Raises
-        ------
-        PeerLostError
-            A server is gone, and its variables are not to be restored, or cannot be.
-        """
+        """Look whether all servers are there, and do what is to be done if not."""
         if self._is_busy or not any(line.lost for line in self._lines.values()):
             return
         self._is_busy = True
@@ -237,14 +205,7 @@ class Recovery:
 
 
 def moved(client: Client | None, places: Mapping[Key, int]) -> None:
-    """Take note that variables are on other servers.
-
-    Parameters
-    ----------
-    client : Client or None
-        None on a rank that does not speak with the servers itself.
-    places : mapping of key to int
-    """
+    """Take note that variables are on other servers."""
     specs = {} if client is None else dict(client.known())
     for key, server in places.items():
         if client is not None and key in specs:

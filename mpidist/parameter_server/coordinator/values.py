@@ -111,11 +111,6 @@ class PerWorkerIterator(PerWorkerValues):
     """An iterator on every worker; made by ``iter`` of what `ClusterCoordinator.create_per_worker_dataset` returned.
 
     All methods are Local.
-
-    Parameters
-    ----------
-    number : int
-        What chief and workers call it.
     """
 
     def __init__(self, number: int) -> None:
@@ -161,17 +156,7 @@ class PerWorkerDataset(PerWorkerIterator):
 
 
 class OnWorker(threading.local):
-    """What a thread that runs scheduled functions knows of the worker that it is.
-
-    Attributes
-    ----------
-    index : int or None
-        Number of the worker, from 0; None in all other threads.
-    count : int
-        How many workers there are.
-    made : callable
-        Returns the data set or iterator of a number.
-    """
+    """What a thread that runs scheduled functions knows of the worker that it is."""
 
     index: int | None = None
     count = 0
@@ -182,13 +167,7 @@ on_worker = OnWorker()
 
 
 def experimental_get_current_worker_index() -> int:
-    """Return the number of the worker that runs this function, from 0.  Local.
-
-    Raises
-    ------
-    RuntimeError
-        It is not called in a scheduled function, nor in one that makes a worker's data set.
-    """
+    """Return the number of the worker that runs this function, from 0.  Local."""
     if on_worker.index is None:
         raise RuntimeError(_OUTSIDE)
     return on_worker.index

@@ -7,27 +7,16 @@ from mpidist.transports.lines import Area, Line, Message
 
 
 class Peer:
-    """One client, as a server knows it.
-
-    Attributes
-    ----------
-    applied_word : int
-        Of the ledger.
-    arrived : int
-        How many of its pushes have come.
-    is_here : bool
-    first : Message or None
-        What it has sent first, while it waits for the server's turn, or for a copy to be written.
-    plans : dict of int to Planned
-        By the client's number.
-    """
+    """One client, as a server knows it."""
 
     def __init__(self, number: int, line: Line, applied_word: int) -> None:
         self.number = number
         self.line = line
         self.applied_word = applied_word
+        #: Pushes that have come.
         self.arrived = 0
         self.is_here = True
+        #: What it has sent first, while it waits for the server's turn, or for a copy to be written.
         self.first: Message | None = None
         self.plans: dict[int, Planned] = {}
         self._areas: list[Area] = []

@@ -40,23 +40,7 @@ class _Push:
 
 
 class Pushes:
-    """The pushes of all clients of a server.
-
-    Parameters
-    ----------
-    progress : Progress
-    consistency : Consistency
-    peers : sequence of Peer
-    tell_failure : callable
-        Tells a client about a push that could not be applied.
-    is_short : callable
-        Called where pushes have to wait for a copy.
-
-    Attributes
-    ----------
-    ready : list of list of _Push
-        Those to be applied, each list as one; they wait only while there is no copy to be written.
-    """
+    """The pushes of all clients of a server."""
 
     def __init__(
         self,
@@ -71,6 +55,7 @@ class Pushes:
         self._peers = peers
         self._tell_failure, self._is_short = tell_failure, is_short
         self._headers: dict[bytes, PushHeader] = {}
+        #: To be applied, each list as one; they wait only while there is no copy to be written.
         self.ready: list[list[Any]] = []
 
     def take(self, peer: Peer, message: Message) -> None:

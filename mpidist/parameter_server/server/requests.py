@@ -40,13 +40,7 @@ class Requests:
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
 
     def answer(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
-        """Return the answer to a request.
-
-        Raises
-        ------
-        Waiting
-            There is none yet.
-        """
+        """Return the answer to a request."""
         return self._verbs[request["verb"]](peer, request, array)
 
     def only_reads(self, request: dict[str, Any]) -> bool:

@@ -64,16 +64,7 @@ class _Target:
 
 
 class Planned:
-    """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it.
-
-    Attributes
-    ----------
-    plan : Plan
-    targets : dict of int to _Target
-        By optimizer; for the present layout.
-    key, nbytes, last_call
-        For a `PlanCache`.
-    """
+    """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = self.key = plan
@@ -82,22 +73,7 @@ class Planned:
 
 
 class Store:
-    """The variables of a server.  All Local.
-
-    Parameters
-    ----------
-    readers : int
-        Clients that read the variables where they lie.
-
-    Attributes
-    ----------
-    variables : dict of key to StoredVariable
-    optimizers : dict of int to StoredOptimizer
-    layout_number : int
-        Changes with the layout.
-    rules_number : int
-        Changes with the settings of an optimizer, and with where its slots lie.
-    """
+    """The variables of a server.  All Local."""
 
     def __init__(self, readers: int) -> None:
         self._readers = readers
@@ -108,8 +84,8 @@ class Store:
         self._fresh: set[Key] = set()
         #: Variables that a push has changed in part, and why it got no further.
         self._torn: dict[Key, str] = {}
-        self.layout_number = 0
-        self.rules_number = 0
+        #: Change with the layout; with settings of optimizers, and with where their slots lie.
+        self.layout_number = self.rules_number = 0
         self.buffers = Buffers(Layout([]), readers)
         #: Those that somebody keeps.
         self.plans: WeakValueDictionary[Plan, Planned] = WeakValueDictionary()
@@ -271,13 +247,7 @@ class Store:
         return self.make_table(key).storage[indices]
 
     def planned(self, plan: Plan) -> Planned:
-        """Return what is known of a plan here, the same object for equal ones.
-
-        Raises
-        ------
-        KeyError
-            One of its variables is not here.
-        """
+        """Return what is known of a plan here, the same object for equal ones."""
         unknown = [spec.name for spec in (*plan.dense, *plan.sparse) if spec.key not in self.variables]
         if unknown:
             raise KeyError(f"this server has no variables {unknown}")
@@ -299,23 +269,6 @@ class Store:
         Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what it
         may have changed is torn: slots, until they are restored; tables, and variables of which there is no copy for
         clients, until they are set.  All else is as it was.
-
-        Parameters
-        ----------
-        number : int
-            Of the optimizer.
-        planned : Planned
-        pushed : sequence of (counts, payload)
-            Numbers of rows, and gradients as bytes, of each push.
-        learning_rate : float
-            NaN for the optimizer's own.
-        scale : float
-            What the mean is multiplied by.
-
-        Raises
-        ------
-        TornVariableError
-            An earlier push was broken off, and left some of these variables, or their slots, changed in part.
         """
         target = planned.targets.get(number) or self.target(number, planned)
         update, payload = target.update, pushed[0][1]
