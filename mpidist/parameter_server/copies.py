@@ -1,7 +1,7 @@
 """Copies of variables, and of slots, that a server and the clients on its node read and write where they lie.
 
-Who writes - the server, or a client that has the turn - writes a copy that nobody reads, and makes it current when it
-is complete.  So a reader never sees a change, and a writer that dies leaves the copy before: the one that it had begun
+Who has the write lock - the server, or a client - writes a copy that nobody reads, and makes it current when it is
+complete.  So a reader never sees a change, and a writer that dies leaves the copy before: the one that it had begun
 is marked, and nothing in it is believed.
 
 Of the variables there are two copies more than clients that may *pin* one while they read it.  Slots are read by who
@@ -62,7 +62,7 @@ class _Places:
 
 
 class Copies:
-    """Several copies of arrays in the places of one layout.  Who changes them has the turn."""
+    """Several copies of arrays in the places of one layout.  Who changes them has the write lock."""
 
     def __init__(
         self, layout: Layout, places: _Places, arrays: Sequence[Sequence[Section]], count: int, memory: Any
@@ -72,6 +72,7 @@ class Copies:
         self._words = memoryview(memory)[: places.words * _WORD_BYTES].cast("q")
         table = numpy.frombuffer(memory, numpy.int64, count * len(layout.specs), places.versions * _WORD_BYTES)
         self.versions: list[Any] = list(table.reshape(count, len(layout.specs)))
+        self._version_bytes = [each.view(numpy.uint8).data for each in self.versions]
         flat = numpy.frombuffer(memory, numpy.uint8)
         self.bytes: list[Any] = [flat[places.bytes_of(copy)] for copy in range(count)]
         self.sections = [[[part.of(each) for part in section] for section in arrays] for each in self.bytes]
@@ -87,25 +88,34 @@ class Copies:
         if not words[whole]:  # its last writer did not come to the end
             self.versions[new][...] = -1
         words[whole] = 0
-        if changed is None:
+        if changed is None or self._are_alike(old, new, changed):
             return
-        stale = self.versions[new] != self.versions[old]
+        before, versions = self.versions[old], self.versions[new]
+        stale = versions != before
         stale[changed] = False
-        if stale.any():
-            stale &= self.versions[old] != _ABSENT
-            for number, where in self.layout.stretches(numpy.flatnonzero(stale).tolist()):
-                for after, before in zip(self.sections[new][number], self.sections[old][number], strict=True):
-                    after[where] = before[where]
+        versions[stale] = before[stale]
+        stale &= before != _ABSENT
+        for number, where in self.layout.stretches(numpy.flatnonzero(stale).tolist()):
+            for after, array in zip(self.sections[new][number], self.sections[old][number], strict=True):
+                after[where] = array[where]
+
+    def _are_alike(self, old: int, new: int, changed: Any) -> bool:
+        """Whether two copies are known to differ in nothing but neighbours: asked in a tenth of the time."""
+        if type(changed) is not slice:
+            return False
+        before, versions = self._version_bytes[old], self._version_bytes[new]
+        start, stop = changed.start * _WORD_BYTES, changed.stop * _WORD_BYTES
+        return versions[:start] == before[:start] and versions[stop:] == before[stop:]
 
     def count_change(self, old: int, new: int, changed: Any) -> None:
         """Give the `changed` variables of a copy that was prepared a new version each."""
         before, versions = self.versions[old], self.versions[new]
         if changed is None:
             numpy.add(before, _ONE, out=versions)
+        elif type(changed) is slice:
+            numpy.add(before[changed], _ONE, out=versions[changed])
         else:
-            if new != old:
-                versions[...] = before
-            versions[changed] += 1
+            versions[changed] = before[changed] + 1
 
     def finish(self, new: int) -> None:
         """Take note that a copy which was made current is whole."""
@@ -113,15 +123,7 @@ class Copies:
 
 
 class Variables(Copies):
-    """Copies of all variables of one layout.
-
-    Parameters
-    ----------
-    layout : Layout
-    clients : int
-        How many may pin a copy; with none there is one copy, which is written in place.
-    memory : writable buffer
-    """
+    """Copies of all variables of one layout."""
 
     def __init__(self, layout: Layout, clients: int, memory: Any) -> None:
         count = clients + 2 if clients else 1
@@ -155,23 +157,12 @@ class Variables(Copies):
         return self._words[_CURRENT], self._words[_CHANGES]
 
     def is_as(self, stamp: tuple[int, int]) -> bool:
-        """Whether nothing was changed since a stamp: what was read with neither pin nor turn is whole then."""
+        """Whether nothing was changed since a stamp: what was read with neither pin nor lock is whole then."""
         fence()
         return self.stamp() == stamp
 
     def begin(self, changed: Any = None) -> int:
-        """Return a copy to be written, up to date but for what is going to be written; -1 if the server is to find one.
-
-        Parameters
-        ----------
-        changed : slice, index array of int, or None
-            The variables that will be written in full; None for all.
-
-        Raises
-        ------
-        NoCopy
-            The server finds none: as many are pinned as there is memory for.
-        """
+        """Return a copy to be written, up to date but for what changes; -1 if the server is to find one."""
         if self.count == 1:
             return 0
         copy = self._free()
@@ -197,16 +188,7 @@ class Variables(Copies):
         return -1
 
     def commit(self, copy: int, changed: Any = None, flipped: int = 0) -> None:
-        """Make the copy that `begin` returned the current one.
-
-        Parameters
-        ----------
-        copy : int
-        changed : slice, index array of int, or None
-            As for `begin`.
-        flipped : int
-            One bit for each optimizer whose other side belongs to this copy.
-        """
+        """Make the copy that `begin` returned the current one."""
         words = self._words
         current = words[_CURRENT]
         self.count_change(current, copy, changed)

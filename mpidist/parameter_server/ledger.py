@@ -20,7 +20,7 @@ class Ledger:
     #: Number of the layout; how often an optimizer got another rule or schedule; whether anything is torn; whether the
     #: server waits for a copy that clients have pinned.
     LAYOUT, RULES, TORN, SHORT = 0, 1, 2, 3
-    #: 1 + the rank that has the turn; pushes that are done with; how often a client has set a learning rate itself.
+    #: 1 + the rank with the write lock; pushes that are done with; how often a client has set a learning rate itself.
     HELD, PUSHES, RATES = _LINE_WORDS, _LINE_WORDS + 1, _LINE_WORDS + 2
     _STEPS = 2 * _LINE_WORDS
 

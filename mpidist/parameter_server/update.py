@@ -66,23 +66,7 @@ class _Run:
 
 
 class Update:
-    """What a push of one list of variables does with one optimizer and the present layout.
-
-    Parameters
-    ----------
-    served : ServedOptimizer
-        Whose slots are there for all of these variables that are no tables.
-    plan : Plan
-    variables : iterable of StoredVariable
-        Those of the plan's whole gradients; tables among them are left out.
-    copies : Variables
-
-    Attributes
-    ----------
-    served : ServedOptimizer
-    is_empty : bool
-        Whether all of its variables are tables.
-    """
+    """What a push of one list of variables does with one optimizer and the present layout."""
 
     def __init__(
         self,
@@ -134,25 +118,10 @@ class Update:
                     wheres = [slice(start, min(start + SLICE_ELEMENTS, size)) for start in bounds]
                     run.pieces = [_Piece(run, each, scratch) for each in wheres]
 
-    # -- carrying it out, in a turn -----------------------------------------------------------------------------------
+    # -- carrying it out, with the write lock ----------------------------------------------------------------------
 
     def write(self, payload: Any, rate: float, scale: float) -> int:
-        """Write a copy of the variables, and a side of the slots, and return the copy; they are not current yet.
-
-        Parameters
-        ----------
-        payload : array of uint8
-            Gradients.
-        rate : float
-            Learning rate; NaN for the optimizer's own.
-        scale : float
-            What gradients are multiplied by.
-
-        Returns
-        -------
-        int
-            -1 if the server is to find a copy.
-        """
+        """Write a copy of the variables, and a side of the slots, and return the copy; they are not current yet."""
         copies, slots, optimizer = self._copies, self._slots, self._optimizer
         new = copies.begin(self._changed)
         if new < 0:

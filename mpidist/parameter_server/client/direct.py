@@ -2,8 +2,8 @@
 
 A push by message costs two changes of process where ranks outnumber cores: to the server, and back.  What is to be done
 may be less than that: read one copy of variables and slots and write another, both of which the client has mapped.  So
-it takes the turn, does what the server would do, and is done: no message is sent, and nothing is waited for but the
-turn, and what this client has sent by message before.
+it takes the write lock and does what the server would do: no message is sent, and nothing is waited for but the lock,
+and what this client has sent by message before.
 
 All else is the server's to do: rows, tables, gradients in 16 bits, rules that are not this package's, and policies that
 hold clients back or gather.
@@ -22,8 +22,8 @@ from mpidist.parameter_server.copies import Slots
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
 from mpidist.parameter_server.stored_variable import StoredVariable
-from mpidist.parameter_server.turn import Turn
 from mpidist.parameter_server.update import Update
+from mpidist.parameter_server.write_lock import WriteLock
 
 _LAYOUT, _RULES, _TORN, _PUSHES = Ledger.LAYOUT, Ledger.RULES, Ledger.TORN, Ledger.PUSHES
 
@@ -48,10 +48,10 @@ class _Server(Protocol):
 class Direct:
     """A server's variables, as one client changes them itself.  All Local."""
 
-    def __init__(self, server: _Server, ledger: Ledger, turn: Turn) -> None:
+    def __init__(self, server: _Server, ledger: Ledger, lock: WriteLock) -> None:
         self._server = server
         self._words, self._reals = ledger.words, ledger.reals
-        self._turn = turn
+        self._lock = lock
         self._copies: Any = None
         self._layout = self._rules = -1
         #: By optimizer and plan; None where the server is to do it.
@@ -71,7 +71,7 @@ class Direct:
         else:
             payload = self._packed
             part.pack(gradients, payload)
-        done = self._turn.during(self._apply, number, update, payload, rate, scale)
+        done = self._lock.holding(self._apply, number, update, payload, rate, scale)
         self._look(part.nbytes)
         return done
 
@@ -94,7 +94,7 @@ class Direct:
         if value != value:  # NaN means that the ledger does not have it
             return False
         self._server.flush()
-        return self._turn.during(self._write_rate, number, value)
+        return self._lock.holding(self._write_rate, number, value)
 
     def _write_rate(self, number: int, value: float) -> bool:
         real = Ledger.rate_real(number)
@@ -137,7 +137,7 @@ class Direct:
 
     def close(self) -> None:
         """Change nothing any more."""
-        self._turn.close()
+        self._lock.close()
 
     # -- what is found once -------------------------------------------------------------------------------------------
 

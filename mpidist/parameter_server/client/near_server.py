@@ -12,7 +12,7 @@ from mpidist.parameter_server.client.reader import Reader
 from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger
-from mpidist.parameter_server.turn import Turn
+from mpidist.parameter_server.write_lock import WriteLock
 from mpidist.runtime.board import fence
 from mpidist.transports.lines import Patience
 
@@ -33,11 +33,11 @@ class NearServer(ServerEnd):
         ledger = Ledger(self.ledger, self.clients)
         self._words = ledger.words
         self._applied = Ledger.applied_word(self.client)
-        if answer["gives_turns"]:
+        if answer["gives_lock"]:
             patience = Patience([self.line], f"{self._who} to let it change variables there")
             with suppress(OSError):  # by messages then
-                turn = Turn(answer["ledger"], self._words, patience, self.line.presence.control)
-                self._direct = Direct(self, ledger, turn)
+                lock = WriteLock(answer["ledger"], self._words, patience, self.line.presence.control)
+                self._direct = Direct(self, ledger, lock)
         self.line.presence.while_waiting.append(self._let_go)
 
     def _let_go(self) -> None:

@@ -16,7 +16,7 @@ class Peer:
         #: Pushes that have come.
         self.arrived = 0
         self.is_here = True
-        #: What it has sent first, while it waits for the server's turn, or for a copy to be written.
+        #: What it has sent first, while it waits for the write lock, or for a copy to be written.
         self.first: Message | None = None
         self.plans: dict[int, Planned] = {}
         self._areas: list[Area] = []

@@ -30,13 +30,13 @@ class Requests:
     _has_warned = False
 
     def __init__(
-        self, number: int, progress: Progress, consistency: Consistency, peers: Sequence[Peer], gives_turns: bool
+        self, number: int, progress: Progress, consistency: Consistency, peers: Sequence[Peer], gives_lock: bool
     ) -> None:
         self._number = number
         self._progress, self._store = progress, progress.store
         self._consistency = consistency
         self._peers = peers
-        self._gives_turns = gives_turns
+        self._gives_lock = gives_lock
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
 
     def answer(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ class Requests:
         self._progress.show_clocks(self._consistency, self._peers)
         policy = {"has_clock": self._consistency.has_clock, "gathers": self._consistency.gathers}
         path = self._progress.path if peer.line.is_shared else ""
-        return ({"ledger": path, "clients": len(self._peers), "gives_turns": self._gives_turns, **policy},)
+        return ({"ledger": path, "clients": len(self._peers), "gives_lock": self._gives_lock, **policy},)
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Requests:
             raise Waiting
 
 
-#: Requests that need no turn: those that change nothing, and `create`, whose variable nobody sees yet.
+#: Requests that need no lock: those that change nothing, and `create`, whose variable nobody sees yet.
 _READS = frozenset(("hello", "create", "pull", "step", "flush", "read", "versions", "plan", "state"))
 
 

@@ -22,12 +22,12 @@ from mpidist.parameter_server.server.peer import Peer
 from mpidist.parameter_server.server.progress import Progress
 from mpidist.parameter_server.server.pushes import Pushes, described
 from mpidist.parameter_server.server.requests import SEE, Requests, Waiting
-from mpidist.parameter_server.turn import Turn
+from mpidist.parameter_server.write_lock import WriteLock
 from mpidist.transports.lines import Area, Line, Message, Patience
 
 
-class _NeedsTurn(Exception):
-    """Raised by what would change variables, or has read what another was writing, in nobody's turn."""
+class _NeedsLock(Exception):
+    """Raised by what would change variables, or has read what another was writing, without the write lock."""
 
 
 class Server:
@@ -56,19 +56,19 @@ class Server:
         self._short = Patience(self._lines, f"ps {number}", idle=True, warns=True)
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
         self.clients = [Peer(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
-        self._turn = self._own_turn()
+        self._lock = self._own_lock()
         self._aside: list[tuple[Peer, Callable[[], None]]] = []
         shared = self._progress, self.consistency, self.clients
         self._pushes = Pushes(*shared, lambda peer, text: self._send(peer, Kind.PUSH_FAILURE, text), self._is_short)
-        self._requests = Requests(number, *shared, self._turn is not None)
+        self._requests = Requests(number, *shared, self._lock is not None)
 
-    def _own_turn(self) -> Turn | None:
+    def _own_lock(self) -> WriteLock | None:
         """Return what is taken before variables are changed, where clients may change them, too."""
         if not self._progress.path or self.consistency.has_clock or self.consistency.gathers:
             return None
-        patience = Patience(self._lines, f"ps {self.number} waits for its turn", idle=True, warns=True)
+        patience = Patience(self._lines, f"ps {self.number} waits for the write lock", idle=True, warns=True)
         try:
-            return Turn(self._progress.path, self.ledger.words, patience, self._lines[0].presence.control)
+            return WriteLock(self._progress.path, self.ledger.words, patience, self._lines[0].presence.control)
         except OSError:  # then it is the only one that changes them
             return None
 
@@ -113,18 +113,18 @@ class Server:
         waiting = [client for client in self.clients if client.first is not None]
         if not waiting:
             return patience.tick()
-        assert self._turn is not None
-        looked = self._turn.wait()
-        if looked:  # who has the turn may be stopped
+        assert self._lock is not None
+        looked = self._lock.wait()
+        if looked:  # who has the lock may be stopped
             for client in waiting:
-                self._take_in_no_turn(client)
+                self._take_without_lock(client)
         return looked
 
     def close(self) -> None:
         """Give memory back; clients that read it keep it."""
         self._progress.close()
-        if self._turn is not None:
-            self._turn.close()
+        if self._lock is not None:
+            self._lock.close()
 
     # -- copies that clients have pinned ------------------------------------------------------------------------------
 
@@ -150,19 +150,19 @@ class Server:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _take(self, client: Peer, message: Message) -> bool:
-        """Deal with a message; return False if it has to wait for the turn, and the client's later ones with it."""
-        client.first, turn = message, self._turn
+        """Deal with a message; return False if it has to wait for the lock, and the client's later ones with it."""
+        client.first, lock = message, self._lock
         try:
-            if turn is None:
+            if lock is None:
                 self._deal_with(client, message)
-            elif not turn.taken():
+            elif not lock.try_acquire():
                 return False
             else:
-                self._deal_with_in_turn(client, message)
-                turn.leave()
+                self._deal_with_locked(client, message)
+                lock.release()
         except BaseException as error:
-            if turn is not None:
-                turn.leave()
+            if lock is not None:
+                lock.release()
             if not isinstance(error, NoCopy):
                 raise
             client.first = message
@@ -171,30 +171,30 @@ class Server:
         self._is_short_no_more()
         return True
 
-    def _take_in_no_turn(self, client: Peer) -> None:
-        """Deal with a message that only reads while another has the turn, unless that writes what it reads."""
+    def _take_without_lock(self, client: Peer) -> None:
+        """Deal with a message that only reads while another has the lock, unless that writes what it reads."""
         assert client.first is not None
-        self._progress.catch_up()  # and again in the next turn: a step may be half counted
-        with suppress(_NeedsTurn):
-            self._deal_with(client, client.first, has_turn=False)
+        self._progress.catch_up()  # and again with the lock: a step may be half counted
+        with suppress(_NeedsLock):
+            self._deal_with(client, client.first, has_lock=False)
 
-    def _deal_with_in_turn(self, client: Peer, message: Message) -> None:
+    def _deal_with_locked(self, client: Peer, message: Message) -> None:
         self._progress.catch_up()
         try:
             self._deal_with(client, message)
         finally:
             self._progress.know()
 
-    def _deal_with(self, client: Peer, message: Message, has_turn: bool = True) -> None:
+    def _deal_with(self, client: Peer, message: Message, has_lock: bool = True) -> None:
         kind = message.header[0]
         if kind == protocol.PUSH_KIND:
-            if not has_turn:
-                raise _NeedsTurn
+            if not has_lock:
+                raise _NeedsLock
             client.first = None
             self._pushes.take(client, message)
             self._is_short_no_more()
         elif kind == protocol.REQUEST_KIND:
-            self._answer(client, message, has_turn)
+            self._answer(client, message, has_lock)
         else:
             client.first = None
             self._note(client, protocol.unpack(message.header))
@@ -202,21 +202,21 @@ class Server:
         if self._aside:
             self._look_again()
 
-    def _answer(self, client: Peer, message: Message, has_turn: bool) -> None:
+    def _answer(self, client: Peer, message: Message, has_lock: bool) -> None:
         request = protocol.unpack(message.header)
         array = None
         if "array" in request:
             array = protocol.as_described(message.payload, request["array"])
-        if not has_turn and not self._requests.only_reads(request):
-            raise _NeedsTurn
+        if not has_lock and not self._requests.only_reads(request):
+            raise _NeedsLock
 
         def attempt() -> None:
             try:
-                found = self._found(client, request, array, has_turn)
+                found = self._found(client, request, array, has_lock)
             except Waiting:
                 self._aside.append((client, attempt))
                 return
-            except (TransportError, _NeedsTurn, NoCopy):
+            except (TransportError, _NeedsLock, NoCopy):
                 raise
             except Exception as error:  # the server outlives a client's mistake, and tells it
                 message.release()
@@ -231,7 +231,7 @@ class Server:
         client.first = None
 
     def _found(
-        self, client: Peer, request: dict[str, Any], array: Any, has_turn: bool
+        self, client: Peer, request: dict[str, Any], array: Any, has_lock: bool
     ) -> tuple[dict[str, Any], Area | None, int]:
         """Return the answer to a request: content, and the area and bytes of an array that belongs to it."""
         buffers, stamp = self.store.buffers, self.store.buffers.stamp()
@@ -241,8 +241,8 @@ class Server:
         found = numpy.asarray(arrays[0])
         area = client.area(found.nbytes)
         area.array[: found.nbytes].view(found.dtype).reshape(found.shape)[...] = found
-        if not has_turn and not buffers.is_as(stamp):
-            raise _NeedsTurn
+        if not has_lock and not buffers.is_as(stamp):
+            raise _NeedsLock
         return {**content, "array": protocol.described(found)}, area, found.nbytes
 
     def _send(

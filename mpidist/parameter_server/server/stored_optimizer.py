@@ -108,30 +108,32 @@ class StoredOptimizer(ServedOptimizer):
         self.require_whole()
         found = {name: value for name, value in self.optimizer.state().items() if isinstance(value, (int, float))}
         of_optimizer: Callable[[Any], dict[str, Any]] = self.optimizer.slots  # to it, a stored variable is one
-        slots: dict[Key, dict[str, Any]] = {key: of_optimizer(table) for key, table in self._tables.items()}
-        for key in self.slots.keys if self.slots is not None else ():
-            shape = buffers.layout.spec(key).shape
-            flat = self.slots.of(key, buffers.side(self.number))
-            slots[key] = {name: array.reshape(shape) for name, array in flat.items()}
-        found.update({f"{key[0]}/{key[1]}/{name}": each for key, own in slots.items() for name, each in own.items()})
+        values: dict[Key, dict[str, Any]] = {key: of_optimizer(table) for key, table in self._tables.items()}
+        if self.slots is not None:
+            side = buffers.side(self.number)
+            for key in self.slots.keys:
+                shape = buffers.layout.spec(key).shape
+                values[key] = {name: array.reshape(shape) for name, array in self.slots.of(key, side).items()}
+        found.update({f"{key[0]}/{key[1]}/{name}": each for key, own in values.items() for name, each in own.items()})
         return found
 
     def restore(self, state: dict[str, Any], variables: dict[Key, StoredVariable], buffers: Buffers) -> bool:
         """Take over what `state` gave, for variables of this server; return what `admit` returns."""
-        slots: dict[Key, dict[str, Any]] = {}
+        values: dict[Key, dict[str, Any]] = {}
         for name, value in state.items():
             if name.count("/") == 2:
                 number, shard, slot = name.split("/")
-                slots.setdefault((int(number), int(shard)), {})[slot] = value
-        beside = [key for key in slots if key in buffers.layout.index]
+                values.setdefault((int(number), int(shard)), {})[slot] = value
+        beside = [key for key in values if key in buffers.layout.index]
         has_moved = self.admit(buffers, beside)
-        self._tables.update({key: variables[key] for key in slots if key not in buffers.layout.index})
+        self._tables.update({key: variables[key] for key in values if key not in buffers.layout.index})
         for key in self._tables:
             self.optimizer.slot_arrays(variables[key])
-        tables = {key: own for key, own in slots.items() if key in self._tables}
+        tables = {key: own for key, own in values.items() if key in self._tables}
         saved = [SavedSlots(variables[key].name, own, variables[key]) for key, own in tables.items()]
         self.optimizer.take_over(state, saved)
-        for key in self.slots.keys if self.slots is not None else ():
-            self.slots.set(key, buffers.side(self.number), slots.get(key, {}))
+        if self.slots is not None:
+            for key in self.slots.keys:
+                self.slots.set(key, buffers.side(self.number), values.get(key, {}))
         self._torn = None
         return has_moved

@@ -211,30 +211,30 @@ def test_an_error_of_one_server_is_raised_before_another_has_applied_its_part():
     assert got == [-4.0, -4.0]
 
 
-@pytest.mark.parametrize("where", ["enter", "leave"])
-def test_an_interrupt_in_a_turn_does_not_keep_it(monkeypatch, where):
+@pytest.mark.parametrize("where", ["acquire", "release"])
+def test_an_interrupt_does_not_keep_the_lock(monkeypatch, where):
     def job(client):
         pushed(client, SGD(1.0), 3)
-        turn = client.servers[0]._direct._turn
-        act = getattr(turn, where)
+        lock = client.servers[0]._direct._lock
+        act = getattr(lock, where)
 
         def interrupted():
-            if where == "enter":
+            if where == "acquire":
                 act()
-            monkeypatch.setattr(turn, where, act)
+            monkeypatch.setattr(lock, where, act)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(turn, where, interrupted)
+        monkeypatch.setattr(lock, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.push(0, [(KEY, numpy.ones(4, "float32"))])
         client.push(0, [(KEY, numpy.ones(4, "float32"))])
         return client.read(KEY).tolist()
 
     (got,), _ = run(1, job)
-    assert got == [-4.0 if where == "enter" else -5.0] * 4
+    assert got == [-4.0 if where == "acquire" else -5.0] * 4
 
 
-def test_who_waits_too_long_for_a_turn_names_who_has_it():
+def test_who_waits_too_long_for_the_lock_names_who_has_it():
     def job(client):
         client.create(spec(0, (4,), "float32"), 0, numpy.zeros(4) if client.is_chief else None)
         number = client.register_optimizer(SGD(1.0))
@@ -244,14 +244,14 @@ def test_who_waits_too_long_for_a_turn_names_who_has_it():
         while client.iterations(number) < 4:
             pass
         if client.number == 0:
-            client.servers[0]._direct._turn.enter()
+            client.servers[0]._direct._lock.acquire()
             while True:  # until the other one has failed, of which a look tells
                 client.servers[0].look()
         while client.servers[0]._words[Ledger.HELD] != 1:
             pass
         client.push(number, gradient)
 
-    with pytest.raises(TransportTimeoutError, match=r"change variables there, where rank 0 \(.*\) has its turn"):
+    with pytest.raises(TransportTimeoutError, match=r"change variables there, where rank 0 \(.*\) has the write lock"):
         run(2, job, timeout_seconds=1)
 
 
@@ -286,7 +286,7 @@ def test_the_state_of_an_optimizer_that_was_restored_is_that_of_all():
     assert got == ([-3.5] * 4, 41)
 
 
-def test_a_server_that_cannot_give_turns_is_told_by_message(monkeypatch):
+def test_a_server_that_cannot_lock_is_told_by_message(monkeypatch):
     def no_locks(self, *arguments):
         raise OSError("no locks here")
 
@@ -295,7 +295,7 @@ def test_a_server_that_cannot_give_turns_is_told_by_message(monkeypatch):
     assert (got, server.clients[0].arrived) == ([-2.5] * 4, 5)
 
 
-def test_reads_are_answered_while_the_holder_of_the_turn_is_stopped():
+def test_reads_are_answered_while_the_holder_of_the_lock_is_stopped():
     """The holder does nothing, as a process that a debugger has stopped."""
     stopped, read = threading.Barrier(3), threading.Barrier(3)
     table = (1, 0)
@@ -311,10 +311,10 @@ def test_reads_are_answered_while_the_holder_of_the_turn_is_stopped():
                 client.push(number, [(KEY, numpy.ones(4, "float32"))])
             client.push(other, [(table, numpy.zeros(3))])
             client.flush()
-            client.servers[0]._direct._turn.enter()
+            client.servers[0]._direct._lock.acquire()
             stopped.wait(20)
             read.wait(20)
-            client.servers[0]._direct._turn.leave()
+            client.servers[0]._direct._lock.release()
             return None
         stopped.wait(20)
         found = [client.value(KEY).tolist(), client.read(KEY).tolist(), client.lookup(table, [1]).tolist()]
@@ -335,7 +335,7 @@ def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
 
     def warn(control, text):
         said.append(text)
-        if "ps 0 waits for its turn" in text:
+        if "ps 0 waits for the write lock" in text:
             warned.set()
 
     monkeypatch.setenv("MPIDIST_WARN_SECONDS", "0.05")
@@ -345,10 +345,10 @@ def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
         client.create(spec(0, (4,), "float32"), 0, numpy.zeros(4) if client.is_chief else None)
         client.value(KEY)
         if client.number == 0:
-            client.servers[0]._direct._turn.enter()
+            client.servers[0]._direct._lock.acquire()
             stopped.set()
             assert warned.wait(20)
-            client.servers[0]._direct._turn.leave()
+            client.servers[0]._direct._lock.release()
         else:
             assert stopped.wait(20)
             client.assign(KEY, numpy.ones(4))
@@ -356,7 +356,9 @@ def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
 
     (_, got), _ = run(2, job, far=[False, far])
     assert got == [1.0] * 4
-    assert any("ps 0 waits for its turn, where rank 0 (here) has its turn, for " in text for text in said), said
+    assert any(
+        "ps 0 waits for the write lock, where rank 0 (here) has the write lock, for " in text for text in said
+    ), said
 
 
 def test_ever_new_lists_of_gradients_are_packed_in_the_memory_of_the_largest():

@@ -1,4 +1,4 @@
-"""`Turn`: whose turn it is to change a server's variables, the server's or that of a client on its node."""
+"""`WriteLock`: the right to change a server's variables, of the server or of a client on its node."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from mpidist.transports.lines import Patience
 
 T = TypeVar("T")
 
-#: How often the lock is tried before others are let run: a turn with little to do is over by then.
+#: How often the lock is tried before others are let run: a short update is over by then.
 _TRIES = 40
 
 
-class Turn:
+class WriteLock:
     """The right to change a server's variables, seen from the server, or from one of its clients.  All Local.
 
     It ends with the process that has it, so that the death of one never stops the others.
     """
 
     def __init__(self, path: str, words: Any, patience: Patience, control: ControlChannel) -> None:
-        self._lock = NodeLock(path, words, Ledger.HELD, 1 + control.rank)
+        self._node_lock = NodeLock(path, words, Ledger.HELD, 1 + control.rank)
         self._words = words
         self._patience, self._what = patience, patience.what
         self._control = control
-        #: End the turn; nothing if there is none.
-        self.leave = self._lock.give_back
+        #: Give the lock back, if it is held.
+        self.release = self._node_lock.give_back
 
-    def enter(self) -> None:
-        """Wait for the turn; errors as for `Line.wait`."""
-        take = self._lock.take
+    def acquire(self) -> None:
+        """Wait for the lock; errors as for `Line.wait`."""
+        take = self._node_lock.take
         for _ in range(_TRIES):
             if take():
                 return
@@ -40,9 +40,9 @@ class Turn:
         while not take():
             self.wait()
 
-    def taken(self) -> bool:
-        """Try to have the turn; return whether it is this process's now."""
-        take = self._lock.take
+    def try_acquire(self) -> bool:
+        """Try to take the lock; return whether it is this process's now."""
+        take = self._node_lock.take
         for _ in range(_TRIES):
             if take():
                 self._patience.reset()
@@ -50,25 +50,25 @@ class Turn:
         return False
 
     def wait(self) -> bool:
-        """Let others run, since the turn is another's; return whether it looked around.  Errors as for `enter`."""
+        """Let others run, since the lock is another's; return whether it looked around.  Errors as for `acquire`."""
         looked = self._patience.tick()
         if looked:  # messages say who is waited for
             holder = self._words[Ledger.HELD]
-            named = f", where {self._control.name(holder - 1)} has its turn" if holder else ""
+            named = f", where {self._control.name(holder - 1)} has the write lock" if holder else ""
             self._patience.what = f"{self._what}{named}"
         return looked
 
-    def during(self, act: Callable[..., T], *arguments: Any) -> T:
-        """Return what `act` returns, called in a turn; errors as for `enter`."""
+    def holding(self, act: Callable[..., T], *arguments: Any) -> T:
+        """Return what `act` returns, called with the lock; errors as for `acquire`."""
         try:
-            self.enter()
+            self.acquire()
             result = act(*arguments)
-            self.leave()
-        except BaseException:  # Ctrl-C may come anywhere, in `enter` and `leave`, too
-            self.leave()
+            self.release()
+        except BaseException:  # Ctrl-C may come anywhere, in `acquire` and `release`, too
+            self.release()
             raise
         return result
 
     def close(self) -> None:
-        """Take no more turns."""
-        self._lock.close()
+        """Take the lock no more."""
+        self._node_lock.close()
