@@ -21,14 +21,12 @@ import numpy
 
 from mpidist import arrays
 from mpidist.errors import PeerLostError, ServerError
-from mpidist.fusion.plan_cache import PlanCache
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.client.open_server import open_server
-from mpidist.parameter_server.client.part import Part, Residues
-from mpidist.parameter_server.client.planned_list import PlannedList
+from mpidist.parameter_server.client.plans import PlannedList, Plans
 from mpidist.parameter_server.client.server_end import ServerEnd
-from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
+from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.pickles import packed, pickled
 from mpidist.transports.lines import Line
 from mpidist.variables import IndexedSlices
@@ -53,21 +51,7 @@ def _asks(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[C
 
 
 class Client:
-    """The variables on all servers.  All Local: it talks to servers only.
-
-    Parameters
-    ----------
-    lines : sequence of Line
-        To the servers, in order.
-    number : int
-        Of this client, from 0.
-    worker_count : int
-        Clients that train.
-    is_chief : bool
-        Whether this client gives the initial values.
-    push_dtype : dtype, optional
-        What gradients of more bytes are sent as; what is lost in rounding is added to the next gradient.
-    """
+    """The variables on all servers.  All Local: it talks to servers only."""
 
     #: Servers hold the variables, for other clients, too.
     is_alone = False
@@ -87,7 +71,6 @@ class Client:
         self.servers = [open_server(line, place, number) for place, line in enumerate(lines)]
         #: By number; without servers that are gone.
         self._ends = {end.number: end for end in self.servers}
-        self._push_dtype = None if push_dtype is None else numpy.dtype(push_dtype)
         self._specs: dict[Key, VariableSpec] = {}
         self._server_of: dict[Key, int] = {}
         #: The variables in the present snapshots of all servers; of a single one, its own dict.
@@ -95,9 +78,7 @@ class Client:
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self._lists = PlanCache()
-        self._plan_count = 0
-        self._residues = Residues()
+        self._plans = Plans(self.servers, self._specs, self._number_of, push_dtype)
         self._optimizers = 0
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
@@ -110,11 +91,6 @@ class Client:
         """Make a variable, or a shard of one, known to this client and to its server.
 
         The chief gives the value.  Others wait until it has.
-
-        Raises
-        ------
-        ValueError
-            The server knows a variable of this number by another name, shape or dtype.
         """
         initial = None if value is None else numpy.asarray(value, spec.dtype).reshape(spec.shape)
         if server not in self._ends:  # the same one for all clients, who all know by now that it is gone
@@ -243,22 +219,6 @@ class Client:
         """Have gradients applied as one step of an optimizer, by this process or by servers, which are not waited for.
 
         Ends the snapshot.
-
-        Parameters
-        ----------
-        optimizer : int
-            What `register_optimizer` returned.
-        pairs : sequence of (key, array or IndexedSlices)
-            Gradients; packed before this returns.
-        learning_rate : float, optional
-            Instead of the optimizer's own.
-        scale : float
-            What the gradients are multiplied by.
-
-        Raises
-        ------
-        ValueError
-            A gradient's shape is not its variable's.
         """
         keys, gradients = tuple(map(_KEY, pairs)), list(map(_GRADIENT, pairs))
         kinds = set(map(type, gradients))
@@ -275,20 +235,9 @@ class Client:
         rate: float = math.nan,
         scale: float = 1.0,
     ) -> None:
-        """Do what `push` does, with arrays and slices for the list that `planned` has just returned.
-
-        Parameters
-        ----------
-        optimizer : int
-        planned : PlannedList
-        gradients : sequence of array or IndexedSlices
-            In the order of the keys.
-        rate : float
-            NaN for the optimizer's own.
-        scale : float
-        """
+        """Do what `push` does, with arrays and slices for the list that `planned` has just returned."""
         parts = [(end, part, part.chosen(gradients)) for end, part in planned.parts]
-        self._lists.use(planned)
+        self._plans.lists.use(planned)
         if not self._in_step:
             self._begin_step()
         if len(parts) > 1:
@@ -304,46 +253,12 @@ class Client:
         self.refresh()
 
     def planned(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
-        """Return what goes to each server, made anew for a list of variables that is not among those pushed last.
-
-        It is valid while `generation` is the same.  Hold it weakly: this client and the servers keep few of them.
-        """
-        key = keys, tuple([isinstance(each, IndexedSlices) for each in gradients]) if has_rows else ()
-        found = self._lists.find(key)
-        return PlannedList(key, self._make_parts(keys, gradients)) if found is None else found
-
-    def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[tuple[ServerEnd, Part]]:
-        """Make the plans for one list of variables, and tell the servers."""
-        if len(set(keys)) != len(keys):
-            raise ValueError(f"a variable has two gradients in one push: {keys}")
-        place_of = {key: place for place, key in enumerate(keys)}
-        parts: list[tuple[ServerEnd, Part]] = []
-        for end in self.servers:
-            own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
-            is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
-            if not own and end.gathers:  # others count the step all the same: all go by one number of steps
-                continue
-            dense = tuple(spec for spec in own if not is_sparse[spec])
-            sparse = tuple(spec for spec in own if is_sparse[spec])
-            plan = Plan(dense, sparse, self._push_dtype)
-            self._plan_count += 1
-            places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
-            part = Part(self._plan_count, plan, places, rows, self._residues, end.views, end.forget_plan)
-            parts.append((end, part))
-            narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
-            its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}
-            end.tell_plan(self._plan_count, push_dtype=narrow, **its)
-        return parts
+        """Return what goes to each server; valid while `generation` is the same, and to be held weakly."""
+        return self._plans.find(keys, gradients, has_rows)
 
     @_asks
     def flush(self) -> None:
-        """Wait until the servers are done with all that this client has pushed.
-
-        Raises
-        ------
-        ServerError, ValueError, ...
-            A push could not be applied.
-        """
+        """Wait until the servers are done with all that this client has pushed."""
         for end in self.servers:
             end.flush()
 
@@ -351,15 +266,7 @@ class Client:
 
     @_asks
     def register_optimizer(self, optimizer: Optimizer, number: int | None = None) -> int:
-        """Send an optimizer to the servers, unless they have it, and return its number.
-
-        Parameters
-        ----------
-        optimizer : Optimizer
-            Its rule and settings are sent; slots and steps are the servers' own.
-        number : int, optional
-            By default clients number them in the order in which they register them, which must be the same for all.
-        """
+        """Send an optimizer to the servers, unless they have it, and return its number."""
         if number is None:
             number = self._optimizers
         self._optimizers = max(self._optimizers, number + 1)
@@ -425,13 +332,7 @@ class Client:
     # -- servers that are gone ----------------------------------------------------------------------------------------
 
     def lose(self, server: int) -> None:
-        """Do without a server that is gone.
-
-        Raises
-        ------
-        ServerError
-            There is no other server.
-        """
+        """Do without a server that is gone."""
         end = self._ends.get(server)
         if end is None:
             return
@@ -440,7 +341,7 @@ class Client:
         del self._ends[server]
         self.servers.remove(end)
         end.forget()
-        self._lists, self._residues = PlanCache(), Residues()
+        self._plans.forget()
         self.generation += 1
         self.refresh()
         if end in self._clocks:
@@ -499,13 +400,7 @@ class Client:
         self._in_step = True
 
     def leave(self) -> None:
-        """Wait until all pushes are applied, and tell the servers that no more come; they end when all have left.
-
-        Raises
-        ------
-        ServerError, ValueError, ...
-            A push could not be applied.
-        """
+        """Wait until all pushes are applied, and tell the servers that no more come; they end when all have left."""
         with ExitStack() as stack:
             for end in self.servers:
                 stack.callback(end.forget if end.line.gone else end.leave)

@@ -163,7 +163,10 @@ class Direct:
 
     def _optimizer(self, number: int, part: Part) -> ServedOptimizer | None:
         """Return this process's copy of an optimizer's rule, None if only the server may apply it."""
-        answer, content = self._server.ask("rule", number=number, plan=part.number)
+        known = self._optimizers.get(number)
+        if known is not None and known.slots is None:
+            return known
+        answer, content = self._server.ask("rule", number=number, plan=part.number)  # which makes room for slots
         if content is None:
             return None
         if number not in self._optimizers:

@@ -15,7 +15,7 @@ from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.parameter_server.client.client import Client
-from mpidist.parameter_server.client.planned_list import PlannedList
+from mpidist.parameter_server.client.plans import PlannedList
 from mpidist.parameter_server.client.served_variable import ServedVariable
 from mpidist.parameter_server.registry import Registry, reference_of_optimizer
 from mpidist.variables import IndexedSlices

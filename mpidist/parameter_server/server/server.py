@@ -31,22 +31,7 @@ class _NeedsLock(Exception):
 
 
 class Server:
-    """One ps rank.
-
-    Parameters
-    ----------
-    lines : sequence of Line
-        To the clients, by client number.
-    number : int
-        Of this server.
-    consistency : Consistency
-        When clients may go on.
-
-    Attributes
-    ----------
-    store : Store
-    clients : list of Peer
-    """
+    """One ps rank."""
 
     def __init__(self, lines: Sequence[Line], number: int = 0, consistency: Consistency | None = None) -> None:
         self.number = number
@@ -80,13 +65,7 @@ class Server:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Serve until every client has left, or is lost.
-
-        Raises
-        ------
-        RankFailedError
-            A rank failed, where the job does not go on without it.
-        """
+        """Serve until every client has left, or is lost."""
         patience = Patience(self._lines, f"ps {self.number} waits for its clients", idle=True)
         try:
             while any(client.is_here for client in self.clients):
