@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy
 
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.layout import Key, VariableSpec
-from mpidist.parameter_server.server import Server
+from mpidist.parameter_server.server.server import Server
 from mpidist.testing import run_ranks
 from mpidist.transports import world
 from mpidist.transports.connections.open import open_connections

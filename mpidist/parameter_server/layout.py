@@ -36,16 +36,7 @@ def dtype_name(dtype: Any) -> str:
 
 @dataclass(frozen=True)
 class VariableSpec:
-    """What is known of a variable, or of one shard of it, everywhere.
-
-    Attributes
-    ----------
-    key : (int, int)
-        Number of the variable in the order of creation, and of the shard.
-    name : str
-    shape : tuple of int
-    dtype : numpy.dtype
-    """
+    """What is known of a variable, or of one shard of it, everywhere."""
 
     key: Key
     name: str
@@ -84,16 +75,7 @@ def in_order(specs: Iterable[VariableSpec]) -> list[VariableSpec]:
 
 @dataclass(frozen=True)
 class Section:
-    """Elements of one dtype, side by side.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-    start : int
-        Offset in bytes.
-    size : int
-        Elements.
-    """
+    """Elements of one dtype, side by side."""
 
     dtype: numpy.dtype
     start: int
@@ -121,27 +103,7 @@ def _sections(pairs: Iterable[tuple[numpy.dtype, int]]) -> list[Section]:
 
 
 class Layout:
-    """Where each variable lies in a buffer of bytes.
-
-    Parameters
-    ----------
-    specs : iterable of VariableSpec
-
-    Attributes
-    ----------
-    specs : list of VariableSpec
-        In the order in which they lie there.
-    index : dict of key to int
-        Place in `specs`.
-    sections : list of Section
-    section_of : list of int
-        By variable, the number of its section.
-    first : list of int
-        By variable, its first element in its section.
-    starts, stops : array of int64
-        By variable, offsets in bytes.
-    nbytes : int
-    """
+    """Where each variable lies in a buffer of bytes."""
 
     def __init__(self, specs: Iterable[VariableSpec]) -> None:
         self.specs = in_order(specs)
@@ -156,19 +118,14 @@ class Layout:
             self.section_of.append(number)
             self.first.append(filled)
             filled += spec.size
-        pairs = list(zip(self.specs, self.section_of, self.first, strict=True))
-        starts = [self.sections[number].start + first * spec.dtype.itemsize for spec, number, first in pairs]
-        self.starts = numpy.array(starts, numpy.int64)
-        self.stops = self.starts + numpy.array([spec.nbytes for spec in self.specs], numpy.int64)
         self.nbytes = aligned(self.sections[-1].stop) if self.sections else 0
 
-    def views(self, memory: Any) -> dict[Key, Any]:
-        """Return every variable, in its shape, in a flat array of bytes.  Local.
+    def spec(self, key: Key) -> VariableSpec:
+        """Return the variable of a key."""
+        return self.specs[self.index[key]]
 
-        Parameters
-        ----------
-        memory : array of uint8, shape (nbytes,)
-        """
+    def views(self, memory: Any) -> dict[Key, Any]:
+        """Return every variable, in its shape, in a flat array of bytes.  Local."""
         flat = [section.of(memory) for section in self.sections]
         return {
             spec.key: flat[number][first : first + spec.size].reshape(spec.shape)
@@ -184,17 +141,18 @@ class Layout:
             return slice(places[0], places[-1] + 1)
         return numpy.array(places, numpy.intp)
 
-    def spans(self, indices: Iterable[int]) -> Iterator[slice]:
-        """Yield the bytes in which some variables lie, neighbours together; `indices` are in ascending order."""
-        start = stop = last = -1
+    def stretches(self, indices: Iterable[int]) -> Iterator[tuple[int, slice]]:
+        """Yield section and elements in which some variables lie, neighbours together; `indices` ascend."""
+        number, start, stop = -1, 0, 0
         for index in indices:
-            if index != last + 1 or start < 0:
-                if start >= 0:
-                    yield slice(start, stop)
-                start = int(self.starts[index])
-            stop, last = int(self.stops[index]), index
-        if start >= 0:
-            yield slice(start, stop)
+            section, first = self.section_of[index], self.first[index]
+            if (section, first) != (number, stop):
+                if number >= 0:
+                    yield number, slice(start, stop)
+                number, start = section, first
+            stop = first + self.specs[index].size
+        if number >= 0:
+            yield number, slice(start, stop)
 
 
 @dataclass(frozen=True)
@@ -203,15 +161,6 @@ class Plan:
 
     First those of whole variables, section by section.  Behind them, for each variable of which rows are pushed: the
     numbers of the rows, and the rows.
-
-    Attributes
-    ----------
-    dense : tuple of VariableSpec
-        In order.
-    sparse : tuple of VariableSpec
-        In order.
-    push_dtype : numpy.dtype or None
-        What floats of more bytes are sent as.
     """
 
     dense: tuple[VariableSpec, ...]
@@ -256,13 +205,7 @@ class Plan:
         return found
 
     def row_places(self, counts: Sequence[int]) -> list[tuple[slice, slice]]:
-        """Return where numbers and rows lie, in bytes, by variable of `sparse`.
-
-        Parameters
-        ----------
-        counts : sequence of int
-            Rows of each variable.
-        """
+        """Return where numbers and rows lie, in bytes, by variable of `sparse`."""
         found, end = [], self.dense_nbytes
         for spec, count in zip(self.sparse, counts, strict=True):
             numbers = slice(end, end + 8 * count)

@@ -6,21 +6,9 @@ from collections.abc import Sequence
 
 
 class Placement:
-    """Where variables go that are created one after another.  Local; the same on all ranks that create the same ones.
+    """Where variables go, one after another; the same on all ranks that create the same ones."""
 
-    Parameters
-    ----------
-    servers : int
-    rule : str
-        ``"round_robin"``: in turn, whatever their size; every shard of a variable counts.  ``"bytes"``: to the server
-        that holds the fewest bytes so far, the first of them where several do.
-
-    Raises
-    ------
-    ValueError
-        There is no server, or no such rule.
-    """
-
+    #: To all servers in the order of creation, every shard for itself; or to the server that holds the fewest bytes.
     RULES = ("round_robin", "bytes")
 
     def __init__(self, servers: int, rule: str = "round_robin") -> None:
@@ -42,7 +30,7 @@ class Placement:
         return server
 
     def place_on(self, server: int, nbytes: int, counts: bool = True) -> None:
-        """Take note of something that goes to a server by another rule; `counts` if it takes a turn."""
+        """Take note of something that goes to a server by another rule; `counts` if it counts among them."""
         self._placed += counts
         self._nbytes[server] += nbytes
 

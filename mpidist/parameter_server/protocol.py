@@ -41,21 +41,7 @@ PUSH_KIND, REQUEST_KIND = int(Kind.PUSH), int(Kind.REQUEST)
 
 
 class PushHeader(NamedTuple):
-    """The header of a push.
-
-    Attributes
-    ----------
-    optimizer, plan : int
-        By number.
-    iteration : int
-        Steps of the optimizer that the client had seen when it read the variables.
-    learning_rate : float
-        NaN for the optimizer's own.
-    scale : float
-        What the gradients are multiplied by.
-    counts : tuple of int
-        Rows of each variable of which rows are pushed.
-    """
+    """The header of a push."""
 
     optimizer: int
     plan: int

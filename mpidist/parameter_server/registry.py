@@ -10,51 +10,30 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from mpidist.optimizers.base import Optimizer
-from mpidist.parameter_server.served_optimizer import packed
-
-if TYPE_CHECKING:
-    from mpidist.parameter_server.served_variable import ServedVariable
-
+from mpidist.parameter_server.pickles import packed
 
 #: Variables of this number and above are no variables of the program: they carry words of the first worker.
 WORDS = 1 << 30
 
 
 class Registry:
-    """What servers hold for the program of this process.  All Local.
-
-    Parameters
-    ----------
-    client : Client or what has its methods
-        How the servers are reached.
-    extended : StrategyExtended
-        The strategy's, which makes variables of descriptions.
-
-    Attributes
-    ----------
-    variables : dict of int to ServedVariable
-    optimizers : dict of int to Optimizer
-    metrics : dict of int to Metric
-        Made in the strategy's scope.  With a coordinator their sums are variables, too.
-    on_save : callable or None
-        Called with the path of each checkpoint that this process has saved.
-    """
+    """What servers hold for the program of this process.  All Local."""
 
     on_save: Callable[[Path], object] | None = None
 
     def __init__(self, client: Any, extended: Any) -> None:
         self.client = client
         self.extended = extended
-        self.variables: dict[int, ServedVariable] = {}
+        self.variables: dict[int, Any] = {}
         self.optimizers: dict[int, Optimizer] = {}
         self.metrics: dict[int, Any] = {}
 
-    def by_name(self) -> dict[str, ServedVariable]:
+    def by_name(self) -> dict[str, Any]:
         """Return the variables by name, in the order of creation."""
         return {variable.name: variable for _, variable in sorted(self.variables.items())}
 
@@ -87,13 +66,7 @@ def of_job() -> Registry | None:
 
 
 def installed() -> Registry:
-    """Return the registry of this process.  Local.
-
-    Raises
-    ------
-    RuntimeError
-        It has made no ParameterServerStrategy.
-    """
+    """Return the registry of this process.  Local."""
     found = _of_thread.registry or (_of_process[0] if _of_process else None)
     if found is None:
         raise RuntimeError(
@@ -108,7 +81,7 @@ def strategy_here() -> Any:
     return installed().extended._strategy
 
 
-def variable_of(number: int, description: dict[str, Any]) -> ServedVariable:
+def variable_of(number: int, description: dict[str, Any]) -> Any:
     """Return this process's variable of a number; unpickling calls this.  Local, but asks the servers for a new one."""
     registry = installed()
     if number not in registry.variables:

@@ -22,11 +22,11 @@ from mpidist.input.from_function import InputContext
 from mpidist.optimizers.base import Optimizer
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.parameter_server import registry
+from mpidist.parameter_server.client.served_sums import ServedSums
+from mpidist.parameter_server.client.served_updates import ServedUpdates
+from mpidist.parameter_server.client.served_variable import ServedVariable, ShardedVariable
 from mpidist.parameter_server.layout import VariableSpec
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
-from mpidist.parameter_server.served_sums import ServedSums
-from mpidist.parameter_server.served_updates import ServedUpdates
-from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
 from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended

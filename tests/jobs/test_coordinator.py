@@ -295,8 +295,8 @@ def test_a_worker_that_is_killed_ends_a_job_that_does_not_tolerate_it():
 DYING_IN_ITS_TURN = """
 def dies(x):
     if mpidist.coordinator.experimental_get_current_worker_index() == 1:
-        from mpidist.parameter_server.published import Copies
-        Copies.commit = lambda self, *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        from mpidist.parameter_server.copies import Variables
+        Variables.commit = lambda self, *arguments: os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.001)
     return train(x)
 """
@@ -315,9 +315,18 @@ assert {*coordinator.fetch([coordinator.schedule(worker) for _ in range(100)])} 
 )
 
 
+#: Steps of 1 with a slot: the velocity comes to -1, and is 1 short of it in all.
+KILLED_WITH_SLOTS = (
+    KILLED_IN_ITS_TURN.replace("SGD(0.5)", "SGD(0.5, momentum=0.5)")
+    .replace("numpy.full(3, x,", "numpy.full(3, 1,")
+    .replace("w.value.tolist() == [-sum(range(300)) / 2] * 3", "numpy.allclose(w.value, -299, atol=1e-3)")
+)
+
+
 @needs_ulfm
-def test_a_worker_that_is_killed_in_its_turn_leaves_variables_whole_and_the_turn_to_others(tmp_path):
-    result = run_tolerant(5, KILLED_IN_ITS_TURN, tmp_path)
+@pytest.mark.parametrize("script", [KILLED_IN_ITS_TURN, KILLED_WITH_SLOTS], ids=["plain", "slots"])
+def test_a_worker_that_is_killed_in_its_turn_leaves_variables_whole_and_the_turn_to_others(script, tmp_path):
+    result = run_tolerant(5, script, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "the chief is done" in result.stdout
     assert re.search(r"worker 1 \(rank 2\).* died", result.stderr)
@@ -438,7 +447,7 @@ def test_a_save_with_nothing_scheduled_restores_what_a_server_held(tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"MODE": "end"}, "start the job again, and restore its newest checkpoint"),
+        ({"MODE": "end"}, "start the job again,? (and restore|from) its newest checkpoint"),
         ({"RESTORES": False}, r"nothing says what to restore: call ClusterCoordinator.restore_from\(manager\)"),
     ],
     ids=["end", "no manager"],
@@ -447,8 +456,8 @@ def test_a_server_that_is_killed_ends_the_job_with_a_clear_message(tmp_path, opt
     result = run_tolerant(5, server_killed(tmp_path, **options), tmp_path)
     assert result.returncode != 0
     assert "the chief is done" not in result.stdout
-    # the chief sees it itself, or hears it from the other server, which ended because of it
-    assert re.search(rf"PeerLostError: .*ps 1(: | \()rank 4 .* died.*{text}", result.stderr), result.stderr
+    # the chief sees it itself, or hears it from the other server or a worker, which ended because of it
+    assert re.search(rf"(PeerLost|RankFailed)Error: .*ps 1(: | \()rank 4 .* died.*{text}", result.stderr), result.stderr
     assert (tmp_path / "checkpoints" / "checkpoint-1.h5").exists()
 
 

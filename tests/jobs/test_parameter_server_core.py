@@ -19,7 +19,7 @@ import os, signal, sys, numpy
 from mpidist import transports
 from mpidist.optimizers import SGD
 from mpidist.parameter_server.consistency import StaleSynchronous
-from mpidist.parameter_server.server import Server
+from mpidist.parameter_server.server.server import Server
 from tests.served import on_rank, spec
 
 world = transports.world()

@@ -9,9 +9,10 @@ import pytest
 
 import mpidist
 from mpidist.optimizers import SGD, Adam
+from mpidist.parameter_server.client.far_server import FarServer
+from mpidist.parameter_server.client.near_server import NearServer
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
-from mpidist.parameter_server.server import Server
-from mpidist.parameter_server.server_end import FarServer, NearServer
+from mpidist.parameter_server.server.server import Server
 from mpidist.transports import world
 from tests.served import on_rank, spec
 

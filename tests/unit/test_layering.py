@@ -61,7 +61,6 @@ KNOWN_CIRCLES = {
         "optimizers/remote.py",
         "optimizers/sharded.py",
     ),
-    ("parameter_server/direct.py", "parameter_server/push_part.py", "parameter_server/server_end.py"),
     ("parameter_server/registry.py", "parameter_server/served_variable.py"),
     (
         "parameter_server/coordinator/calls.py",

@@ -18,7 +18,7 @@ import numpy
 import mpidist
 from mpidist.commands.bench.ps_work import LARGE, MANY, MODEL, ONE, RATE, SAME, SLOPE, WORKS, Work, timed
 from mpidist.optimizers import SGD
-from mpidist.parameter_server.served_variable import ServedVariable
+from mpidist.parameter_server.client.served_variable import ServedVariable
 
 
 class Model:

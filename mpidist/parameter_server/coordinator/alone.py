@@ -10,12 +10,7 @@ from mpidist.parameter_server.coordinator.executor import Executor
 
 
 class WorkerHere(Conversation):
-    """The talk of the chief with itself as a worker.
-
-    Parameters
-    ----------
-    client : LocalClient
-    """
+    """The talk of the chief with itself as a worker."""
 
     def __init__(self, client: Any) -> None:
         self._answers: deque[tuple[Any, ...]] = deque()

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist.errors import CancelledError, FunctionTimeoutError, MpidistError, PeerLostError
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.coordinator import failures, functions
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, UNKNOWN_SECONDS, Function
+from mpidist.parameter_server.coordinator.lane import Batch, Lane
 from mpidist.parameter_server.coordinator.packed import size_of
 from mpidist.parameter_server.coordinator.recovery import Recovery
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
@@ -30,11 +31,8 @@ from mpidist.transports.connections.waiting import Patience
 
 _log = logging.getLogger("mpidist")
 
-#: What a batch may take, and with how much left to do a worker gets the next one; unless the first takes so long that
-#: others might be done with the next before it.
+#: What a batch may take.
 _BATCH_SECONDS = 8e-3
-_AHEAD_SECONDS = 5e-3
-_LONG_SECONDS = 20e-3
 _MOST_CALLS, _MOST_BYTES = 512, 1 << 20
 #: How long the chief sleeps between looks while all workers have more to do than that: at least, and at most.
 _NAP_SECONDS, _LONG_NAP_SECONDS = 1e-4, 2e-3
@@ -46,110 +44,8 @@ _WEIGHT = 0.3
 _MOST_FUNCTIONS = 1000
 
 
-class _Batch:
-    """Calls that one worker has.
-
-    Attributes
-    ----------
-    seconds : float
-        What it is expected to take.
-    end : float
-        When it is expected to be done, by `time.monotonic`.
-    began : float
-        When it went to the worker, or the chief heard of the end of the one before it.
-    warn_after : float
-        After how many seconds from then on it is told that the batch still runs.
-    """
-
-    __slots__ = ("number", "calls", "seconds", "end", "began", "warn_after")
-
-    def __init__(self, number: int, calls: list[RemoteValue], seconds: float, begin: float) -> None:
-        self.number = number
-        self.calls = calls
-        self.seconds = seconds
-        self.end = begin + seconds
-        self.began = time.monotonic()
-        self.warn_after = 0.0
-
-    @property
-    def running_seconds(self) -> float:
-        """How long its worker has been running it, as far as the chief knows."""
-        return time.monotonic() - self.began
-
-
-class Lane:
-    """One worker, as the chief sees it.
-
-    Parameters
-    ----------
-    index : int
-        Number of the worker.
-    talk : Conversation
-
-    Attributes
-    ----------
-    batches : deque of _Batch
-        What it has and has not answered, in their order.
-    known : set of int
-        The functions that it was told.
-    is_gone : bool
-    """
-
-    def __init__(self, index: int, talk: Conversation) -> None:
-        self.index = index
-        self.talk = talk
-        self.batches: deque[_Batch] = deque()
-        self.known: set[int] = set()
-        self.is_gone = False
-
-    def has_room(self, now: float) -> bool:
-        """Whether it should get more."""
-        batches = self.batches
-        if len(batches) != 1 or self.is_gone:
-            return not batches and not self.is_gone
-        return batches[0].seconds <= _LONG_SECONDS and self.next_look <= now
-
-    @property
-    def next_look(self) -> float:
-        """When the chief should look again, to give it more or to hear what came of what it has."""
-        batches = self.batches
-        if not batches:
-            return 0.0
-        return batches[0].end if len(batches) > 1 else batches[0].end - _AHEAD_SECONDS
-
-    @property
-    def state(self) -> str:
-        """What messages say of what it runs."""
-        batch = self.batches[0]
-        names = " or ".join(sorted({str(call._function) for call in batch.calls}))
-        return f"{self} has been running {names} for {batch.running_seconds:.1f} s"
-
-    def __str__(self) -> str:
-        return f"worker {self.index} ({self.talk.peer_name})"
-
-
 class Calls:
-    """All calls that were scheduled and are not done.
-
-    Parameters
-    ----------
-    workers : mapping of int to Conversation
-        With each worker, by its number.
-    capacity : int
-        How many calls may wait.
-    name : str
-        How messages call this rank.
-    refresh : callable
-        Called when functions have run: lets the program see what they have made of the variables.
-
-    Attributes
-    ----------
-    waiting : deque of RemoteValue
-    error : BaseException or None
-        Of the first function that failed, until it is raised.
-    done : int
-        How many functions have returned.
-    """
+    """All calls that were scheduled and are not done."""
 
     def __init__(
         self, workers: Mapping[int, Conversation], capacity: int, name: str, refresh: Callable[[], object]
@@ -199,13 +95,7 @@ class Calls:
             self._say(lane, *content)
 
     def pump(self) -> bool:
-        """Take in what workers have answered, and give them work; return whether there was an answer.  Local.
-
-        Raises
-        ------
-        RankFailedError
-            A worker is gone, and the job cannot go on without it.
-        """
+        """Take in what workers have answered, and give them work; return whether there was an answer.  Local."""
         heard = False
         for lane in list(self.lanes):
             if lane.is_gone:  # since this look began
@@ -297,7 +187,7 @@ class Calls:
             nbytes += size_of(call._payload)
         self._batches += 1
         begin = max(time.monotonic(), lane.batches[-1].end if lane.batches else 0.0)
-        lane.batches.append(_Batch(self._batches, calls, seconds, begin))
+        lane.batches.append(Batch(self._batches, calls, seconds, begin))
         numbers = [call._function.number for call in calls]
         payloads = [call._payload for call in calls]
         if not any(payload is not None for payload in payloads):
@@ -347,7 +237,7 @@ class Calls:
         if len(results) < len(calls) or failure is not None:
             self._not_run(lane, batch, calls[len(results) :], failure)
 
-    def _not_run(self, lane: Lane, batch: _Batch, calls: Sequence[RemoteValue], failure: Failure | None) -> None:
+    def _not_run(self, lane: Lane, batch: Batch, calls: Sequence[RemoteValue], failure: Failure | None) -> None:
         """Settle the calls of a batch from the one that failed, or was cancelled, on."""
         if failure is not None:
             failed = calls[0] if failure.place is None else batch.calls[failure.place]
@@ -416,13 +306,7 @@ class Calls:
                 self._lose(lane)
 
     def _lose(self, lane: Lane) -> None:
-        """Take a worker out; what it had to do waits again, before all else, and runs on another.
-
-        Raises
-        ------
-        RankFailedError
-            It was the last one, or the job does not tolerate faults.
-        """
+        """Take a worker out; what it had to do waits again, before all else, and runs on another."""
         error = lane.talk.lost(f"{self._name} schedules functions on {lane}")
         if not isinstance(error, PeerLostError):
             raise error
@@ -490,7 +374,7 @@ def _has_work(lane: Lane) -> bool:
     return bool(lane.batches)
 
 
-def _learn(batch: _Batch, seconds: float, count: int) -> None:
+def _learn(batch: Batch, seconds: float, count: int) -> None:
     """Learn from a batch, of which so many calls were run in so many seconds, how long its functions take."""
     share = seconds / (batch.seconds * count / len(batch.calls))  # of what was believed
     for function in {call._function for call in batch.calls if call._function is not None}:

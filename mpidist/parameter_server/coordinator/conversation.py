@@ -55,12 +55,7 @@ class Kind(enum.IntEnum):
 
 
 class Conversation:
-    """One end of the talk between the chief and a worker.
-
-    Parameters
-    ----------
-    line : Connection
-    """
+    """One end of the talk between the chief and a worker."""
 
     def __init__(self, line: Connection) -> None:
         self.line = line

@@ -292,13 +292,7 @@ class ClusterCoordinator:
 
 
 def _workers(roles: Roles) -> list[tuple[int, ...]]:
-    """Return the ranks of every worker; none where there is one process only, which is its own worker.
-
-    Raises
-    ------
-    ValueError
-        There are workers, and no chief.
-    """
+    """Return the ranks of every worker; none where there is one process only, which is its own worker."""
     if not roles.servers:
         return []
     workers = [ranks for ranks in roles.trainers if roles.chief not in ranks]

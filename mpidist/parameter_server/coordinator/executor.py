@@ -13,14 +13,14 @@ import numpy
 from mpidist.errors import OutOfRangeError, PeerLostError, ServerError
 from mpidist.input.dataset import Dataset
 from mpidist.parameter_server import registry
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
+from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.coordinator import failures, functions, recovery
 from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import NotHere
 from mpidist.parameter_server.coordinator.packed import packed, unpacked
 from mpidist.parameter_server.coordinator.values import on_worker
-from mpidist.parameter_server.server_end import ServerEnd
 
 #: Results of these types never change, and are sent all together; others are pickled before the next call begins.
 _PLAIN = frozenset(
@@ -32,17 +32,7 @@ _LOOK_SECONDS = 1e-3
 
 
 class Executor:
-    """What a worker rank is from its `ClusterCoordinator` line on.
-
-    Parameters
-    ----------
-    chief : Conversation
-    client : Client or what has its methods
-    index, count : int
-        Number of this worker, and how many there are.
-    name : str
-        How messages call it.
-    """
+    """What a worker rank is from its `ClusterCoordinator` line on."""
 
     def __init__(self, chief: Conversation, client: Any, index: int, count: int, name: str) -> None:
         self._chief = chief

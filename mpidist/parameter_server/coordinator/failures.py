@@ -8,22 +8,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpidist.errors import OutOfRangeError, RemoteFunctionError
+from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
-from mpidist.parameter_server.server_end import ServerEnd
 
 
 class Failure(NamedTuple):
-    """An error as it travels.
-
-    Attributes
-    ----------
-    error : bytes or None
-        Pickled; None for errors that cannot be.
-    text : str
-        Its traceback, from the function on.
-    place : int or None
-        Of the call in its batch, if there are results of it and of later ones.
-    """
+    """An error as it travels."""
 
     error: bytes | None
     text: str
@@ -56,20 +46,7 @@ def followed(failure: Failure, later: Failure, name: str) -> Failure:
 
 
 def place_of_push(error: BaseException, servers: Sequence[ServerEnd], pushed: Sequence[Sequence[int]]) -> int | None:
-    """Return the call whose push an error is about, None if it is about no push.  Local.
-
-    Parameters
-    ----------
-    error : BaseException
-    servers : sequence of ServerEnd
-    pushed : sequence of sequence of int
-        For each call that has returned, the pushes that had been sent to each server by then.
-
-    Returns
-    -------
-    int or None
-        The number of calls, if it is a later one.
-    """
+    """Return the call whose push an error is about, None if it is about no push.  Local."""
     if not hasattr(error, "failed_push"):
         return None
     server, number = error.failed_push

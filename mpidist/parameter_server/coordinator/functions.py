@@ -36,26 +36,7 @@ class NotHere(Exception):
 
 
 class Function:
-    """A function as the chief schedules it.
-
-    Parameters
-    ----------
-    fn : callable
-    number : int
-        What chief and workers call it.
-
-    Attributes
-    ----------
-    seconds : float
-        How long a call takes, as far as is known.
-    definition : bytes
-        What is sent: by name where it has one.
-
-    Raises
-    ------
-    MissingDependencyError, TypeError
-        As for `by_value`, which is what it takes if it has no name.
-    """
+    """A function as the chief schedules it."""
 
     __slots__ = ("fn", "number", "seconds", "definition")
 
@@ -85,15 +66,7 @@ def named(fn: Callable[..., Any]) -> bytes | None:
 
 
 def by_value(fn: Any) -> bytes:
-    """Return `fn` with its code and everything that it refers to.
-
-    Raises
-    ------
-    MissingDependencyError
-        cloudpickle is not installed.
-    TypeError
-        It refers to something that cannot be pickled.
-    """
+    """Return `fn` with its code and everything that it refers to."""
     return carried((fn, ""), f"function {name_of(fn)}")
 
 
@@ -116,13 +89,7 @@ def carried(value: Any, what: str) -> bytes:
 
 
 def found(definition: bytes) -> Callable[..., Any]:
-    """Return the function of a definition, on a worker.
-
-    Raises
-    ------
-    NotHere
-        It was sent by name, and this process has no such function, or another one, or lacks what it uses.
-    """
+    """Return the function of a definition, on a worker."""
     try:
         fn, expected = pickle.loads(definition)
     except (AttributeError, ImportError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import RemoteReplicaError
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.coordinator.conversation import Conversation
 from mpidist.parameter_server.coordinator.executor import Executor
 from mpidist.parameter_server.coordinator.failures import Failure
@@ -25,18 +25,6 @@ class GroupExecutor(Executor):
 
     What the chief says is passed on to all ranks.  After each function they tell each other how it ended, so that all
     go on, or none.
-
-    Parameters
-    ----------
-    chief : Conversation or None
-        On the first rank.
-    client : GroupClient
-    index, count : int
-        Number of this worker, and how many there are.
-    name : str
-        How messages call it.
-    communicator : Communicator
-        Of the ranks of this worker.
     """
 
     def __init__(

@@ -20,15 +20,7 @@ _LARGE_BYTES = 1 << 12
 
 
 class Packed:
-    """A pickled value beside which its large buffers lie.
-
-    Parameters
-    ----------
-    text : bytes
-        Pickled, without the buffers.
-    buffers : sequence of array of uint8, or what has a buffer of bytes
-        Nobody else's.
-    """
+    """A pickled value beside which its large buffers lie."""
 
     __slots__ = ("_text", "_buffers")
 

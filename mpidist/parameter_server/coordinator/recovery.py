@@ -11,28 +11,20 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy
 
 from mpidist.errors import CheckpointError, MpidistError, PeerLostError
 from mpidist.parameter_server import registry
-from mpidist.parameter_server.client import Client
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.waiting import Patience
 
-if TYPE_CHECKING:
-    from mpidist.parameter_server.coordinator.calls import Calls
-
 _log = logging.getLogger("mpidist")
 
-#: The methods of a client that ask servers, or send them something.
-_ASKS = (
-    *("create", "_value", "read", "assign", "lookup", "_scatter", "versions", "push", "flush"),
-    *("register_optimizer", "iterations", "set_iterations", "learning_rate", "set_learning_rate"),
-    *("optimizer_state", "restore_optimizer"),
-)
+T = TypeVar("T")
 
 
 class Checkpoints(Protocol):
@@ -43,6 +35,18 @@ class Checkpoints(Protocol):
 
     def restore_or_initialize(self) -> Path | None:
         """Restore the newest checkpoint that is whole, and return it; None if there is none."""
+
+
+class Workers(Protocol):
+    """What is needed of the workers' functions."""
+
+    done: int
+
+    def be_quiet(self, server: int) -> None:
+        """Have the workers finish, as far as they can, what they have; give them nothing more."""
+
+    def go_on(self, places: dict[Key, int]) -> None:
+        """Tell the workers the servers of variables that were moved, and give them work again."""
 
 
 @dataclass(frozen=True)
@@ -69,43 +73,21 @@ class Restore:
 
 
 class Recovery:
-    """The chief's watch over the servers.
+    """The chief's watch over the servers."""
 
-    Parameters
-    ----------
-    client : Client
-        The chief's.  What it is asked for is done again, from its beginning, when a server has been replaced meanwhile.
-    lines : mapping of int to Connection
-        To the servers, by number.
-    restores : bool
-        Whether the user wants a lost server's variables back; else the job ends.
-    calls : Calls
-        The workers' functions: which are quiet while servers are replaced.
-
-    Attributes
-    ----------
-    manager : CheckpointManager or None
-        Whose newest checkpoint is restored.
-    on_restore : callable or None
-        Called with each `Restore`.
-    restores : list of Restore
-    """
-
-    def __init__(self, client: Client, lines: Mapping[int, Connection], restores: bool, calls: Calls) -> None:
+    def __init__(self, client: Client, lines: Mapping[int, Connection], restores: bool, workers: Workers) -> None:
         self._client = client
         self._lines = dict(lines)
         self._ranks = {line.presence.name_of(line.peer) for line in lines.values()}
         self._restores = restores
-        self._calls = calls
+        self._workers = workers
         self._is_busy = False
         #: By checkpoint, how many functions had finished when it was saved.
         self._done_at: dict[Path, int] = {}
         self.manager: Checkpoints | None = None
         self.on_restore: Callable[[Restore], object] | None = None
         self.restores: list[Restore] = []
-        client.is_guarded = True
-        for name in _ASKS:
-            setattr(client, name, self._guarded(getattr(client, name)))
+        client.guard = self._guarded
         registry.installed().on_save = self._saved
 
     def takes(self, error: BaseException) -> bool:
@@ -113,13 +95,7 @@ class Recovery:
         return self._restores and self._is_of_server(error)
 
     def look(self) -> None:
-        """Look whether all servers are there, and do what is to be done if not.
-
-        Raises
-        ------
-        PeerLostError
-            A server is gone, and its variables are not to be restored, or cannot be.
-        """
+        """Look whether all servers are there, and do what is to be done if not."""
         if self._is_busy or not any(line.lost for line in self._lines.values()):
             return
         self._is_busy = True
@@ -138,24 +114,22 @@ class Recovery:
     def _is_of_server(self, error: BaseException) -> bool:
         return isinstance(error, PeerLostError) and error.rank in self._ranks
 
-    def _guarded(self, ask: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*arguments: Any, **named: Any) -> Any:
-            while True:
-                known = len(self._lines)
-                try:
-                    return ask(*arguments, **named)
-                except PeerLostError as error:
-                    if self._is_busy or not self._is_of_server(error):
-                        raise
-                    self.look()
-                    if len(self._lines) == known:  # it was not this
-                        raise
-
-        return guarded
+    def _guarded(self, ask: Callable[[], T]) -> T:
+        """Return what the client's servers answer, asked again when one of them has been replaced."""
+        while True:
+            known = len(self._lines)
+            try:
+                return ask()
+            except PeerLostError as error:
+                if self._is_busy or not self._is_of_server(error):
+                    raise
+                self.look()
+                if len(self._lines) == known:  # it was not this
+                    raise
 
     def _saved(self, path: Path) -> None:
         self._done_at = {each: done for each, done in self._done_at.items() if each.exists()}
-        self._done_at[path.resolve()] = self._calls.done
+        self._done_at[path.resolve()] = self._workers.done
 
     # -- replacing ----------------------------------------------------------------------------------------------------
 
@@ -172,8 +146,8 @@ class Recovery:
             except PeerLostError as error:
                 if not self._is_of_server(error) or not any(line.lost for line in self._lines.values()):
                     raise
-        self._calls.go_on(places)
-        undone = self._calls.done - self._done_at.get(path.resolve(), 0)
+        self._workers.go_on(places)
+        undone = self._workers.done - self._done_at.get(path.resolve(), 0)
         text = "; ".join(map(str, gone.values()))
         _log.warning(
             "%s; all variables are those of %s, on the servers that are left; %d functions that had finished since are "
@@ -204,7 +178,7 @@ class Recovery:
                 error, "nothing says what to restore: call ClusterCoordinator.restore_from(manager) at the start"
             )
         for number in gone:
-            self._calls.be_quiet(number)
+            self._workers.be_quiet(number)
             self._client.lose(number)
         lost = [spec for spec in self._client.homeless() if spec.key[0] < registry.WORDS]  # old words are of no use
         begun_anew = _check_covered(lost, self.manager, error)
@@ -232,14 +206,7 @@ class Recovery:
 
 
 def moved(client: Client | None, places: Mapping[Key, int]) -> None:
-    """Take note that variables are on other servers.
-
-    Parameters
-    ----------
-    client : Client or None
-        None on a rank that does not speak with the servers itself.
-    places : mapping of key to int
-    """
+    """Take note that variables are on other servers."""
     specs = {} if client is None else dict(client.known())
     for key, server in places.items():
         if client is not None and key in specs:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from mpidist import nest
-from mpidist.parameter_server.coordinator.functions import NotAnArgument
+from mpidist.parameter_server.coordinator.functions import Function, NotAnArgument
 from mpidist.parameter_server.coordinator.packed import Packed, unpacked
-
-if TYPE_CHECKING:
-    from mpidist.parameter_server.coordinator.calls import Calls
-    from mpidist.parameter_server.coordinator.functions import Function
 
 #: What a `RemoteValue` has before its function has run.
 PENDING: Any = object()
@@ -35,6 +31,13 @@ class Failed:
         self.error = error
 
 
+class _Calls(Protocol):
+    """What a result needs of the chief's calls."""
+
+    def wait_for(self, call: RemoteValue) -> None:
+        """Wait until a call is done."""
+
+
 class RemoteValue:
     """The result, sooner or later, of a scheduled function.  Made by `ClusterCoordinator.schedule`.
 
@@ -43,7 +46,7 @@ class RemoteValue:
 
     __slots__ = ("_calls", "_function", "_payload", "_result")
 
-    def __init__(self, calls: Calls, function: Function | None, payload: Any) -> None:
+    def __init__(self, calls: _Calls, function: Function | None, payload: Any) -> None:
         self._calls = calls
         self._function: Any = function
         self._payload = payload
@@ -108,11 +111,6 @@ class PerWorkerIterator(PerWorkerValues):
     """An iterator on every worker; made by ``iter`` of what `ClusterCoordinator.create_per_worker_dataset` returned.
 
     All methods are Local.
-
-    Parameters
-    ----------
-    number : int
-        What chief and workers call it.
     """
 
     def __init__(self, number: int) -> None:
@@ -158,17 +156,7 @@ class PerWorkerDataset(PerWorkerIterator):
 
 
 class OnWorker(threading.local):
-    """What a thread that runs scheduled functions knows of the worker that it is.
-
-    Attributes
-    ----------
-    index : int or None
-        Number of the worker, from 0; None in all other threads.
-    count : int
-        How many workers there are.
-    made : callable
-        Returns the data set or iterator of a number.
-    """
+    """What a thread that runs scheduled functions knows of the worker that it is."""
 
     index: int | None = None
     count = 0
@@ -179,13 +167,7 @@ on_worker = OnWorker()
 
 
 def experimental_get_current_worker_index() -> int:
-    """Return the number of the worker that runs this function, from 0.  Local.
-
-    Raises
-    ------
-    RuntimeError
-        It is not called in a scheduled function, nor in one that makes a worker's data set.
-    """
+    """Return the number of the worker that runs this function, from 0.  Local."""
     if on_worker.index is None:
         raise RuntimeError(_OUTSIDE)
     return on_worker.index

@@ -118,3 +118,27 @@ def test_every_call_comes_to_one_end_whatever_workers_do(steps):
     assert (calls.error is None) == (failures == 0)
     if not deaths and not failures:
         assert set(ran.values()) <= {1} and len(ran) == len(values)
+
+
+def test_only_what_a_dead_worker_had_runs_twice_and_that_is_two_batches():
+    ran: Counter[int] = Counter()
+    workers = [Worker(ran) for _ in range(2)]
+    calls = Calls(dict(enumerate(workers)), 10_000, "the chief", lambda: None)
+    values = [RemoteValue(calls, calls.function(function), number) for number in range(5000)]
+    calls.waiting.extend(values)
+    calls.pump()
+    for _ in range(3):  # so that the chief knows how short the function is
+        for worker in workers:
+            worker.answer(fails=False)
+        calls.pump()
+    dead = workers[1]
+    while dead.batches:  # it runs all that it has, and dies before it says so
+        ran.update(dead.batches.popleft()[1])
+    had = ran.total() - sum(value._result is not PENDING for value in values)
+    dead.is_dead = True
+    while calls.waiting or calls.running:
+        calls.pump()
+        workers[0].answer(fails=False)
+    assert sum(number > 1 for number in ran.values()) == had
+    assert 0 < had <= 2 * 512
+    assert set(ran) == set(range(5000)) and max(ran.values()) == 2

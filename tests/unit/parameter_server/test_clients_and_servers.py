@@ -16,7 +16,8 @@ import mpidist
 from mpidist.errors import RankFailedError, ServerError, TornVariableError
 from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
-from mpidist.parameter_server.published import Buffers, Ledger
+from mpidist.parameter_server.copies import Buffers
+from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime.control import ControlChannel
 from tests.served import run, spec, value
 
@@ -749,8 +750,7 @@ class _FailsLate(_Fails):
         super().update_slice(parameters, gradient, slots, scratch, coefficients)
 
 
-@NEAR_AND_FAR
-def test_slots_that_a_failing_rule_has_changed_are_of_no_use_until_they_are_restored(far):
+def test_slots_that_a_failing_rule_has_changed_are_of_no_use_until_they_are_restored():
     def job(client):
         make(client, [spec(0, (4,))])
         optimizer = client.register_optimizer(_FailsLate(1.0, momentum=0.5))
@@ -767,18 +767,36 @@ def test_slots_that_a_failing_rule_has_changed_are_of_no_use_until_they_are_rest
         with pytest.raises(TornVariableError, match=torn):
             client.flush()
         client.refresh()
-        if far:  # the server has one copy, which it writes in place
-            for use in (client.value, client.read, lambda key: client.assign(key, ones, "assign_add")):
-                with pytest.raises(TornVariableError, match=r"'v0' of shape \(4,\).* is torn: .*Set all of it"):
-                    use((0, 0))
-            client.assign((0, 0), before)
+        for use in (client.value, client.read, lambda key: client.assign(key, ones, "assign_add")):
+            with pytest.raises(TornVariableError, match=r"'v0' of shape \(4,\).* is torn: .*Set all of it"):
+                use((0, 0))
+        client.assign((0, 0), before)
         numpy.testing.assert_array_equal(client.value((0, 0)), before)
         client.restore_optimizer(optimizer, state)
         client.push(optimizer, [((0, 0), ones)])
         assert client.iterations(optimizer) == 2
         return client.read((0, 0)).tolist()
 
-    results, _ = run(1, job, far=far)
+    results, _ = run(1, job, far=True)  # the server has one copy, which it writes in place
+    assert results == [[-1.0 - (0.5 + 1.0)] * 4]
+
+
+def test_slots_of_two_sides_are_as_they_were_when_a_rule_fails():
+    def job(client):
+        make(client, [spec(0, (4,))])
+        optimizer = client.register_optimizer(_FailsLate(1.0, momentum=0.5))
+        ones = numpy.ones(4)
+        client.push(optimizer, [((0, 0), ones)])
+        state = client.optimizer_state(optimizer)
+        client.push(optimizer, [((0, 0), 13 * ones)])
+        with pytest.raises(ServerError, match="FloatingPointError: on purpose"):
+            client.flush()
+        again = client.optimizer_state(optimizer)
+        assert again["0/0/momentum"].tolist() == state["0/0/momentum"].tolist() == [-1.0] * 4
+        client.push(optimizer, [((0, 0), ones)])
+        return client.value((0, 0)).tolist()
+
+    results, _ = run(1, job)
     assert results == [[-1.0 - (0.5 + 1.0)] * 4]
 
 
@@ -925,7 +943,7 @@ def test_nine_clients_train_on_where_there_is_no_memory_for_their_copies(copies,
     reserve, said = Buffers._reserve_one, []
 
     def reserve_one(buffers):
-        has_memory = [buffers._words[buffers._places.reserved + buffer] for buffer in range(buffers.count)]
+        has_memory = [buffers._words[buffers._reserved + buffer] for buffer in range(buffers.count)]
         return sum(has_memory) < copies and reserve(buffers)
 
     monkeypatch.setattr(Buffers, "_reserve_one", reserve_one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import tracemalloc
 
@@ -9,9 +10,10 @@ import numpy
 import pytest
 
 from mpidist.errors import TransportTimeoutError
-from mpidist.optimizers import SGD, Adam
+from mpidist.optimizers import LARS, SGD, Adam, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
-from mpidist.parameter_server.published import Ledger
+from mpidist.parameter_server.copies import OwnSlots
+from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime.control import ControlChannel
 from tests.served import run, spec, value
 
@@ -39,9 +41,8 @@ def test_no_push_is_a_message():
     assert server.store.optimizers[0].optimizer.iterations == 9
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.5), Adam(0.5), Doubled(0.5)])
-def test_what_keeps_more_than_variables_is_for_the_server_to_apply(optimizer):
-    _, (server,) = run(1, lambda client: pushed(client, optimizer))
+def test_a_rule_of_somebody_else_is_for_the_server_to_apply():
+    _, (server,) = run(1, lambda client: pushed(client, Doubled(0.5)))
     assert (server.pushes, server.clients[0].arrived) == (5, 5)
 
 
@@ -210,30 +211,30 @@ def test_an_error_of_one_server_is_raised_before_another_has_applied_its_part():
     assert got == [-4.0, -4.0]
 
 
-@pytest.mark.parametrize("where", ["enter", "leave"])
-def test_an_interrupt_in_a_turn_does_not_keep_it(monkeypatch, where):
+@pytest.mark.parametrize("where", ["acquire", "release"])
+def test_an_interrupt_does_not_keep_the_lock(monkeypatch, where):
     def job(client):
         pushed(client, SGD(1.0), 3)
-        turn = client.servers[0]._direct._turn
-        act = getattr(turn, where)
+        lock = client.servers[0]._direct._lock
+        act = getattr(lock, where)
 
         def interrupted():
-            if where == "enter":
+            if where == "acquire":
                 act()
-            monkeypatch.setattr(turn, where, act)
+            monkeypatch.setattr(lock, where, act)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(turn, where, interrupted)
+        monkeypatch.setattr(lock, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.push(0, [(KEY, numpy.ones(4, "float32"))])
         client.push(0, [(KEY, numpy.ones(4, "float32"))])
         return client.read(KEY).tolist()
 
     (got,), _ = run(1, job)
-    assert got == [-4.0 if where == "enter" else -5.0] * 4
+    assert got == [-4.0 if where == "acquire" else -5.0] * 4
 
 
-def test_who_waits_too_long_for_a_turn_names_who_has_it():
+def test_who_waits_too_long_for_the_lock_names_who_has_it():
     def job(client):
         client.create(spec(0, (4,), "float32"), 0, numpy.zeros(4) if client.is_chief else None)
         number = client.register_optimizer(SGD(1.0))
@@ -243,14 +244,14 @@ def test_who_waits_too_long_for_a_turn_names_who_has_it():
         while client.iterations(number) < 4:
             pass
         if client.number == 0:
-            client.servers[0]._direct._turn.enter()
+            client.servers[0]._direct._lock.acquire()
             while True:  # until the other one has failed, of which a look tells
                 client.servers[0].look()
         while client.servers[0]._words[Ledger.HELD] != 1:
             pass
         client.push(number, gradient)
 
-    with pytest.raises(TransportTimeoutError, match=r"change variables there, where rank 0 \(.*\) has its turn"):
+    with pytest.raises(TransportTimeoutError, match=r"change variables there, where rank 0 \(.*\) has the write lock"):
         run(2, job, timeout_seconds=1)
 
 
@@ -285,7 +286,7 @@ def test_the_state_of_an_optimizer_that_was_restored_is_that_of_all():
     assert got == ([-3.5] * 4, 41)
 
 
-def test_a_server_that_cannot_give_turns_is_told_by_message(monkeypatch):
+def test_a_server_that_cannot_lock_is_told_by_message(monkeypatch):
     def no_locks(self, *arguments):
         raise OSError("no locks here")
 
@@ -294,7 +295,7 @@ def test_a_server_that_cannot_give_turns_is_told_by_message(monkeypatch):
     assert (got, server.clients[0].arrived) == ([-2.5] * 4, 5)
 
 
-def test_reads_are_answered_while_the_holder_of_the_turn_is_stopped():
+def test_reads_are_answered_while_the_holder_of_the_lock_is_stopped():
     """The holder does nothing, as a process that a debugger has stopped."""
     stopped, read = threading.Barrier(3), threading.Barrier(3)
     table = (1, 0)
@@ -310,10 +311,10 @@ def test_reads_are_answered_while_the_holder_of_the_turn_is_stopped():
                 client.push(number, [(KEY, numpy.ones(4, "float32"))])
             client.push(other, [(table, numpy.zeros(3))])
             client.flush()
-            client.servers[0]._direct._turn.enter()
+            client.servers[0]._direct._lock.acquire()
             stopped.wait(20)
             read.wait(20)
-            client.servers[0]._direct._turn.leave()
+            client.servers[0]._direct._lock.release()
             return None
         stopped.wait(20)
         found = [client.value(KEY).tolist(), client.read(KEY).tolist(), client.lookup(table, [1]).tolist()]
@@ -334,7 +335,7 @@ def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
 
     def warn(control, text):
         said.append(text)
-        if "ps 0 waits for its turn" in text:
+        if "ps 0 waits for the write lock" in text:
             warned.set()
 
     monkeypatch.setenv("MPIDIST_WARN_SECONDS", "0.05")
@@ -344,10 +345,10 @@ def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
         client.create(spec(0, (4,), "float32"), 0, numpy.zeros(4) if client.is_chief else None)
         client.value(KEY)
         if client.number == 0:
-            client.servers[0]._direct._turn.enter()
+            client.servers[0]._direct._lock.acquire()
             stopped.set()
             assert warned.wait(20)
-            client.servers[0]._direct._turn.leave()
+            client.servers[0]._direct._lock.release()
         else:
             assert stopped.wait(20)
             client.assign(KEY, numpy.ones(4))
@@ -355,7 +356,9 @@ def test_who_waits_for_a_stopped_holder_says_so(far, monkeypatch):
 
     (_, got), _ = run(2, job, far=[False, far])
     assert got == [1.0] * 4
-    assert any("ps 0 waits for its turn, where rank 0 (here) has its turn, for " in text for text in said), said
+    assert any(
+        "ps 0 waits for the write lock, where rank 0 (here) has the write lock, for " in text for text in said
+    ), said
 
 
 def test_ever_new_lists_of_gradients_are_packed_in_the_memory_of_the_largest():
@@ -382,3 +385,104 @@ def test_ever_new_lists_of_gradients_are_packed_in_the_memory_of_the_largest():
     assert server.clients[0].arrived == 0
     assert values == [-127.0] * count  # each in half of the lists but those of one variable
     assert late - early < 8 * count * size * 4  # what the lists are, and not the gradients of 200 of them
+
+
+def pushed_by_nine(client, arrived, make, size):
+    """Push a few times; return the bytes of the memory that all clients and the server share."""
+    client.create(spec(0, (size,), "float32"), 0, numpy.zeros(size) if client.is_chief else None)
+    number = client.register_optimizer(make())
+    held = None
+    for _ in range(4):
+        held = client.value(KEY)
+        client.push(number, [(KEY, numpy.ones(size, "float32"))])
+    client.flush()
+    arrived.wait(30)
+    (end,), (planned,) = client.servers, client._plans.lists
+    slots, _ = end.ask("rule", number=number, plan=planned.parts[0][1].number)
+    paths = [end.ask("layout", maps=False)[0]["path"], *([slots["slots"][0]] if slots["slots"] else [])]
+    used = [os.stat(path).st_blocks * 512 for path in paths]
+    arrived.wait(30)
+    assert held is not None
+    return used, client.iterations(number)
+
+
+@pytest.mark.parametrize(("make", "slots"), [(lambda: SGD(0.1), 0), (lambda: SGD(0.1, momentum=0.5), 1), (Adam, 2)])
+def test_nine_clients_take_the_memory_that_the_documentation_says(make, slots):
+    size, words = 1 << 16, 1 << 13
+    arrived = threading.Barrier(9)
+    found, (server,) = run(9, lambda client: pushed_by_nine(client, arrived, make, size))
+    nbytes = 4 * size
+    for (variables, *of_slots), steps in found:
+        assert (2 + 9) * nbytes <= variables <= (2 + 9) * nbytes + words
+        assert len(of_slots) == (slots > 0)
+        assert all(2 * slots * nbytes <= used <= 2 * slots * nbytes + words for used in of_slots)
+        assert steps == 36
+    assert all(client.arrived == 0 for client in server.clients)
+
+
+@pytest.mark.parametrize("make", [lambda: SGD(0.1, momentum=0.9), lambda: Adam(0.01), lambda: LARS(0.1), RMSprop])
+@pytest.mark.parametrize("lists", [[[0, 1, 2]], [[0], [1, 2]], [[2, 0], [1], [0, 1, 2]]])
+def test_every_rule_makes_the_same_bits_as_the_server(make, lists):
+    shapes = [(3,), (2, 2), (1,)]
+
+    def job(client):
+        for each, shape in enumerate(shapes):
+            client.create(spec(each, shape, "float32"), 0, numpy.full(shape, 1.0))
+        number = client.register_optimizer(make())
+        for step in range(12):
+            some = lists[step % len(lists)]
+            client.push(number, [((each, 0), numpy.full(shapes[each], step - 5.5, "float32")) for each in some])
+        slots = {name: each for name, each in client.optimizer_state(number).items() if name.count("/") == 2}
+        return [client.value((each, 0)).tolist() for each in range(3)], {k: v.tolist() for k, v in slots.items()}
+
+    (near,), (server,) = run(1, job)
+    assert server.clients[0].arrived == 0
+    (far,), (server,) = run(1, job, far=True)
+    assert server.clients[0].arrived == 12
+    assert near == far
+
+
+def test_slots_follow_their_variable_to_another_layout_and_into_a_table():
+    def job(client):
+        client.create(spec(0, (2,)), 0, numpy.zeros(2))
+        number = client.register_optimizer(SGD(1.0, momentum=0.5))
+        client.push(number, [(KEY, numpy.ones(2))])
+        client.create(spec(1, (2,)), 0, numpy.zeros(2))
+        client.push(number, [(KEY, numpy.ones(2)), ((1, 0), numpy.ones(2))])
+        beside = client.value(KEY).tolist(), client.value((1, 0)).tolist()
+        client.scatter(KEY, "scatter_add", [0], [0.0])  # a table from now on
+        client.push(number, [(KEY, numpy.ones(2)), ((1, 0), numpy.ones(2))])
+        state = client.optimizer_state(number)
+        return *beside, client.read(KEY).tolist(), client.read((1, 0)).tolist(), state["0/0/momentum"].tolist()
+
+    (found,), _ = run(1, job)
+    assert found == ([-2.5] * 2, [-1.0] * 2, [-4.25] * 2, [-2.5] * 2, [-1.75] * 2)
+
+
+def test_without_room_for_slots_the_server_applies_what_it_gets_by_message(monkeypatch):
+    monkeypatch.setattr(OwnSlots, "_reserve", no_room)
+    (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5, momentum=0.5)))
+    assert got == [-0.5 * (5 + 4 * 0.5 + 3 * 0.25 + 2 * 0.125 + 0.0625)] * 4
+    assert server.clients[0].arrived == 5
+
+
+def test_slots_that_have_no_room_any_more_move_to_the_server(monkeypatch):
+    def job(client):
+        pushed(client, SGD(0.5, momentum=0.5), 2)
+        client.create(spec(1, (4,), "float32"), 0, numpy.zeros(4))
+        client.value((1, 0))  # a layout with both, in which the second has no slots yet
+        client.push(0, [(KEY, numpy.ones(4, "float32"))])
+        monkeypatch.setattr(OwnSlots, "_reserve", no_room)
+        client.push(0, [(KEY, numpy.ones(4, "float32")), ((1, 0), numpy.ones(4, "float32"))])
+        client.push(0, [(KEY, numpy.ones(4, "float32"))])
+        return client.value(KEY).tolist(), client.value((1, 0)).tolist(), client.iterations(0)
+
+    (got,), (server,) = run(1, job)
+    assert got == ([-0.5 * (5 + 4 * 0.5 + 3 * 0.25 + 2 * 0.125 + 0.0625)] * 4, [-0.5] * 4, 5)
+    assert server.clients[0].arrived == 2
+
+
+def no_room(slots, number, where):
+    """Reserve memory as on a node that has none left."""
+    if slots._file is not None:
+        raise OSError("no room")

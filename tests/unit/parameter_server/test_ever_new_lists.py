@@ -12,12 +12,13 @@ import pytest
 import mpidist
 from mpidist.collectives import plan_cache
 from mpidist.optimizers import SGD, Adam
-from mpidist.parameter_server import push_part
+from mpidist.parameter_server.client import part
+from mpidist.parameter_server.client import plans as plans_module
+from mpidist.parameter_server.client.local_client import LocalClient
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
-from mpidist.parameter_server.local_client import LocalClient
 from mpidist.parameter_server.registry import of_job
-from mpidist.parameter_server.server import Server
-from mpidist.parameter_server.store import Store
+from mpidist.parameter_server.server.requests import Requests
+from mpidist.parameter_server.server.store import Store
 from tests.served import run, spec, value
 from tests.unit.parameter_server.jobs import one_worker
 
@@ -59,6 +60,10 @@ def made(client, servers, size=4):
     return client.register_optimizer(SGD(1.0))
 
 
+class Foreign(Adam):
+    """A rule of somebody else, which only a server applies."""
+
+
 @WAYS
 @pytest.mark.parametrize("servers", [1, 3])
 def test_500_random_lists_are_as_one_and_few_are_kept(way, servers):
@@ -68,14 +73,14 @@ def test_500_random_lists_are_as_one_and_few_are_kept(way, servers):
         optimizer, kept = made(client, servers), []
         for keys in lists:
             client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
-            kept.append(len(client._lists))
+            kept.append(len(client._plans.lists))
         client.flush()
-        numbers = {part.number for planned in client._lists for part in planned.parts}
+        numbers = {part.number for planned in client._plans.lists for _, part in planned.parts}
         for end in client.servers:
             assert set(end.views) <= numbers
             if getattr(end, "_direct", None) is not None:
-                assert {number for _, number in end._direct._targets} <= numbers
-        return max(kept), len(client._lists), [client.value(key).tolist() for key in KEYS]
+                assert {number for _, number in end._direct._updates} <= numbers
+        return max(kept), len(client._plans.lists), [client.value(key).tolist() for key in KEYS]
 
     ((most, kept, values),), served = run(1, job, servers, **way)
     assert values == [[-float(each)] * 4 for each in times(lists)]
@@ -118,7 +123,7 @@ def test_what_rounding_loses_of_a_variable_is_added_in_its_next_list():
 
 
 def test_residues_are_one_model_and_a_list_is_one_run_of_them():
-    residues = push_part.Residues()
+    residues = part.Residues()
     specs = [spec(number, (size,), "float32") for number, size in enumerate([3, 0, 2, 4])]
     (most, whole) = residues.of(specs[:3])[0]
     assert (most, whole.tolist()) == (3, [0.0] * 5)
@@ -134,29 +139,29 @@ def test_residues_are_one_model_and_a_list_is_one_run_of_them():
 def test_what_is_dropped_is_gone_at_once_here_and_there(way, monkeypatch):
     here, there = [], []
 
-    class Recorded(push_part.PlannedList):
+    class Recorded(plans_module.PlannedList):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            here.extend(map(ref, [self, *self.parts]))
+            here.extend(map(ref, [self, *(part for _, part in self.parts)]))
 
     def target(store, number, planned):
         found = find(store, number, planned)
         there.extend([ref(planned), ref(found)])
         return found
 
-    find = Store._target
-    monkeypatch.setattr("mpidist.parameter_server.client.PlannedList", Recorded)
-    monkeypatch.setattr(Store, "_target", target)
+    find = Store.target
+    monkeypatch.setattr("mpidist.parameter_server.client.plans.PlannedList", Recorded)
+    monkeypatch.setattr(Store, "target", target)
 
     def job(client):
         made(client, 1)
-        optimizer = client.register_optimizer(Adam())  # which a server applies
+        optimizer = client.register_optimizer(Foreign())
         for keys in random_lists(100):
             client.value(keys[0])
             client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
         client.flush()
         alive = [each() for each in here if each() is not None]
-        kept = [*client._lists, *(part for planned in client._lists for part in planned.parts)]
+        kept = [*client._plans.lists, *(part for planned in client._plans.lists for _, part in planned.parts)]
         return set(map(id, alive)) == set(map(id, kept)), len(kept), sum(each() is not None for each in there)
 
     ((all_kept, number, at_server),), _ = run(1, job, **way)
@@ -208,7 +213,7 @@ def test_lists_that_grow_leave_no_memory_that_was_too_small(way):
     (found,), (server,) = run(1, job, **way)
     assert found and all(found)
     targets = [target for planned in server.store.plans.values() for target in planned.targets.values()]
-    held = [payload for target in targets for each in target.runs for payload, _ in each._gradients.values()]
+    held = [payload for target in targets for each in target.update._runs for payload, _ in each._gradients.values()]
     assert all(payload.base.nbytes <= 1 << 18 for payload in held)
 
 
@@ -221,7 +226,9 @@ def test_a_plan_that_was_made_in_vain_is_forgotten():
                 client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
                 client.flush()
             client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
-        return {part.number for planned in client._lists for part in planned.parts} | set(client.servers[0].forgotten)
+        return {part.number for planned in client._plans.lists for _, part in planned.parts} | set(
+            client.servers[0].forgotten
+        )
 
     (known,), (server,) = run(1, job, far=True)
     assert set(server.clients[0].plans) <= known
@@ -236,7 +243,7 @@ def by_updates(strategy, lists, again):
         pairs = [(numpy.ones(4, "f4"), variables[number]) for number, _ in keys]
         for _ in range(again):
             strategy.run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
-    lists = list(of_job().client._lists)
+    lists = list(of_job().client._plans.lists)
     known = [known.planned() for known in optimizer.remote._known]
     assert all(planned is None or planned in lists for planned in known)
     return [variable.value.tolist() for variable in variables], len(lists)
@@ -253,13 +260,13 @@ def test_lists_that_are_pushed_again_are_void_when_they_are_dropped(servers):
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_list_that_is_pushed_in_every_step_is_planned_once_whatever_is_pushed_between(servers, monkeypatch):
-    asked, on_plan = [], Server._on_plan
+    asked, on_plan = [], Requests._on_plan
 
-    def noted(server, client, request, array):
+    def noted(requests, client, request, array):
         asked.append(len(request["dense"]))
-        return on_plan(server, client, request, array)
+        return on_plan(requests, client, request, array)
 
-    monkeypatch.setattr(Server, "_on_plan", noted)
+    monkeypatch.setattr(Requests, "_on_plan", noted)
     others = [each for each in random_lists() if len(each) < 7]
     turns = [each for other in others for each in (KEYS, other)]
     values, _ = one_worker(lambda strategy: by_updates(strategy, turns, 1), servers)

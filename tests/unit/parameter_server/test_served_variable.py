@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import mpidist
 from mpidist.errors import MpidistError
 from mpidist.experimental.partitioners import FixedShardsPartitioner
-from mpidist.parameter_server.served_variable import ServedVariable, ShardedVariable
+from mpidist.parameter_server.client.served_variable import ServedVariable, ShardedVariable
 from tests.unit.parameter_server.jobs import job, one_worker
 
 

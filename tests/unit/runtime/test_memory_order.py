@@ -6,7 +6,8 @@ from collections import deque
 import numpy
 import pytest
 
-from mpidist.parameter_server import published
+from mpidist.parameter_server import copies
+from mpidist.parameter_server.client import reader as readers
 from mpidist.runtime import board, control
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
@@ -52,8 +53,7 @@ class Words:
 @pytest.fixture
 def log(monkeypatch):
     found = []
-    monkeypatch.setattr(control, "needs_fence", True)
-    for module in (board, control, node_memory, shared, published):
+    for module in (board, control, node_memory, shared, copies, readers):
         for name in ("fence", "full_fence"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda name=name: found.append(name))
@@ -135,10 +135,10 @@ def test_an_area_is_filled_again_behind_the_look_whether_it_is_busy(log):
 
 
 def test_a_copy_of_a_server_is_read_behind_the_second_look(log):
-    reader = object.__new__(published.Reader)
+    reader = object.__new__(readers.Reader)
     words = numpy.zeros(64, numpy.int64)
-    words[published._CURRENT] = 1
+    words[copies._CURRENT] = 1
     reader._words, reader._pin = Words(words, log), 9
     assert reader.pin() == 1
-    current = f"load {published._CURRENT}"
+    current = f"load {copies._CURRENT}"
     assert log == [current, "load 9", "store 9", "full_fence", current, "fence"]

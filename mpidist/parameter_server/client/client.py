@@ -10,55 +10,55 @@ pushed last: see `PlanCache`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.plan_cache import PlanCache
 from mpidist.errors import PeerLostError, ServerError
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
-from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
-from mpidist.parameter_server.push_part import Part, PlannedList, Residues
-from mpidist.parameter_server.served_optimizer import packed, pickled
-from mpidist.parameter_server.server_end import ServerEnd, open_server
+from mpidist.parameter_server.client.open_server import open_server
+from mpidist.parameter_server.client.plans import PlannedList, Plans
+from mpidist.parameter_server.client.server_end import ServerEnd
+from mpidist.parameter_server.layout import Key, VariableSpec
+from mpidist.parameter_server.pickles import packed, pickled
 from mpidist.transports.connections.base import Connection
 from mpidist.variables import IndexedSlices
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NOTHING: dict[Key, Any] = {}
 _KEY, _GRADIENT = itemgetter(0), itemgetter(1)
 
 
-class Client:
-    """The variables on all servers.  All Local: it talks to servers only.
+def _asks(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[Client, P], T]:
+    """Have a method that asks servers, or sends them something, called by the client's guard, if it has one."""
 
-    Parameters
-    ----------
-    lines : sequence of Connection
-        To the servers, in order.
-    number : int
-        Of this client, from 0.
-    worker_count : int
-        Clients that train.
-    is_chief : bool
-        Whether this client gives the initial values.
-    push_dtype : dtype, optional
-        What gradients of more bytes are sent as; what is lost in rounding is added to the next gradient.
-    """
+    @functools.wraps(method)
+    def guarded(self: Client, *arguments: P.args, **named: P.kwargs) -> T:
+        if self.guard is None:
+            return method(self, *arguments, **named)
+        return self.guard(functools.partial(method, self, *arguments, **named))
+
+    return guarded
+
+
+class Client:
+    """The variables on all servers.  All Local: it talks to servers only."""
 
     #: Servers hold the variables, for other clients, too.
     is_alone = False
     #: Grows when servers are lost.
     generation = 0
-    #: Whether what it asks is asked again when a server has been replaced, see `Recovery`.
-    is_guarded = False
+    #: What calls the methods that ask servers, to ask again when one has been replaced, see `Recovery`.
+    guard: Callable[[Callable[[], Any]], Any] | None = None
     #: Grows when the next reading may give something else.
     moment = 0
 
@@ -71,7 +71,6 @@ class Client:
         self.servers = [open_server(line, place, number) for place, line in enumerate(lines)]
         #: By number; without servers that are gone.
         self._ends = {end.number: end for end in self.servers}
-        self._push_dtype = None if push_dtype is None else numpy.dtype(push_dtype)
         self._specs: dict[Key, VariableSpec] = {}
         self._server_of: dict[Key, int] = {}
         #: The variables in the present snapshots of all servers; of a single one, its own dict.
@@ -79,9 +78,7 @@ class Client:
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self._lists = PlanCache()
-        self._plan_count = 0
-        self._residues = Residues()
+        self._plans = Plans(self.servers, self._specs, self._number_of, push_dtype)
         self._optimizers = 0
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
@@ -89,15 +86,11 @@ class Client:
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
+    @_asks
     def create(self, spec: VariableSpec, server: int, value: Any = None) -> None:
         """Make a variable, or a shard of one, known to this client and to its server.
 
         The chief gives the value.  Others wait until it has.
-
-        Raises
-        ------
-        ValueError
-            The server knows a variable of this number by another name, shape or dtype.
         """
         initial = None if value is None else numpy.asarray(value, spec.dtype).reshape(spec.shape)
         if server not in self._ends:  # the same one for all clients, who all know by now that it is gone
@@ -113,6 +106,7 @@ class Client:
         value = self.snapshot.get(key)
         return self._value(key) if value is None else value
 
+    @_asks
     def _value(self, key: Key) -> Any:
         number = self._number_of(key)
         end = self._ends[number]
@@ -155,10 +149,12 @@ class Client:
         if self._tables:
             self._tables = {}
 
+    @_asks
     def read(self, key: Key) -> Any:
         """Return a variable as it is now, as a new array; the present snapshot stays."""
         return self._ends[self._number_of(key)].ask("read", key=key)[1]
 
+    @_asks
     def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
         """Set a variable, or add to it (`assign_add`), or subtract from it (`assign_sub`); returns when it is done."""
         spec, end = self._specs[key], self._ends[self._number_of(key)]
@@ -168,6 +164,7 @@ class Client:
         end.ask("assign", array, key=key, how=verb)
         self.refresh()
 
+    @_asks
     def lookup(self, key: Key, indices: Any) -> Any:
         """Return some rows of a variable as they are now, as a new array."""
         indices = numpy.asarray(indices, numpy.int64)
@@ -184,6 +181,7 @@ class Client:
         """Add to all rows of a variable, which is kept apart from then on; the present snapshot stays."""
         self._scatter(key, "scatter_add", numpy.arange(len(values)), values)
 
+    @_asks
     def _scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
         spec, end = self._specs[key], self._ends[self._number_of(key)]
         indices = numpy.asarray(indices, numpy.int64)
@@ -199,6 +197,7 @@ class Client:
             return self._ends[number].version(key)
         return self._tables[key][1]
 
+    @_asks
     def versions(self) -> dict[Key, int]:
         """Return how often each variable has been changed by now."""
         found: dict[Key, int] = {}
@@ -209,6 +208,7 @@ class Client:
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
+    @_asks
     def push(
         self,
         optimizer: int,
@@ -219,22 +219,6 @@ class Client:
         """Have gradients applied as one step of an optimizer, by this process or by servers, which are not waited for.
 
         Ends the snapshot.
-
-        Parameters
-        ----------
-        optimizer : int
-            What `register_optimizer` returned.
-        pairs : sequence of (key, array or IndexedSlices)
-            Gradients; packed before this returns.
-        learning_rate : float, optional
-            Instead of the optimizer's own.
-        scale : float
-            What the gradients are multiplied by.
-
-        Raises
-        ------
-        ValueError
-            A gradient's shape is not its variable's.
         """
         keys, gradients = tuple(map(_KEY, pairs)), list(map(_GRADIENT, pairs))
         kinds = set(map(type, gradients))
@@ -251,107 +235,38 @@ class Client:
         rate: float = math.nan,
         scale: float = 1.0,
     ) -> None:
-        """Do what `push` does, with arrays and slices for the list that `planned` has just returned.
-
-        Parameters
-        ----------
-        optimizer : int
-        planned : PlannedList
-        gradients : sequence of array or IndexedSlices
-            In the order of the keys.
-        rate : float
-            NaN for the optimizer's own.
-        scale : float
-        """
-        parts = planned.parts
-        chosen = [part.chosen(gradients) for part in parts]  # before anything is sent: all or nothing
-        self._lists.use(planned)
+        """Do what `push` does, with arrays and slices for the list that `planned` has just returned."""
+        parts = [(end, part, part.chosen(gradients)) for end, part in planned.parts]
+        self._plans.lists.use(planned)
         if not self._in_step:
             self._begin_step()
         if len(parts) > 1:
-            # what is known to be wrong with one server is said before this process applies another's part
-            for part in parts:
-                part.server.settle(optimizer, part)
-        for part, some in zip(parts, chosen, strict=True):
-            server = part.server
-            if not server.apply(optimizer, part, some, rate, scale):
-                server.push(*part.message(optimizer, some, gradients, rate, scale))
+            # what is known to be wrong with one server is said before another has its part: all or nothing
+            for _, part, chosen in parts:
+                part.check(chosen)
+            for end, part, _ in parts:
+                end.settle(optimizer, part)
+        for end, part, chosen in parts:
+            if not end.apply(optimizer, part, chosen, rate, scale):
+                end.push(optimizer, part, chosen, gradients, rate, scale)
         self._in_step = not self._clocks
         self.refresh()
 
-    def push_unchecked(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float) -> bool:
-        """Apply gradients of which nobody has looked whether they fit; return False, with nothing done, if not so.
-
-        Parameters
-        ----------
-        optimizer : int
-        planned : PlannedList
-            Has one part, which has `rows`.
-        gradients : sequence
-            In the order of the keys.
-        scale : float
-        """
-        part = planned.parts[0]
-        if not part.server.apply_unchecked(optimizer, part, gradients, scale):
-            return False
-        self._lists.use(planned)
-        self.refresh()
-        return True
-
     def planned(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
-        """Return what goes to each server, made anew for a list of variables that is not among those pushed last.
+        """Return what goes to each server; valid while `generation` is the same, and to be held weakly."""
+        return self._plans.find(keys, gradients, has_rows)
 
-        It is valid while `generation` is the same.  Hold it weakly: this client and the servers keep few of them.
-        """
-        key = keys, tuple([isinstance(each, IndexedSlices) for each in gradients]) if has_rows else ()
-        found = self._lists.find(key)
-        return PlannedList(key, self._make_parts(keys, gradients)) if found is None else found
-
-    def _make_parts(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[Part]:
-        """Make the plans for one list of variables, and tell the servers."""
-        if len(set(keys)) != len(keys):
-            raise ValueError(f"a variable has two gradients in one push: {keys}")
-        place_of = {key: place for place, key in enumerate(keys)}
-        parts = []
-        for end in self.servers:
-            own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
-            is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
-            if not own and end.gathers:  # others count the step all the same: all go by one number of steps
-                continue
-            dense = tuple(spec for spec in own if not is_sparse[spec])
-            sparse = tuple(spec for spec in own if is_sparse[spec])
-            plan = Plan(dense, sparse, self._push_dtype)
-            self._plan_count += 1
-            places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
-            parts.append(Part(end, self._plan_count, plan, places, rows, self._residues))
-            narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
-            its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}
-            end.tell_plan(self._plan_count, push_dtype=narrow, **its)
-        return parts
-
+    @_asks
     def flush(self) -> None:
-        """Wait until the servers are done with all that this client has pushed.
-
-        Raises
-        ------
-        ServerError, ValueError, ...
-            A push could not be applied.
-        """
+        """Wait until the servers are done with all that this client has pushed."""
         for end in self.servers:
             end.flush()
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
+    @_asks
     def register_optimizer(self, optimizer: Optimizer, number: int | None = None) -> int:
-        """Send an optimizer to the servers, unless they have it, and return its number.
-
-        Parameters
-        ----------
-        optimizer : Optimizer
-            Its rule and settings are sent; slots and steps are the servers' own.
-        number : int, optional
-            By default clients number them in the order in which they register them, which must be the same for all.
-        """
+        """Send an optimizer to the servers, unless they have it, and return its number."""
         if number is None:
             number = self._optimizers
         self._optimizers = max(self._optimizers, number + 1)
@@ -360,20 +275,24 @@ class Client:
             end.ask("register", content, number=number)
         return number
 
+    @_asks
     def iterations(self, number: int) -> int:
         """Return the steps that an optimizer has made, this client's pushes included: the largest of any server."""
         return max(end.iterations(number) for end in self.servers)
 
+    @_asks
     def set_iterations(self, number: int, value: int) -> None:
         """Have an optimizer count its steps from `value` on; slots stay as they are."""
         for end in self.servers:
             end.ask("iterations", number=number, value=value)
 
+    @_asks
     def learning_rate(self, number: int) -> float:
         """Return the learning rate of an optimizer's next step."""
         answers = [end.ask("rate", number=number, value=None)[0] for end in self.servers]
         return max(answers, key=lambda answer: answer["iterations"])["value"]
 
+    @_asks
     def set_learning_rate(self, number: int, value: LearningRate) -> None:
         """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
         if callable(value):
@@ -384,6 +303,7 @@ class Client:
             for end in self.servers:
                 end.set_rate(number, float(value))
 
+    @_asks
     def optimizer_state(self, number: int) -> dict[str, Any]:
         """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays.
 
@@ -398,6 +318,7 @@ class Client:
             found.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
         return found
 
+    @_asks
     def restore_optimizer(self, number: int, state: dict[str, Any]) -> None:
         """Take over what `optimizer_state` gave."""
         slots = {name: numpy.asarray(value) for name, value in state.items() if name.count("/") == 2}
@@ -411,13 +332,7 @@ class Client:
     # -- servers that are gone ----------------------------------------------------------------------------------------
 
     def lose(self, server: int) -> None:
-        """Do without a server that is gone.
-
-        Raises
-        ------
-        ServerError
-            There is no other server.
-        """
+        """Do without a server that is gone."""
         end = self._ends.get(server)
         if end is None:
             return
@@ -426,7 +341,7 @@ class Client:
         del self._ends[server]
         self.servers.remove(end)
         end.forget()
-        self._lists, self._residues = PlanCache(), Residues()
+        self._plans.forget()
         self.generation += 1
         self.refresh()
         if end in self._clocks:
@@ -485,13 +400,7 @@ class Client:
         self._in_step = True
 
     def leave(self) -> None:
-        """Wait until all pushes are applied, and tell the servers that no more come; they end when all have left.
-
-        Raises
-        ------
-        ServerError, ValueError, ...
-            A push could not be applied.
-        """
+        """Wait until all pushes are applied, and tell the servers that no more come; they end when all have left."""
         with ExitStack() as stack:
             for end in self.servers:
                 stack.callback(end.forget if end.line.gone else end.leave)

@@ -14,17 +14,14 @@ from mpidist import context
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
-from mpidist.parameter_server.client import Client
-from mpidist.parameter_server.push_part import PlannedList
+from mpidist.parameter_server.client.client import Client
+from mpidist.parameter_server.client.plans import PlannedList
+from mpidist.parameter_server.client.served_variable import ServedVariable
 from mpidist.parameter_server.registry import Registry, reference_of_optimizer
-from mpidist.parameter_server.served_variable import ServedVariable
 from mpidist.variables import IndexedSlices
 
 #: How many lists of variables are pushed again without a look at each.
 _KNOWN_LISTS = 16
-
-#: The types of gradients that need no look.
-_ARRAYS = {numpy.ndarray}
 
 
 class _Again:
@@ -34,6 +31,8 @@ class _Again:
         self.client = client
         self.variables = variables
         self.strategy = variables[0].strategy
+        #: The types of gradients that need no look.
+        self.kinds = [numpy.ndarray] * len(variables)
         self._generation = client.generation
         self._planned: Callable[[], PlannedList | None] = _nothing
 
@@ -62,13 +61,6 @@ class ServedUpdates(RemoteUpdates):
 
     They get its rule and settings once, with its first gradients; steps and slots are theirs from then on.  What needs
     whole gradients (clipping by norm, loss scale, accumulation) is done before they are pushed.
-
-    Parameters
-    ----------
-    registry : Registry
-    optimizer : Optimizer
-    number : int
-        By which servers know it.
     """
 
     def __init__(self, registry: Registry, optimizer: Optimizer, number: int) -> None:
@@ -111,17 +103,12 @@ class ServedUpdates(RemoteUpdates):
         known, factor = self._known_as(variables), optimizer.gradient_factor
         if known is None or factor is None or known.strategy is not context.get_strategy():
             return False
+        if list(map(type, gradients)) != known.kinds:
+            return False
         client = known.client
-        if client.is_guarded:  # its lists may be void by the time they are pushed
+        if client.guard is not None:  # its lists may be void by the time they are pushed
             return False
-        planned = known.planned()
-        if planned is not None and len(planned.parts) == 1 and planned.parts[0].rows is not None:
-            if client.push_unchecked(self._number, planned, gradients, factor):
-                return True
-        if set(map(type, gradients)) != _ARRAYS:
-            return False
-        if planned is None:
-            planned = known.look_up(gradients)
+        planned = known.planned() or known.look_up(gradients)
         client.push_planned(self._number, planned, gradients, scale=factor)
         return True
 
@@ -180,13 +167,7 @@ class ServedUpdates(RemoteUpdates):
         return {name: value for name, value in found.items() if name in _PLAIN}, saved
 
     def match(self, saved: Sequence[SavedSlots]) -> None:
-        """Bind saved slots to variables of the servers.
-
-        Raises
-        ------
-        ValueError
-            As for `bind_by_name`; or slots belong to no variable of the servers.
-        """
+        """Bind saved slots to variables of the servers."""
         bind_by_name(saved, [each for each in self._registry.by_name().values() if each.trainable])
         if lost := [each.name for each in saved if each.variable is None]:
             raise ValueError(f"slots were saved for variables {lost}, which the servers do not have: the model differs")

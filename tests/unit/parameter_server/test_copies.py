@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpidist.parameter_server.client.reader import Reader
+from mpidist.parameter_server.copies import Buffers, NoCopy, OwnSlots, Slots, Variables
 from mpidist.parameter_server.layout import Layout, VariableSpec
-from mpidist.parameter_server.published import _WRITING, Buffers, Copies, Ledger, NoCopy, Reader
+from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime import shared_memory
 
 
@@ -24,7 +26,12 @@ def published(variables: int, clients: int) -> tuple[Buffers, list[Reader]]:
     return buffers, [Reader(buffers.layout, buffers.path, buffers.token, clients, client) for client in range(clients)]
 
 
-def write(writer: Copies, changed: list[int], value: float) -> bool:
+def versions_of(copies: Variables) -> list[int]:
+    """Return the versions of all variables in the current copy."""
+    return copies.versions[copies.current].tolist()
+
+
+def write(writer: Variables, changed: list[int], value: float) -> bool:
     """Change some variables; return False, and change nothing, if the server has to do it."""
     where = writer.layout.places_of([(index, 0) for index in changed])
     buffer = writer.begin(where)
@@ -42,7 +49,6 @@ def test_what_was_read_without_a_pin_is_known_to_be_whole_or_not():
     assert buffers.is_as(stamps[0])
     buffers.begin(slice(0, 1))
     assert buffers.is_as(stamps[0])  # another copy is written
-    buffers.give_up(buffers._words[_WRITING] - 1)
     for number in range(4):  # the copies take turns
         assert write(buffers, [number % 2], number)
         assert [buffers.is_as(stamp) for stamp in stamps] == [False] * len(stamps)
@@ -70,7 +76,7 @@ class Mortal:
         self.words[where] = value
 
 
-def write_and_die(writer: Copies, changed: list[int], value: float, stores: int) -> bool:
+def write_and_die(writer: Variables, changed: list[int], value: float, stores: int) -> bool:
     """Do as `write`, but for what comes after so many stores to words."""
     words = writer._words
     writer._words = Mortal(words, stores)
@@ -119,11 +125,102 @@ def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
         for client, (buffer, values, seen) in held.items():
             views = readers[client].shown(buffer)
             assert [views[index, 0].tolist() for index in range(3)] == [[value] * 3 for value in values]
-            assert readers[client].versions_in(buffer).tolist() == seen
+            assert readers[client].versions[buffer].tolist() == seen
     buffers.close()
 
 
-def test_nothing_of_a_copy_that_was_given_up_is_taken_for_written():
+def step(writer: Variables, slots: Slots, number: int, changed: list[int], value: float, stores: int) -> None:
+    """Write some variables and their slots of one optimizer; die after so many stores to words."""
+    where, kept = (
+        writer.layout.places_of([(index, 0) for index in changed]),
+        (writer._words, slots._words, writer._sides),
+    )
+    ticking = Mortal(kept[0], stores)
+    writer._words = ticking
+    slots._words, writer._sides = (Beside(words, ticking) for words in kept[1:])
+    try:
+        copy = writer.begin(where)
+        old = writer.side(number)
+        slots.prepare(old, 1 - old, where)
+        for index in changed:
+            writer.views(copy)[index, 0][...] = value
+            for slot, array in slots.of((index, 0), 1 - old).items():
+                array[...] = value * len(slot)
+        ticking[-1] = ticking[-1]  # a moment to die
+        slots.count_change(old, 1 - old, where)
+        writer.commit(copy, where, 1 << number)
+        slots.finish(1 - old)
+    finally:
+        writer._words, slots._words, writer._sides = kept
+
+
+class Beside(Mortal):
+    """Other words of somebody mortal."""
+
+    def __init__(self, words, ticking):
+        self.words, self._ticking = words, ticking
+
+    @property
+    def left(self):
+        return self._ticking.left
+
+    @left.setter
+    def left(self, value):
+        self._ticking.left = value
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), st.sets(st.integers(0, 2), min_size=1), st.integers(0, 16)), max_size=30))
+def test_slots_are_of_the_same_step_as_variables_wherever_a_writer_dies(steps):
+    """Two optimizers, three variables; each step may end at any of its stores."""
+    take_steps(steps)
+
+
+@pytest.mark.parametrize("stores", range(17))
+def test_nothing_of_a_side_that_was_begun_is_believed(stores):
+    """The writer dies with a side that was up to date before, and the next ones change something else."""
+    take_steps([(0, {0}, 99), (0, {1}, 99), (0, {0}, stores), (0, {1}, 99), (0, {2}, 99), (1, {1}, 99), (0, {1}, 99)])
+
+
+def take_steps(steps):
+    """Make steps, each of an optimizer, for some variables, up to so many stores; check all after each."""
+    buffers, _ = published(3, 1)
+    names = ("m", "vv")
+    own = [OwnSlots(buffers.layout, names, 2, {"vv": 0.5}, shares=True) for _ in range(2)]
+    assert all(slots.admit([(index, 0) for index in range(3)]) for slots in own)
+    mapped = [Slots.mapped(buffers.layout, names, 2, slots.path, slots.token) for slots in own]
+    values, kept = [0.0] * 3, [{index: [0.0, 0.5] for index in range(3)} for _ in range(2)]
+    for value, (number, changed, stores) in enumerate(steps, start=1):
+        before = buffers.current
+        try:
+            step(buffers, mapped[number], number, sorted(changed), value, stores)
+        except Killed:
+            pass
+        if buffers.current != before:
+            for index in changed:
+                values[index], kept[number][index] = value, [value, 2.0 * value]
+        views = buffers.views(buffers.current)
+        assert [views[index, 0].tolist() for index in range(3)] == [[each] * 3 for each in values]
+        for optimizer, slots in enumerate(own):
+            for index in range(3):
+                found = slots.of((index, 0), buffers.side(optimizer))
+                assert [array.tolist() for array in found.values()] == [[each] * 3 for each in kept[optimizer][index]]
+    for each in (buffers, *own):
+        each.close()
+
+
+def test_slots_have_memory_for_those_variables_that_have_some():
+    layout = Layout(VariableSpec((number, 0), f"v{number}", (1 << 12,), numpy.dtype("float32")) for number in range(4))
+    slots = OwnSlots(layout, ("m", "v"), 2, {}, shares=True)
+    words = os.stat(slots.path).st_blocks * 512
+    for count, keys in enumerate([[(2, 0)], [(2, 0), (0, 0)]], start=1):
+        assert slots.admit(keys)
+        assert os.stat(slots.path).st_blocks * 512 <= words + 2 * 2 * count * ((1 << 14) + mmap.PAGESIZE)
+    assert slots.keys == [(0, 0), (2, 0)]
+    slots.close()
+
+
+def test_nothing_of_a_copy_that_was_begun_and_not_committed_is_taken_for_written():
     buffers, (reader,) = published(2, 1)
     for value in (1.0, 2.0, 3.0):  # so that there are other copies with versions of their own
         write(buffers, [0], value)
@@ -131,35 +228,33 @@ def test_nothing_of_a_copy_that_was_given_up_is_taken_for_written():
     for again in range(3):
         buffer = buffers.begin(numpy.array([0]))
         buffers.views(buffer)[0, 0][...] = 99.0
-        buffers.give_up(buffer)
         write(buffers, [1], 4.0 + again)
         views = reader.shown(pinned := reader.pin())
         assert (views[0, 0].tolist(), views[1, 0].tolist()) == ([3.0] * 3, [4.0 + again] * 3)
-        assert reader.versions_in(pinned).tolist() == [3, 4 + again]
+        assert reader.versions[pinned].tolist() == [3, 4 + again]
     buffers.close()
 
 
 def test_a_copy_that_has_become_current_is_not_given_up_though_its_writer_died_at_once():
     buffers, (reader,) = published(1, 1)
     write(buffers, [0], 1.0)
-    stores = next(n for n in range(20) if not write_and_die(reader, [0], 2.0, n) and buffers.versions.tolist() == [2])
-    assert buffers._words[_WRITING] > 0, stores
+    stores = next(n for n in range(20) if not write_and_die(reader, [0], 2.0, n) and versions_of(buffers) == [2])
+    assert not buffers._words[buffers._places.whole + buffers.current], stores
     write(buffers, [0], 3.0)
-    assert (buffers.views(buffers.current)[0, 0].tolist(), buffers.versions.tolist()) == ([3.0] * 3, [3])
+    assert (buffers.views(buffers.current)[0, 0].tolist(), versions_of(buffers)) == ([3.0] * 3, [3])
     buffers.close()
 
 
 def test_who_changes_the_same_again_and_again_copies_nothing_else(monkeypatch):
     buffers, (reader, *_) = published(3, 2)
-    copied = []
-    catch_up = Copies._catch_up
-    monkeypatch.setattr(Copies, "_catch_up", lambda self, *where: copied.append(where) or catch_up(self, *where))
+    copied, stretches = [], Layout.stretches
+    monkeypatch.setattr(Layout, "stretches", lambda self, places: copied.append(places) or stretches(self, places))
     for value in range(10):
         write(buffers, [1, 2], value)
         reader.pin()
     assert 0 < len(copied) <= 3  # into each copy once
     write(buffers, [0], 99)
-    assert buffers.versions.tolist() == [1, 10, 10]
+    assert versions_of(buffers) == [1, 10, 10]
     assert [buffers.views(buffers.current)[index, 0][0] for index in range(3)] == [99, 9, 9]
     buffers.close()
 
@@ -239,7 +334,7 @@ def test_without_clients_there_is_one_copy_in_private_memory():
         write(buffers, [0], value)
     assert (buffers.count, buffers.path, buffers.current) == (1, "", 0)
     assert buffers.views(0)[0, 0].tolist() == [2.0] * 3
-    assert buffers.versions.tolist() == [2, 0]
+    assert versions_of(buffers) == [2, 0]
 
 
 def test_copies_that_nobody_needs_cost_nothing():

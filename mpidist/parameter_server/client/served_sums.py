@@ -11,27 +11,13 @@ from mpidist.options import ReduceOp
 from mpidist.parameter_server import registry
 
 if TYPE_CHECKING:
-    from mpidist.parameter_server.served_variable import ServedVariable
+    from mpidist.parameter_server.client.served_variable import ServedVariable
 
 
 class ServedSums:
     """The sums of one metric, as one variable of a server, to which every process adds what it has counted.
 
     The metric's own `sums` are what its process has counted, and not added yet.
-
-    Parameters
-    ----------
-    extended : StrategyExtended
-        The strategy's.
-    metric : Metric
-    number : int
-        Of the metric, for all processes.
-    variable : ServedVariable, optional
-        By default it is made when it is first needed: the metric may not have named its sums yet.
-
-    Attributes
-    ----------
-    metric : Metric
     """
 
     def __init__(self, extended: Any, metric: Any, number: int, variable: ServedVariable | None = None) -> None:

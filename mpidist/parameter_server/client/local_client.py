@@ -11,8 +11,9 @@ import numpy
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec, in_order
-from mpidist.parameter_server.served_optimizer import ServedOptimizer, packed
-from mpidist.parameter_server.store import Store
+from mpidist.parameter_server.pickles import packed
+from mpidist.parameter_server.server.store import Store
+from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
 from mpidist.variables import IndexedSlices, read_only
 
 
@@ -81,7 +82,7 @@ class LocalClient:
     def register_optimizer(self, optimizer: Optimizer, number: int) -> int:
         """Take over an optimizer's rule and settings under a number; nothing if there is one."""
         if number not in self._store.optimizers:
-            self._store.optimizers[number] = ServedOptimizer(packed(optimizer))
+            self._store.optimizers[number] = StoredOptimizer(packed(optimizer), number)
         return number
 
     def push(
@@ -125,12 +126,11 @@ class LocalClient:
         return {name: numpy.copy(each) if hasattr(each, "dtype") else each for name, each in self._state(number)}
 
     def _state(self, number: int) -> Sequence[tuple[str, Any]]:
-        return list(self._store.optimizers[number].state().items())
+        return list(self._store.optimizers[number].state(self._store.buffers).items())
 
     def restore_optimizer(self, number: int, state: Mapping[str, Any]) -> None:
         """Take over what `optimizer_state` gave."""
-        self._store.lay_out()
-        self._store.optimizers[number].restore(dict(state), self._store.variables)
+        self._store.restore(number, dict(state))
 
     def undivided(self, act: Callable[[], Any]) -> Any:
         """Return what `act` returns."""

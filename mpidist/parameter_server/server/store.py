@@ -6,6 +6,7 @@ operation are *tables*: each has memory of its own, is changed in place, and is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ import numpy
 
 from mpidist.errors import TornVariableError
 from mpidist.optimizers.slices import compute_dtype
+from mpidist.parameter_server.copies import Buffers, NoCopy
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
-from mpidist.parameter_server.published import Buffers
-from mpidist.parameter_server.served_optimizer import Run, ServedOptimizer, StoredVariable
+from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
+from mpidist.parameter_server.stored_variable import StoredVariable
+from mpidist.parameter_server.update import Update
 from mpidist.variables import IndexedSlices
 
 #: What `assign` and `scatter` do, by verb; NumPy's functions for rows that are named several times.
@@ -39,23 +42,12 @@ _VERBS = {
 class _Target:
     """What a plan means with one optimizer and the present layout.
 
-    Attributes
-    ----------
-    optimizer : ServedOptimizer
-    plan : Plan
-    runs : list of Run
-    changed : slice, array of int, or None
-        Places in the layout of the variables that are written; None for all.
-    alone : list of (variable, slice, dtype)
-        Tables with a gradient of all of them, and where it is in the payload.
-    mean : array of uint8, or None
-        Memory for the mean of several payloads, once it was needed.
+    `alone` are tables with a gradient of all of them, and where it is in the payload; `mean` is memory for the mean of
+    several payloads, once it was needed.
     """
 
-    optimizer: ServedOptimizer
+    update: Update
     plan: Plan
-    runs: list[Run]
-    changed: Any
     alone: list[tuple[StoredVariable, slice, numpy.dtype]]
     mean: Any = None
 
@@ -72,16 +64,7 @@ class _Target:
 
 
 class Planned:
-    """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it.
-
-    Attributes
-    ----------
-    plan : Plan
-    targets : dict of int to _Target
-        By optimizer; for the present layout.
-    key, nbytes, last_call
-        For a `PlanCache`.
-    """
+    """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = self.key = plan
@@ -90,31 +73,19 @@ class Planned:
 
 
 class Store:
-    """The variables of a server.  All Local.
-
-    Parameters
-    ----------
-    readers : int
-        Clients that read the variables where they lie.
-
-    Attributes
-    ----------
-    variables : dict of key to StoredVariable
-    optimizers : dict of int to ServedOptimizer
-    layout_number : int
-        Changes with the layout.
-    """
+    """The variables of a server.  All Local."""
 
     def __init__(self, readers: int) -> None:
         self._readers = readers
         self.variables: dict[Key, StoredVariable] = {}
-        self.optimizers: dict[int, ServedOptimizer] = {}
+        self.optimizers: dict[int, StoredOptimizer] = {}
         self._tables: set[Key] = set()
         self._table_versions: dict[Key, int] = {}
         self._fresh: set[Key] = set()
         #: Variables that a push has changed in part, and why it got no further.
         self._torn: dict[Key, str] = {}
-        self.layout_number = 0
+        #: Change with the layout; with settings of optimizers, and with where their slots lie.
+        self.layout_number = self.rules_number = 0
         self.buffers = Buffers(Layout([]), readers)
         #: Those that somebody keeps.
         self.plans: WeakValueDictionary[Plan, Planned] = WeakValueDictionary()
@@ -152,9 +123,9 @@ class Store:
             views[key][...] = values[key]
             self.variables[key].storage = views[key]
         for index, spec in enumerate(buffers.layout.specs):
-            buffers.versions[index] = versions[spec.key]
+            buffers.versions[0][index] = versions[spec.key]
         for optimizer in self.optimizers.values():
-            optimizer.laid_out()
+            optimizer.lay_out(before, buffers, self.variables)
         self.buffers, self._fresh = buffers, set()
         for planned in self.plans.values():
             planned.targets.clear()
@@ -210,14 +181,25 @@ class Store:
         found = dict.fromkeys(self._fresh, 0)
         found.update({key: self._table_versions[key] for key in self._tables})
         specs = self.buffers.layout.specs
-        found.update(zip((spec.key for spec in specs), self.buffers.versions.tolist(), strict=True))
+        versions = self.buffers.versions[self.buffers.current]
+        found.update(zip((spec.key for spec in specs), versions.tolist(), strict=True))
         return found
 
     def version(self, key: Key) -> int:
         """Return how often a variable was changed."""
         if key in self._tables:
             return self._table_versions[key]
-        return 0 if key in self._fresh else int(self.buffers.versions[self.buffers.layout.index[key]])
+        if key in self._fresh:
+            return 0
+        buffers = self.buffers
+        return int(buffers.versions[buffers.current][buffers.layout.index[key]])
+
+    def close(self) -> None:
+        """Give memory back; clients that have mapped it keep it."""
+        self.buffers.close()
+        for optimizer in self.optimizers.values():
+            if optimizer.slots is not None:
+                optimizer.slots.close()
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -265,13 +247,7 @@ class Store:
         return self.make_table(key).storage[indices]
 
     def planned(self, plan: Plan) -> Planned:
-        """Return what is known of a plan here, the same object for equal ones.
-
-        Raises
-        ------
-        KeyError
-            One of its variables is not here.
-        """
+        """Return what is known of a plan here, the same object for equal ones."""
         unknown = [spec.name for spec in (*plan.dense, *plan.sparse) if spec.key not in self.variables]
         if unknown:
             raise KeyError(f"this server has no variables {unknown}")
@@ -293,84 +269,88 @@ class Store:
         Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what it
         may have changed is torn: slots, until they are restored; tables, and variables of which there is no copy for
         clients, until they are set.  All else is as it was.
-
-        Parameters
-        ----------
-        number : int
-            Of the optimizer.
-        planned : Planned
-        pushed : sequence of (counts, payload)
-            Numbers of rows, and gradients as bytes, of each push.
-        learning_rate : float
-            NaN for the optimizer's own.
-        scale : float
-            What the mean is multiplied by.
-
-        Raises
-        ------
-        TornVariableError
-            An earlier push was broken off, and left some of these variables, or their slots, changed in part.
         """
-        target = planned.targets.get(number) or self._target(number, planned)
-        optimizer, payload = target.optimizer, pushed[0][1]
-        self._require_unbroken(target)
+        target = planned.targets.get(number) or self.target(number, planned)
+        update, payload = target.update, pushed[0][1]
+        optimizer = self.optimizers[number]
+        self._require_unbroken(optimizer, target.plan)
         rows = self._rows(target.plan, pushed) if target.plan.sparse else []
         if len(pushed) > 1:
             payload = target.mean_of([each for _, each in pushed])
         tables = target.tables_in(payload) + rows
-        rate = optimizer.rate(learning_rate)
-        buffers = self.buffers
-        buffer = buffers.begin(target.changed) if target.runs else -1
+        rate = optimizer.optimizer.learning_rate if math.isnan(learning_rate) else learning_rate
         begun: list[Key] = []
+        copy = -1
         try:
-            if buffer >= 0:
-                optimizer.update(target.runs, buffers.current, buffer, payload, rate, scale)
+            if not update.is_empty:
+                begun += self._in_place(target.plan)
+                copy = update.write(payload, rate, scale)
             for variable, indices, values in tables:
                 begun.append(variable.spec.key)
                 optimizer.update_rows(variable, indices, values, rate, scale)
-        except BaseException as error:
-            self._break_off(target, buffer, begun, f"its update ended with {type(error).__name__}: {error}")
+        except NoCopy:
             raise
-        if buffer >= 0:
-            buffers.commit(buffer, target.changed)
+        except BaseException as error:
+            self._break_off(optimizer, begun, f"its update ended with {type(error).__name__}: {error}")
+            raise
+        if copy >= 0:
+            update.commit(copy)
         for variable, *_ in tables:
             self._table_versions[variable.spec.key] += 1
         optimizer.optimizer.iterations += 1
 
-    def _require_unbroken(self, target: _Target) -> None:
-        target.optimizer.require_whole()
+    def _require_unbroken(self, optimizer: StoredOptimizer, plan: Plan) -> None:
+        optimizer.require_whole()
         if self._torn:
-            self.require_whole([spec.key for spec in (*target.plan.dense, *target.plan.sparse)])
+            self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
 
-    def _break_off(self, target: _Target, buffer: int, begun: list[Key], cause: str) -> None:
-        """Take note of what an update that has raised may have changed: tables, and what there is one copy of."""
-        if buffer >= 0:
-            self.buffers.give_up(buffer)
-        if buffer == self.buffers.current:
-            begun = begun + [spec.key for spec in target.plan.dense if spec.key not in self._tables]
-        self._torn.update(dict.fromkeys(begun, cause))
-        target.optimizer.tear(cause)
+    def _in_place(self, plan: Plan) -> list[Key]:
+        """Return the variables of a plan of which there is one copy, but for tables."""
+        return [spec.key for spec in plan.dense if spec.key not in self._tables] if self.buffers.count == 1 else []
 
-    def _target(self, number: int, planned: Planned) -> _Target:
-        optimizer, plan = self.optimizers[number], planned.plan
+    def _break_off(self, optimizer: StoredOptimizer, begun: list[Key], cause: str) -> None:
+        """Take note of what an update that has raised may have changed in place."""
+        if begun:
+            self._torn.update(dict.fromkeys(begun, cause))
+            optimizer.tear(cause)
+
+    def target(self, number: int, planned: Planned) -> _Target:
+        """Return what a plan means with an optimizer and the present layout."""
+        self.make_room(number, planned.plan)
+        if number not in planned.targets:
+            planned.targets[number] = self._made_target(self.optimizers[number], planned.plan)
+        return planned.targets[number]
+
+    def make_room(self, number: int, plan: Plan) -> None:
+        """Have places for the variables of a plan, and for an optimizer's slots of them."""
         for spec in plan.sparse:
             self.make_table(spec.key)
         self.lay_out()
-        found = planned.targets[number] = self._find_target(optimizer, plan)
-        return found
+        beside = [spec.key for spec in plan.dense if spec.key not in self._tables]
+        if self.optimizers[number].admit(self.buffers, beside):
+            self.slots_moved(number)
 
-    def _find_target(self, optimizer: ServedOptimizer, plan: Plan) -> _Target:
-        layout = self.buffers.layout
+    def slots_moved(self, number: int) -> None:
+        """Forget where slots of an optimizer were, here and in clients."""
+        for each in self.plans.values():
+            each.targets.pop(number, None)
+        self.rules_number += 1
+
+    def restore(self, number: int, state: dict[str, Any]) -> None:
+        """Take over the state of an optimizer."""
+        self.lay_out()
+        if self.optimizers[number].restore(state, self.variables, self.buffers):
+            self.slots_moved(number)
+
+    def _made_target(self, optimizer: StoredOptimizer, plan: Plan) -> _Target:
         variables = [self.variables[spec.key] for spec in plan.dense]
-        runs = optimizer.runs(self.buffers, plan, variables)
-        changed = layout.places_of([spec.key for spec in plan.dense])
         alone = []
         for variable, (section, first) in zip(variables, plan.places, strict=True):
             if variable.spec.key in self._tables:
                 wire = plan.sections[section]
                 begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
                 alone.append((variable, slice(begin, end), wire.dtype))
-        return _Target(optimizer, plan, runs, changed, alone)
+        return _Target(Update(optimizer, plan, variables, self.buffers), plan, alone)
 
     def _rows(self, plan: Plan, pushed: Sequence[tuple[Sequence[int], Any]]) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the rows that pushes carry: variable, numbers of rows, rows, each row once."""

@@ -15,9 +15,9 @@ import numpy
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server.client.server_end import error_kind
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.registry import WORDS
-from mpidist.parameter_server.server_end import error_kind
 from mpidist.variables import read_only
 
 
@@ -26,15 +26,6 @@ class GroupClient:
 
     Collective among them: every rank of the worker calls the methods in the same order.  `value` is Local inside of
     `Strategy.run`, and collective outside where something was changed since the last reading.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        Of the worker's ranks.
-    client : Client or None
-        On the first of them.
-    is_chief : bool
-        Whether this worker gives the initial values.
     """
 
     is_alone = False
@@ -229,13 +220,7 @@ class GroupClient:
     # -- the first for all --------------------------------------------------------------------------------------------
 
     def _first(self, fn: Callable[[Any], Any]) -> Any:
-        """Call `fn` with the client on the first rank, and return its result, which JSON can hold, on all.
-
-        Raises
-        ------
-        Exception
-            What it raised there, on all ranks.
-        """
+        """Call `fn` with the client on the first rank, and return its result, which JSON can hold, on all."""
         answer, error = b"", None
         if self._client is not None:
             try:

@@ -1,8 +1,8 @@
-"""`PlannedList`: what goes to each server of the gradients of one list of variables; `Part`: what goes to one."""
+"""`Part`: what goes to one server of the gradients of one list of variables, and how they are packed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -11,12 +11,9 @@ import numpy
 from mpidist.collectives.rows import Rows
 from mpidist.parameter_server.layout import Key, Plan, VariableSpec
 from mpidist.parameter_server.protocol import PushHeader
-from mpidist.parameter_server.server_end import ServerEnd
-from mpidist.transports.connections.base import Area
 from mpidist.variables import IndexedSlices
 
 _SHAPE = attrgetter("shape")
-
 
 #: The largest number of a dtype that gradients may be rounded to, where that is less than float32's.
 _LIMITS = {"float16": 65504.0}
@@ -51,28 +48,25 @@ class Residues:
 
 
 class Part:
-    """What goes to one server of the gradients of one list of variables.
-
-    Parameters
-    ----------
-    server : ServerEnd
-    number : int
-        Of the plan at this server.
-    plan : Plan
-    dense, sparse : list of int
-        Places in the user's list, in the plan's order.
-    residues : Residues
-    """
+    """What goes to one server of the gradients of one list of variables."""
 
     def __init__(
-        self, server: ServerEnd, number: int, plan: Plan, dense: list[int], sparse: list[int], residues: Residues
+        self,
+        number: int,
+        plan: Plan,
+        dense: list[int],
+        sparse: list[int],
+        residues: Residues,
+        views: dict[int, list[tuple[Any, list[Any]]]],
+        forget: Callable[[int], None],
     ) -> None:
-        self.server = server
         self.number = number
         self.plan = plan
         self.sparse = sparse
-        self.shapes = tuple(spec.shape for spec in plan.dense)
         self.nbytes = plan.dense_nbytes
+        #: Sections of the arrays that gradients are packed in: the server's, which empties it.
+        self._views, self._forget = views, forget
+        self._shapes = tuple(spec.shape for spec in plan.dense)
         self._dense = dense
         self._take = itemgetter(*dense) if len(dense) > 1 else None
         self._is_all = dense == list(range(len(dense))) and not sparse
@@ -86,95 +80,58 @@ class Part:
         ]
         self._is_single = len(dense) == 1 and self._lost[0] is None
         #: For gradients that differ in the length of their first axis at most: they are checked as they are packed.
-        self.rows: Rows | None = None
+        self._rows: Rows | None = None
         if self._is_all and len(dense) > 1 and len(wide) == 1 and self._lost[0] is None:
-            self.rows = Rows.like(self.shapes)
+            self._rows = Rows.like(self._shapes)
         # What the last header says, which most of them say again.
         self._said: tuple[int, int, float, float] | None = None
         self._header = b""
 
     def __del__(self) -> None:
-        self.server.forget_plan(self.number)
+        self._forget(self.number)
 
     def chosen(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Return the gradients of whole variables that go to this server, in order.
-
-        Raises
-        ------
-        ValueError
-            One does not have its variable's shape.
-        """
+        """Return the gradients of whole variables that go to this server, in order."""
         if self._is_all and len(gradients) == len(self._dense):
-            some = gradients
-        elif self._take is not None:
-            some = self._take(gradients)
-        else:
-            some = [gradients[place] for place in self._dense]
-        if tuple(map(_SHAPE, some)) != self.shapes:
-            self._check(some)
-        return some
+            return gradients
+        if self._take is not None:
+            return self._take(gradients)
+        return [gradients[place] for place in self._dense]
 
-    def message(
-        self, optimizer: int, some: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
-    ) -> tuple[bytes, Area, int]:
-        """Return a push to this server: header, area, size in bytes.
+    def check(self, chosen: Sequence[Any]) -> None:
+        """Raise ValueError unless gradients have their variables' shapes."""
+        if tuple(map(_SHAPE, chosen)) != self._shapes:
+            for gradient, spec in zip(chosen, self.plan.dense, strict=True):
+                if gradient.shape != spec.shape:
+                    raise ValueError(f"a gradient of shape {gradient.shape} was pushed for {spec}")
 
-        Parameters
-        ----------
-        optimizer : int
-        some : sequence of array
-            What `chosen` returned.
-        gradients : sequence
-            All of them; rows are taken from here.
-        rate, scale : float
-        """
-        server = self.server
-        seen = server.steps_of(optimizer) if server.gathers else 0
-        if self.sparse:
-            rows = [gradients[place].coalesced() for place in self.sparse]
-            return self._message_with_rows(PushHeader(optimizer, self.number, seen, rate, scale), some, rows)
+    def header(self, optimizer: int, seen: int, rate: float, scale: float, counts: tuple[int, ...] = ()) -> bytes:
+        """Return the header of a push."""
+        if counts:
+            return PushHeader(optimizer, self.number, seen, rate, scale, counts).pack()
         said = (optimizer, seen, rate, scale)
         if said != self._said:
             self._said, self._header = said, PushHeader(optimizer, self.number, seen, rate, scale).pack()
-        area = server.area(self.nbytes)
-        self.pack(some, area.array)
-        return self._header, area, self.nbytes
-
-    def _message_with_rows(
-        self, header: PushHeader, some: Sequence[Any], rows: Sequence[IndexedSlices]
-    ) -> tuple[bytes, Area, int]:
-        counts = tuple(len(each.indices) for each in rows)
-        nbytes = self.plan.nbytes(counts)
-        area = self.server.area(nbytes)
-        self.pack(some, area.array)
-        places = self.plan.row_places(counts)
-        for each, spec, (numbers, where) in zip(rows, self.plan.sparse, places, strict=True):
-            area.array[numbers].view(numpy.int64)[...] = each.indices
-            dtype = self.plan.wire_dtype(spec)
-            values = each.values.reshape(-1)
-            area.array[where].view(dtype)[...] = values if dtype == spec.dtype else _within(values, dtype)
-        return header._replace(counts=counts).pack(), area, nbytes
+        return self._header
 
     def is_as_pushed(self, gradient: Any) -> bool:
         """Whether a push of one variable has just the bytes of this gradient."""
-        return self._is_single and gradient.dtype == self.plan.dense[0].dtype and gradient.flags.c_contiguous
+        if not self._is_single or gradient.dtype != self.plan.dense[0].dtype or not gradient.flags.c_contiguous:
+            return False
+        return gradient.shape == self._shapes[0]
 
-    def pack_unchecked(self, gradients: Sequence[Any], array: Any) -> bool:
-        """Do as `pack` with gradients of which nobody has looked whether they fit; return whether they did.
-
-        Only where there are `rows`.
-        """
-        assert self.rows is not None
-        return self.rows.pack(gradients, self._targets_in(array)[0])
-
-    def pack(self, gradients: Sequence[Any], array: Any) -> None:
+    def pack(self, chosen: Sequence[Any], array: Any) -> None:
         """Copy gradients of whole variables to where a push has them, such as the memory of an area."""
+        targets = self._targets_in(array)
+        if self._rows is not None and self._rows.pack(chosen, targets[0]):
+            return
+        self.check(chosen)
         if self._is_single:
-            self._targets_in(array)[0][...] = gradients[0]
+            targets[0][...] = chosen[0]
             return
         first = 0
-        for target, count, lost in zip(self._targets_in(array), self._counts, self._lost, strict=True):
-            some = gradients[first : first + count]
+        for target, count, lost in zip(targets, self._counts, self._lost, strict=True):
+            some = chosen[first : first + count]
             first += count
             if lost is not None:
                 _pack_narrow(some, target, lost)
@@ -183,44 +140,28 @@ class Part:
             else:
                 numpy.concatenate(some, axis=None, out=target)
 
+    def pack_rows(self, rows: Sequence[IndexedSlices], counts: Sequence[int], array: Any) -> None:
+        """Copy rows, so many of each variable, to where a push has them."""
+        places = self.plan.row_places(counts)
+        for each, spec, (numbers, where) in zip(rows, self.plan.sparse, places, strict=True):
+            array[numbers].view(numpy.int64)[...] = each.indices
+            dtype = self.plan.wire_dtype(spec)
+            values = each.values.reshape(-1)
+            array[where].view(dtype)[...] = values if dtype == spec.dtype else _within(values, dtype)
+
     def _targets_in(self, array: Any) -> list[Any]:
         """Return the sections of an area, as views that are made once for each of the few areas."""
-        views = self.server.views.get(self.number, [])
+        views = self._views.get(self.number, [])
         for known, targets in views:
             if known is array:
                 return targets
         targets, first = [section.of(array) for section in self.plan.sections], 0
         for number, (count, lost) in enumerate(zip(self._counts, self._lost, strict=True)):
             if count == 1 and lost is None:
-                targets[number] = targets[number].reshape(self.shapes[first])
+                targets[number] = targets[number].reshape(self._shapes[first])
             first += count
-        self.server.views[self.number] = [*views[-3:], (array, targets)]
+        self._views[self.number] = [*views[-3:], (array, targets)]
         return targets
-
-    def _check(self, gradients: Sequence[Any]) -> None:
-        for gradient, spec in zip(gradients, self.plan.dense, strict=True):
-            if gradient.shape != spec.shape:
-                raise ValueError(f"a gradient of shape {gradient.shape} was pushed for {spec}")
-
-
-class PlannedList:
-    """What goes to each server of the gradients of one list of variables.
-
-    No cycle of references leads back to it: when the client drops it, its parts say so to their servers.
-
-    Attributes
-    ----------
-    key, nbytes, last_call
-        For the `PlanCache`.
-    parts : list of Part
-    """
-
-    def __init__(self, key: Any, parts: list[Part]) -> None:
-        self.key = key
-        self.parts = parts
-        # a server that gathers has memory for the mean of a list's gradients
-        self.nbytes = sum(part.plan.own_nbytes + part.nbytes * part.server.gathers for part in parts)
-        self.last_call = 0
 
 
 def _pack_narrow(gradients: Sequence[Any], target: Any, residues: Sequence[tuple[int, Any]]) -> None:

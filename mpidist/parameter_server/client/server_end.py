@@ -1,0 +1,244 @@
+"""`ServerEnd`: one server as a client sees it: how it is asked, and what has been pushed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist.errors import ServerError, TornVariableError, TransportError
+from mpidist.parameter_server import protocol
+from mpidist.parameter_server.client.part import Part
+from mpidist.parameter_server.layout import Key
+from mpidist.parameter_server.protocol import Kind
+from mpidist.transports.connections.base import Area, Connection, Message
+from mpidist.transports.connections.waiting import Patience
+
+#: Requests with more bytes have memory of their own, for as long as they last.
+_KEPT_BYTES = 1 << 20
+
+#: Errors of a server that are raised at the client as what they are.
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (IndexError, KeyError, MemoryError, OSError, TypeError, ValueError, TornVariableError)
+}
+
+
+def error_kind(name: str) -> type[Exception]:
+    """Return what is raised at a client for an error of a server, or of another rank, of this type."""
+    return _KINDS.get(name, ServerError)
+
+
+class ServerEnd:
+    """What is common to servers near and far."""
+
+    ledger: Any = None
+
+    def __init__(self, line: Connection, number: int, client: int) -> None:
+        self.line = line
+        self.number = number
+        self.client = client
+        control = line.presence.control
+        self.name = f"ps {number} ({control.name(line.presence.name_of(line.peer))})"
+        self._who = f"rank {control.rank} waits for {self.name}"
+        self._patience = Patience([line], f"{self._who} to apply what it pushed")
+        #: Pushes sent.
+        self.pushed = 0
+        self.clients = 0
+        self.has_clock = self.gathers = False
+        #: By optimizer: its steps as seen when this client's present step began.
+        self.steps: Sequence[int] = ()
+        #: Plans that are not used any more, of which the server is told with the next new one.
+        self.forgotten: list[int] = []
+        #: By plan: the few arrays that its gradients are packed in, each with its sections.
+        self.views: dict[int, list[tuple[Any, list[Any]]]] = {}
+        self._areas: list[Area | None] = [None, None]
+        self._failures: list[dict[str, Any]] = []
+
+    @classmethod
+    def opened(cls, before: ServerEnd, answer: dict[str, Any]) -> ServerEnd:
+        """Return the end of a server that has said hello."""
+        end = cls(before.line, before.number, before.client)
+        end.ledger = before.ledger
+        end.clients, end.has_clock, end.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
+        end._open(answer)
+        return end
+
+    def _open(self, answer: dict[str, Any]) -> None:
+        """Prepare what the kind of end needs."""
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def area(self, nbytes: int) -> Area:
+        """Return memory for a message to the server, not busy: the first of two, if that is free, since it is in cache.
+
+        The second is for who pushes again before it reads.
+        """
+        areas = self._areas
+        number = 0 if areas[0] is None or not areas[0].busy else 1
+        area = areas[number]
+        if area is None or area.array.size < nbytes:
+            if area is not None:
+                area.wait_free()
+                area.close()
+                areas[number] = None
+                self.views.clear()  # or lists that are not pushed again would keep its memory
+            try:
+                area = areas[number] = self.line.area(max(64, nbytes))
+            except TransportError:  # there is no memory for a second one
+                first = areas[0]
+                if not number or first is None or first.array.size < nbytes:
+                    raise
+                first.wait_free()
+                return first
+        elif number:
+            area.wait_free()
+        return area
+
+    def tell_plan(self, number: int, **content: Any) -> None:
+        """Have the server know a plan, and forget others."""
+        forgotten, self.forgotten = self.forgotten, []
+        self.ask("plan", number=number, forgotten=forgotten, **content)
+
+    def forget_plan(self, number: int) -> None:
+        """Take note that a plan is not used any more."""
+        self.forgotten.append(number)
+        self.views.pop(number, None)
+
+    def push(
+        self, optimizer: int, part: Part, chosen: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
+    ) -> None:
+        """Send a push; does not wait for it to be applied."""
+        seen = self.steps_of(optimizer) if self.gathers else 0
+        rows = [gradients[place].coalesced() for place in part.sparse]
+        counts = tuple(len(each.indices) for each in rows)
+        nbytes = part.plan.nbytes(counts) if rows else part.nbytes
+        area = self.area(nbytes)
+        part.pack(chosen, area.array)
+        if rows:
+            part.pack_rows(rows, counts, area.array)
+        self.pushed += 1
+        self.line.send(part.header(optimizer, seen, rate, scale, counts), area, nbytes)
+
+    def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+        """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
+        return False
+
+    def settle(self, optimizer: int, part: Part) -> None:
+        """Raise what would keep `apply` from doing it, as far as that is known; nothing is done yet."""
+
+    def set_rate(self, optimizer: int, value: float) -> None:
+        """Set the learning rate of an optimizer from the next push on."""
+        self.ask("rate", number=optimizer, value=value)
+
+    def note(self, verb: str) -> None:
+        """Tell the server something that needs no answer."""
+        self.line.send(protocol.pack(Kind.NOTE, {"verb": verb}))
+
+    def ask(self, verb: str, array: Any = None, **fields: Any) -> tuple[dict[str, Any], Any]:
+        """Send a request and return its answer: content, and a new array or None."""
+        return self._answer(self._answered(verb, array, **fields))
+
+    def _answered(self, verb: str, array: Any = None, **fields: Any) -> Message:
+        """Send a request and return the message that answers it."""
+        request, large = {"verb": verb, **fields}, None
+        if array is None:
+            self.line.send(protocol.pack(Kind.REQUEST, request))
+        else:
+            if array.nbytes > _KEPT_BYTES:  # such as initial values: nothing is to be left of them
+                large = self.line.area(array.nbytes)
+            area = large or self.area(array.nbytes)
+            if array.nbytes:
+                area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+            request["array"] = protocol.described(array)
+            self.line.send(protocol.pack(Kind.REQUEST, request), area, array.nbytes)
+        while True:
+            message = self.line.wait(f"{self._who} to answer {verb!r}")
+            if message.header[0] != Kind.PUSH_FAILURE:
+                break
+            self._failures.append(protocol.unpack(message.header))
+        if large is not None:
+            large.wait_free()
+            large.close()
+        return message
+
+    def _answer(self, message: Message) -> tuple[dict[str, Any], Any]:
+        content = protocol.unpack(message.header)
+        if message.header[0] == Kind.FAILURE:
+            self._failures.append(content)
+        try:
+            self._raise_failure()
+            array = content.get("array")
+            return content, None if array is None else protocol.as_described(message.payload, array).copy()
+        finally:  # or the server would wait for its memory, for ever
+            message.release()
+
+    def check(self) -> None:
+        """Raise what went wrong with pushes of this client, if word of it has come."""
+        message = self.line.receive()
+        if message is not None:
+            self._failures.append(protocol.unpack(message.header))
+        if self._failures:
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if not self._failures:
+            return
+        first = self._failures[0]
+        self._failures = []
+        kind = error_kind(first["kind"])
+        named = "" if kind is not ServerError or first["kind"] == "RuntimeError" else f"{first['kind']}: "
+        error: Any = kind(f"{self.name}, {first['what']}: {named}{first['text']}")
+        if "push" in first:
+            error.failed_push = self.number, first["push"]
+        try:
+            raise error
+        finally:
+            del error  # or it would hold itself, and what its frames hold, by its traceback
+
+    # -- what near and far servers do each in their way ---------------------------------------------------------------
+
+    def pull(self) -> dict[Key, Any]:
+        """Return the server's variables as they are now, this client's pushes included: read-only views.
+
+        Tables are not among them.
+        """
+        raise NotImplementedError
+
+    def give_back(self) -> None:
+        """Let the memory of the last snapshot be written: another one is about to be pulled."""
+
+    def look_for(self, key: Key) -> bool:
+        """Make the server put new variables among the others; return whether `key` is there then."""
+        raise NotImplementedError
+
+    def version(self, key: Key) -> int:
+        """Return the version of a variable in the snapshot that was pulled last."""
+        raise NotImplementedError
+
+    def begin_step(self, ask: bool = False) -> None:
+        """Wait until this client may start a step; with `ask`, by the server's own word."""
+        answer, _ = self.ask("step", pushed=self.pushed)
+        self.steps = answer["steps"]
+
+    def steps_of(self, optimizer: int) -> int:
+        """Return an optimizer's steps as seen when this client's present step began, 0 if it was not there yet."""
+        return max(0, self.steps[optimizer]) if optimizer < len(self.steps) else 0
+
+    def flush(self) -> None:
+        """Wait until the server is done with all pushes of this client."""
+        self.ask("flush")
+
+    def iterations(self, optimizer: int) -> int:
+        """Return the steps of an optimizer, this client's pushes included; KeyError if the server has none such."""
+        return self.ask("rate", number=optimizer, value=None)[0]["iterations"]
+
+    def forget(self) -> None:
+        """Give back what is of no more use when the server is gone."""
+
+    def leave(self) -> None:
+        """Give areas and snapshot back, and tell the server that nothing more comes."""
+        for area in self._areas:
+            if area is not None and not area.busy:
+                area.close()
+        self._areas = [None, None]
+        self.note("leave")

@@ -1,0 +1,1 @@
+"""The side of a ps rank: what it holds, and its loop."""

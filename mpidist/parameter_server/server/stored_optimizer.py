@@ -1,0 +1,139 @@
+"""`StoredOptimizer`: a user's optimizer at its server, with the slots that the server holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mpidist.errors import TornVariableError
+from mpidist.optimizers.saved_slots import SavedSlots
+from mpidist.parameter_server.copies import Buffers, OwnSlots
+from mpidist.parameter_server.layout import Key
+from mpidist.parameter_server.served_optimizer import ServedOptimizer
+from mpidist.parameter_server.stored_variable import StoredVariable
+from mpidist.variables import IndexedSlices
+
+
+class StoredOptimizer(ServedOptimizer):
+    """An optimizer of a server; its slots for tables are those of `optimizer` itself."""
+
+    slots: OwnSlots | None = None
+
+    def __init__(self, content: bytes, number: int) -> None:
+        super().__init__(content, number)
+        self._tables: dict[Key, StoredVariable] = {}
+        self._torn: str | None = None
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def admit(self, buffers: Buffers, keys: Iterable[Key]) -> bool:
+        """Have slots for variables of a layout; return whether those that were there lie elsewhere now."""
+        if not self.optimizer.slot_names:
+            return False
+        if self.slots is None:
+            self.slots = self._made(buffers, keys)
+            return False
+        if self.slots.admit(keys):
+            return False
+        before, side = self.slots, buffers.side(self.number)
+        self.slots = self._made(buffers, [*before.keys, *keys], shares=False)
+        for key in before.keys:
+            self.slots.set(key, side, before.of(key, side))
+        before.close()
+        return True
+
+    def _made(self, buffers: Buffers, keys: Iterable[Key], shares: bool = True) -> OwnSlots:
+        names, initial, sides = self.optimizer.slot_names, self.optimizer.initial_slots(), min(2, buffers.count)
+        keys = list(keys)
+        if shares and sides > 1:
+            slots = OwnSlots(buffers.layout, names, sides, initial, shares=True)
+            if slots.admit(keys):
+                return slots
+            slots.close()
+        slots = OwnSlots(buffers.layout, names, sides, initial, shares=False)
+        slots.admit(keys)
+        return slots
+
+    def lay_out(self, before: Buffers, after: Buffers, variables: Mapping[Key, StoredVariable]) -> None:
+        """Take the slots to a new layout, and those of variables that have become tables out of it."""
+        slots = self.slots
+        if slots is None:
+            return
+        side, index = before.side(self.number), after.layout.index
+        self.slots = self._made(after, [key for key in slots.keys if key in index])
+        for key in slots.keys:
+            values = slots.of(key, side)
+            if key in index:
+                self.slots.set(key, 0, values)
+            else:
+                self._tables[key] = variables[key]
+                for slot, array in zip(self.optimizer.slot_arrays(variables[key]), values.values(), strict=True):
+                    slot[...] = array
+        slots.close()
+
+    def tear(self, cause: str) -> None:
+        """Take note that an update in place was broken off: slots have no value until they are restored."""
+        if self.optimizer.slot_names:
+            self._torn = cause
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether slots are torn."""
+        return self._torn is not None
+
+    def require_whole(self) -> None:
+        """Raise TornVariableError if slots have been torn."""
+        if self._torn is not None:
+            raise TornVariableError(
+                f"the slots of {type(self.optimizer).__name__} are torn: {self._torn}. They are neither the old nor "
+                "the new ones. Restore a checkpoint that has the optimizer"
+            )
+
+    # -- tables -------------------------------------------------------------------------------------------------------
+
+    def update_rows(self, variable: StoredVariable, indices: Any | None, rows: Any, rate: float, scale: float) -> None:
+        """Apply the gradient of a table, in place: of some rows, each once, or of all of it."""
+        optimizer = self.optimizer
+        coefficients = optimizer.coefficients(rate, optimizer.iterations)
+        step = optimizer.step_of(variable, rate, coefficients, scale)
+        self._tables.setdefault(variable.spec.key, variable)
+        rows = rows.astype(variable.dtype, copy=False)
+        gradient = rows.reshape(variable.shape) if indices is None else IndexedSlices(rows, indices, variable.shape)
+        optimizer.update_part(gradient, variable, step)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state(self, buffers: Buffers) -> dict[str, Any]:
+        """Return steps and settings, and slots as ``"variable/shard/slot"``; TornVariableError if slots are torn."""
+        self.require_whole()
+        found = {name: value for name, value in self.optimizer.state().items() if isinstance(value, (int, float))}
+        of_optimizer: Callable[[Any], dict[str, Any]] = self.optimizer.slots  # to it, a stored variable is one
+        values: dict[Key, dict[str, Any]] = {key: of_optimizer(table) for key, table in self._tables.items()}
+        if self.slots is not None:
+            side = buffers.side(self.number)
+            for key in self.slots.keys:
+                shape = buffers.layout.spec(key).shape
+                values[key] = {name: array.reshape(shape) for name, array in self.slots.of(key, side).items()}
+        found.update({f"{key[0]}/{key[1]}/{name}": each for key, own in values.items() for name, each in own.items()})
+        return found
+
+    def restore(self, state: dict[str, Any], variables: dict[Key, StoredVariable], buffers: Buffers) -> bool:
+        """Take over what `state` gave, for variables of this server; return what `admit` returns."""
+        values: dict[Key, dict[str, Any]] = {}
+        for name, value in state.items():
+            if name.count("/") == 2:
+                number, shard, slot = name.split("/")
+                values.setdefault((int(number), int(shard)), {})[slot] = value
+        beside = [key for key in values if key in buffers.layout.index]
+        has_moved = self.admit(buffers, beside)
+        self._tables.update({key: variables[key] for key in values if key not in buffers.layout.index})
+        for key in self._tables:
+            self.optimizer.slot_arrays(variables[key])
+        tables = {key: own for key, own in values.items() if key in self._tables}
+        saved = [SavedSlots(variables[key].name, own, variables[key]) for key, own in tables.items()]
+        self.optimizer.take_over(state, saved)
+        if self.slots is not None:
+            for key in self.slots.keys:
+                self.slots.set(key, buffers.side(self.number), values.get(key, {}))
+        self._torn = None
+        return has_moved

@@ -1,0 +1,199 @@
+"""`Update`: what a push of one list of variables does, whoever carries it out: the server, or a client on its node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from mpidist.optimizers.base import Step
+from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
+from mpidist.parameter_server.copies import Variables
+from mpidist.parameter_server.layout import Plan
+from mpidist.parameter_server.served_optimizer import ServedOptimizer
+from mpidist.parameter_server.stored_variable import StoredVariable
+
+#: Of how many payloads a run keeps views, and in memory of how many bytes at most: those from other nodes are new
+#: arrays, and memory that has become too small is not to be held by lists that are not pushed again.
+_KEPT_PAYLOADS, _KEPT_BYTES = 64, 1 << 18
+
+_NOTHING: tuple[Any, list[Any]] = (None, [])
+
+
+class _Piece:
+    """A part of a run that fits into the cache with all that its update needs: by copy, by side, and scratch."""
+
+    __slots__ = ("where", "copies", "sides", "scratch")
+
+    def __init__(self, run: _Run, where: slice, scratch: list[Any]) -> None:
+        self.where = where
+        self.copies = [each[where] for each in run.copies]
+        self.sides = [[slot[where] for slot in slots] for slots in run.sides]
+        self.scratch = [each[: where.stop - where.start] for each in scratch]
+
+
+@dataclass
+class _Run:
+    """Neighbours in a layout, and in a push, that one call updates."""
+
+    section: int
+    start: int
+    stop: int
+    wire: slice
+    wire_dtype: numpy.dtype
+    decay: float
+    variable: StoredVariable | None
+    copies: list[Any] = field(default_factory=list)
+    sides: list[list[Any]] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
+    _gradients: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
+
+    def gradients_in(self, payload: Any) -> list[Any]:
+        """Return the gradient of each piece, as views of a payload; kept, as payloads come in the same few arrays."""
+        payload_again, found = self._gradients.get(id(payload), _NOTHING)
+        if payload_again is not payload:
+            whole = payload[self.wire].view(self.wire_dtype)
+            found = [whole[piece.where] for piece in self.pieces]
+            memory = payload if payload.base is None else payload.base
+            if memory.size <= _KEPT_BYTES:
+                if len(self._gradients) >= _KEPT_PAYLOADS:
+                    self._gradients.clear()
+                self._gradients[id(payload)] = payload, found
+        return found
+
+
+class Update:
+    """What a push of one list of variables does with one optimizer and the present layout."""
+
+    def __init__(
+        self,
+        served: ServedOptimizer,
+        plan: Plan,
+        variables: Iterable[StoredVariable],
+        copies: Variables,
+    ) -> None:
+        self.served, self._optimizer, self._number = served, served.optimizer, served.number
+        self._copies, self._slots = copies, served.slots
+        self._changed = copies.layout.places_of([spec.key for spec in plan.dense])
+        self._flipped = 0 if self._slots is None or self._slots.count == 1 else 1 << self._number
+        self._runs = self._found_runs(plan, variables)
+        for run in self._runs:
+            self._complete(run)
+        self.is_empty = not self._runs
+
+    def _found_runs(self, plan: Plan, variables: Iterable[StoredVariable]) -> list[_Run]:
+        layout, found = self._copies.layout, list[_Run]()
+        for variable, (number, at) in zip(variables, plan.places, strict=True):
+            if variable.spec.key not in layout.index:
+                continue
+            wire, index = plan.sections[number], layout.index[variable.spec.key]
+            begin, end = (wire.start + (at + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
+            section, first = layout.section_of[index], layout.first[index]
+            decay = self._optimizer.decay_of(variable)
+            run = _Run(section, first, first + variable.spec.size, slice(begin, end), wire.dtype, decay, variable)
+            before = found[-1] if found and self.served.joins else None
+            if before is not None and (before.section, before.stop, before.wire.stop) == (section, first, begin):
+                if (before.decay, before.wire_dtype) == (decay, wire.dtype):
+                    before.stop, before.wire = run.stop, slice(before.wire.start, end)
+                    continue
+            found.append(run)
+        return found
+
+    def _complete(self, run: _Run) -> None:
+        """Find the arrays of a run."""
+        where, dtype = slice(run.start, run.stop), self._copies.layout.sections[run.section].dtype
+        run.copies = [sections[run.section][0][where] for sections in self._copies.sections]
+        sides = [] if self._slots is None else self._slots.sections
+        run.sides = [[slot[where] for slot in sections[run.section]] for sections in sides] or [[], []]
+        if self.served.joins:
+            run.variable = None
+            if not run.decay and self._optimizer.clipping.clipvalue is None:
+                if run.wire_dtype == dtype == compute_dtype(dtype):
+                    scratch = self.served.scratch_of(dtype)
+                    size = run.stop - run.start
+                    bounds = range(0, size, SLICE_ELEMENTS)
+                    wheres = [slice(start, min(start + SLICE_ELEMENTS, size)) for start in bounds]
+                    run.pieces = [_Piece(run, each, scratch) for each in wheres]
+
+    # -- carrying it out, with the write lock ----------------------------------------------------------------------
+
+    def write(self, payload: Any, rate: float, scale: float) -> int:
+        """Write a copy of the variables, and a side of the slots, and return the copy; they are not current yet."""
+        copies, slots, optimizer = self._copies, self._slots, self._optimizer
+        new = copies.begin(self._changed)
+        if new < 0:
+            return -1
+        old = copies.current
+        old_side = new_side = 0
+        if self._flipped:
+            assert slots is not None
+            old_side = copies.side(self._number)
+            new_side = 1 - old_side
+            slots.prepare(old_side, new_side, self._changed)
+        if math.isnan(rate):
+            rate = optimizer.learning_rate
+        coefficients = optimizer.coefficients(rate, optimizer.iterations)
+        for run in self._runs:
+            if run.pieces and scale == 1:
+                for piece, gradient in zip(run.pieces, run.gradients_in(payload), strict=True):
+                    after = _renewed(piece.sides, old_side, new_side)
+                    parameter = piece.copies[new]
+                    if old == new:
+                        optimizer.update_slice(parameter, gradient, after, piece.scratch, coefficients)
+                    else:
+                        before = piece.copies[old]
+                        optimizer.renew_slice(parameter, before, gradient, after, piece.scratch, coefficients)
+            else:
+                self._write_by_steps(run, (old, new), (old_side, new_side), payload, rate, coefficients, scale)
+        return new
+
+    def _write_by_steps(
+        self,
+        run: _Run,
+        copies: tuple[int, int],
+        sides: tuple[int, int],
+        payload: Any,
+        rate: float,
+        coefficients: tuple[float, ...],
+        scale: float,
+    ) -> None:
+        """Copy and update a run; slice by slice where that may be, so that the copy is still in cache."""
+        optimizer, gradient = self._optimizer, payload[run.wire].view(run.wire_dtype)
+        old, new = (run.copies[each] for each in copies)
+        before, after = (run.sides[each] for each in sides)
+        if run.variable is None:
+            step, length = Step(coefficients, scale, rate * run.decay), SLICE_ELEMENTS
+        else:
+            step, length = optimizer.step_of(run.variable, rate, coefficients, scale), max(new.size, 1)
+        for start in range(0, new.size, length):
+            where = slice(start, start + length)
+            if old is not new:
+                new[where] = old[where]
+            if before is not after:
+                for slot, one_before in zip(after, before, strict=True):
+                    slot[where] = one_before[where]
+            optimizer.update(new[where], gradient[where], [slot[where] for slot in after], step)
+
+    def commit(self, copy: int) -> None:
+        """Make the copy that `write` returned current, and the side of the slots with it."""
+        copies, slots, changed, flipped = self._copies, self._slots, self._changed, self._flipped
+        if not flipped:
+            copies.commit(copy, changed)
+            return
+        assert slots is not None
+        old = copies.side(self._number)
+        slots.count_change(old, 1 - old, changed)
+        copies.commit(copy, changed, flipped)
+        slots.finish(1 - old)
+
+
+def _renewed(sides: Sequence[list[Any]], old: int, new: int) -> list[Any]:
+    """Return slots on their new side, with what they are on the old one."""
+    after = sides[new]
+    if new != old:
+        for slot, before in zip(after, sides[old], strict=True):
+            slot[...] = before
+    return after
