@@ -25,16 +25,16 @@ from typing import Any
 
 import numpy
 
-from mpidist.commands.bench import results
-from mpidist.commands.bench.contender import Contender, Copy, Ours, OursInBuffers
-from mpidist.commands.bench.measured import Measured, show
-from mpidist.commands.bench.peers import PEERS
-from mpidist.commands.bench.ranks import Ranks
-from mpidist.commands.bench.results import Launch
-from mpidist.commands.bench.rows import all_reduce_factor
-from mpidist.commands.bench.tensor_lists import MODELS, shapes_of
-from mpidist.commands.bench.tensors import TensorList
-from mpidist.commands.bench.turns import Budget
+from benchmarks.peers.table import PEERS
+from benchmarks.suite import results
+from benchmarks.suite.contender import Contender, Copy, Ours, OursInBuffers
+from benchmarks.suite.measured import Measured, show
+from benchmarks.suite.ranks import Ranks
+from benchmarks.suite.results import Launch
+from benchmarks.suite.rows import all_reduce_factor
+from benchmarks.suite.tensor_lists import MODELS, shapes_of
+from benchmarks.suite.tensors import TensorList
+from benchmarks.suite.turns import Budget
 from mpidist.commands.machine import machine
 from mpidist.transports.shared import map_together
 

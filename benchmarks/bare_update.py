@@ -19,14 +19,14 @@ from typing import Any
 import numpy
 from bare_segments import Pairs, Segments, launch, write
 
-from mpidist.commands.bench import step
-from mpidist.commands.bench.measured import Measured, show
-from mpidist.commands.bench.ranks import Ranks
-from mpidist.commands.bench.rows import all_reduce_factor
-from mpidist.commands.bench.tensor_lists import shapes_of
-from mpidist.commands.bench.tensors import TensorList
-from mpidist.commands.bench.turns import Budget
-from mpidist.commands.bench.update_rules import BLOCK, RULES, Rule
+from benchmarks.suite import step
+from benchmarks.suite.measured import Measured, show
+from benchmarks.suite.ranks import Ranks
+from benchmarks.suite.rows import all_reduce_factor
+from benchmarks.suite.tensor_lists import shapes_of
+from benchmarks.suite.tensors import TensorList
+from benchmarks.suite.turns import Budget
+from benchmarks.suite.update_rules import BLOCK, RULES, Rule
 
 #: How, and in segments of how many KiB.
 WAYS = (("direct", 512), ("direct", 1024), ("shares", 512))

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy
 
-from mpidist.commands.bench import results, targets
-from mpidist.commands.bench.results import Launch
-from mpidist.commands.bench.rows import Row, bound_of, row_of
+from benchmarks.suite import results, targets
+from benchmarks.suite.results import Launch
+from benchmarks.suite.rows import Row, bound_of, row_of
 from mpidist.commands.machine import machine
 
 ROOT = Path(__file__).resolve().parent.parent
