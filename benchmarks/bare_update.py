@@ -1,12 +1,12 @@
 """What a sharded update takes without anything around it: the limit that `apply_gradients` is held against.
 
-    mpidist run -n 2 benchmarks/bare_update.py --json bare_update.json
+    mpidist run -n 2 -m benchmarks.bare_update --json bare_update.json
 
 Gradients go through shared segments (`bare_segments.py`, *shares* and *direct*): each rank adds up its part, updates
 its part of the parameters by it in blocks that stay in cache, and puts the new parameters where the others copy them
-from.  Nothing is checked, and parameters and slots are flat arrays.  Beside it, in the loop of ``mpidist bench step``:
+from.  Nothing is checked, and parameters and slots are flat arrays.  Beside it, in the loop of ``step``:
 `apply_gradients`, a reduction followed by a textbook's update, and the update in blocks alone.  `--json` adds the
-launch to a file, which ``mpidist bench show`` reads.
+launch to a file, which ``python -m benchmarks show`` reads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from bare_segments import Pairs, Segments, launch, write
 
+from benchmarks.bare_segments import Pairs, Segments, launch, write
 from benchmarks.suite import step
 from benchmarks.suite.measured import Measured, show
 from benchmarks.suite.ranks import Ranks

@@ -10,15 +10,15 @@ of mpidist is used here: `benchmarks.pairs` measures checkouts of any age.
 
 from __future__ import annotations
 
-import mmap
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
+
+from benchmarks.suite.mapped import mapped
 
 #: The modes of a launch, as they are told; `UNKNOWN` where there are no two cores to ask.
 MODES = ONE_CACHE, TWO_CACHES = ("one cache", "two caches")
@@ -81,7 +81,7 @@ class CacheProbe:
         self.is_pinned = all(comm.allgather(is_pinned))
         self._pairs = _pairs(self._node.allgather(self._core))
         nbytes = 8 * _STRIDE * 2 * max(1, len(self._pairs))
-        self._words = memoryview(_mapped(self._node, nbytes)).cast("Q")
+        self._words = memoryview(mapped(self._node, nbytes)).cast("Q")
         self._played = 0
         self.looks: Counter[str] = Counter()
         self.round_trip_nanoseconds: list[float] = []
@@ -163,21 +163,6 @@ def _meet(node: Any) -> None:
     request = node.Ibarrier()
     while not request.Test():
         time.sleep(_NAP_SECONDS)
-
-
-def _mapped(node: Any, nbytes: int) -> mmap.mmap:
-    """Map one zeroed file into all ranks of a node.  Collective."""
-    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(prefix="mpidist-bench-", dir=folder) as own:
-        path = node.bcast(os.path.join(own, "flags"))
-        if node.rank == 0:
-            with open(path, "wb") as file:
-                file.truncate(nbytes)
-        node.Barrier()
-        with open(path, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), nbytes)
-        node.Barrier()
-    return memory
 
 
 def _own_nanoseconds(clock: Callable[[], int]) -> int:
