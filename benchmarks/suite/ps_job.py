@@ -135,7 +135,8 @@ def server_bytes() -> dict[str, int]:
     found: Counter[str] = Counter()
     for model in _models.values():
         for variable in model.variables:
-            found[variable.device] += 4 * math.prod(variable.shape)
+            server: Any = variable  # a variable on a server tells which
+            found[server.device] += 4 * math.prod(variable.shape)
     return dict(found)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -278,6 +280,20 @@ def test_a_file_of_something_else_is_refused(text, tmp_path):
     (tmp_path / "found.json").write_text(text)
     with pytest.raises(ValueError, match="found.json"):
         results.read(tmp_path / "found.json")
+
+
+RESULTS = [
+    path
+    for path in sorted((Path(__file__).resolve().parents[3] / "benchmarks" / "results").glob("*.json"))
+    if json.loads(path.read_text()).get("format") == "mpidist bench 1"
+]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_stored_results_are_shown(path):
+    found = results.read(path)
+    assert "medians over" in results.summary(found)
+    assert all(row.time_us > 0 for each in found for row in each.rows)
 
 
 def test_launches_are_summed_up_for_each_cache_mode():
