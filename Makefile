@@ -148,7 +148,7 @@ docs: $(VENV)/.docs-installed
 	$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 bench: $(VENV)/.bench-installed
-	$(VENV)/bin/mpidist bench all-reduce -n 2
+	$(VENV)/bin/python -m benchmarks all-reduce -n 2
 
 check: lint types layering docs test
 

@@ -1,17 +1,17 @@
 """What the exchange through shared segments takes without anything around it: the limit that mpidist is held against.
 
-    mpidist run -n 2 benchmarks/bare_segments.py
-    mpidist run -n 2 benchmarks/bare_segments.py --peers --json bare.json
-    mpidist run -n 4 benchmarks/bare_segments.py --tensors small --peers "Allreduce each" "Allreduce packed"
+    mpidist run -n 2 -m benchmarks.bare_segments
+    mpidist run -n 2 -m benchmarks.bare_segments --peers --json bare.json
+    mpidist run -n 4 -m benchmarks.bare_segments --tensors small --peers "Allreduce each" "Allreduce packed"
 
 A list of gradients goes through segments of shared memory with flags, in one of three ways.  *Shares*: all values are
 copied in, each rank adds its share of a segment, and all copy the sums out.  *All add*: each adds all of it straight
 into its result.  *Direct*: a rank copies in what others add up, adds what they have copied in for it to its own values
 where these lie, and writes the sums over it, which is what mpidist does with long lists.  Beside them a sum of buffers
 that all see into a result that all see, as of `gradient_buffers`.  No call is checked, no deadline looked at, and sizes
-and places are known before.  A result is kept for one step, as all others' are.  In the loop of ``mpidist bench
+and places are known before.  A result is kept for one step, as all others' are.  In the loop of ``python -m benchmarks
 gradients``, with a plain copy of the list, mpidist's all-reduce of it, and what peers `--peers` names, by default all.
-`--json` adds the launch to a file, which ``mpidist bench show`` reads.
+`--json` adds the launch to a file, which ``python -m benchmarks show`` reads.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import Any
 
 import numpy
 
-from mpidist.commands.bench import results
-from mpidist.commands.bench.contender import Contender, Copy, Ours, OursInBuffers
-from mpidist.commands.bench.measured import Measured, show
-from mpidist.commands.bench.peers import PEERS
-from mpidist.commands.bench.ranks import Ranks
-from mpidist.commands.bench.results import Launch
-from mpidist.commands.bench.rows import all_reduce_factor
-from mpidist.commands.bench.tensor_lists import MODELS, shapes_of
-from mpidist.commands.bench.tensors import TensorList
-from mpidist.commands.bench.turns import Budget
+from benchmarks.peers.table import PEERS
+from benchmarks.suite import results
+from benchmarks.suite.contender import Contender, Copy, Ours, OursInBuffers
+from benchmarks.suite.mapped import mapped
+from benchmarks.suite.measured import Measured, show
+from benchmarks.suite.ranks import Ranks
+from benchmarks.suite.results import Launch
+from benchmarks.suite.rows import all_reduce_factor
+from benchmarks.suite.tensor_lists import MODELS, shapes_of
+from benchmarks.suite.tensors import TensorList
+from benchmarks.suite.turns import Budget
 from mpidist.commands.machine import machine
-from mpidist.transports.node_memory import map_together
 
 #: Segments in turn, and 8-byte words from one rank's flags to the next.
 DEPTH, FLAG_WORDS = 4, 32
@@ -58,7 +58,7 @@ class Segments:
     def __init__(self, ranks: Ranks, tensors: TensorList, kib: int, rows: int = DEPTH) -> None:
         self.rank, self.size = ranks.rank, ranks.size
         flags = -(-FLAG_WORDS * 8 * self.size // 4096) * 4096
-        memory = map_together(flags + rows * self.size * (kib << 10), ranks.rank, ranks.comm.allgather)
+        memory = mapped(ranks.comm, flags + rows * self.size * (kib << 10))
         self.words = memoryview(memory)[:flags].cast("Q")
         self.step = kib << 8
         slots = numpy.frombuffer(memory, "f4", offset=flags).reshape(rows, self.size, self.step)
@@ -67,7 +67,7 @@ class Segments:
         ]
         self.slots = slots
         self.turn = 0
-        self.waiting = ranks.communicator.control.pause  # None where every rank has a core
+        self.is_crowded = self.size > (os.cpu_count() or 1)
 
     def parts(self, gradients: Sequence[Any]) -> list[list[Any]]:
         """Return, by segment, what of the gradients lies in it."""
@@ -134,7 +134,7 @@ class Segments:
     def _await(self, which: int, value: int) -> None:
         for rank in range(self.size):
             while self.words[rank * FLAG_WORDS + which] < value:
-                if self.waiting is not None:
+                if self.is_crowded:
                     os.sched_yield()
 
 
@@ -245,7 +245,7 @@ class BareBuffers(Contender):
     def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
         super().__init__(ranks, tensors)
         arrays = ranks.size + 2  # results take turns
-        memory = map_together(arrays * tensors.nbytes, ranks.rank, ranks.comm.allgather)
+        memory = mapped(ranks.comm, arrays * tensors.nbytes)
         values = numpy.frombuffer(memory, tensors.dtype).reshape(arrays, tensors.elements)
         self._buffers, self._results = values[: ranks.size], list(values[ranks.size :])
         self._mine = tensors.cut(self._buffers[ranks.rank])
@@ -291,8 +291,8 @@ def write(path: Path, found: Launch) -> None:
 
 
 def launch(subcommand: str, ranks: Ranks, measured: Measured, command: Sequence[str]) -> Launch:
-    """Return what was measured as a launch of ``mpidist bench``."""
-    topology, looks = ranks.communicator.topology.describe(), dict(ranks.probe.looks)
+    """Return what was measured as a launch of the suite."""
+    topology, looks = f"{ranks.node_count} node x {ranks.size} ranks", dict(ranks.probe.looks)
     made = [subcommand, list(command), ranks.size, ranks.library, topology, looks, measured.rows, measured.missing]
     return Launch(*made, machine())
 

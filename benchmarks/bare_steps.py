@@ -3,7 +3,7 @@
     python benchmarks/bare_steps.py
 
 Words in shared memory say who has pushed and what is applied; whoever waits yields the core.  A worker reads the
-variable, makes a gradient of it, and waits until its own push is applied, as ``mpidist bench ps`` has it.  Nothing is
+variable, makes a gradient of it, and waits until its own push is applied, as the case ``ps`` has it.  Nothing is
 checked, kept or counted, and nobody schedules.
 """
 

@@ -1,12 +1,12 @@
 """What a sharded update takes without anything around it: the limit that `apply_gradients` is held against.
 
-    mpidist run -n 2 benchmarks/bare_update.py --json bare_update.json
+    mpidist run -n 2 -m benchmarks.bare_update --json bare_update.json
 
 Gradients go through shared segments (`bare_segments.py`, *shares* and *direct*): each rank adds up its part, updates
 its part of the parameters by it in blocks that stay in cache, and puts the new parameters where the others copy them
-from.  Nothing is checked, and parameters and slots are flat arrays.  Beside it, in the loop of ``mpidist bench step``:
+from.  Nothing is checked, and parameters and slots are flat arrays.  Beside it, in the loop of ``step``:
 `apply_gradients`, a reduction followed by a textbook's update, and the update in blocks alone.  `--json` adds the
-launch to a file, which ``mpidist bench show`` reads.
+launch to a file, which ``python -m benchmarks show`` reads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from bare_segments import Pairs, Segments, launch, write
 
-from mpidist.commands.bench import step
-from mpidist.commands.bench.measured import Measured, show
-from mpidist.commands.bench.ranks import Ranks
-from mpidist.commands.bench.rows import all_reduce_factor
-from mpidist.commands.bench.tensor_lists import shapes_of
-from mpidist.commands.bench.tensors import TensorList
-from mpidist.commands.bench.turns import Budget
-from mpidist.commands.bench.update_rules import BLOCK, RULES, Rule
+from benchmarks.bare_segments import Pairs, Segments, launch, write
+from benchmarks.suite import step
+from benchmarks.suite.measured import Measured, show
+from benchmarks.suite.ranks import Ranks
+from benchmarks.suite.rows import all_reduce_factor
+from benchmarks.suite.tensor_lists import shapes_of
+from benchmarks.suite.tensors import TensorList
+from benchmarks.suite.turns import Budget
+from benchmarks.suite.update_rules import BLOCK, RULES, Rule
 
 #: How, and in segments of how many KiB.
 WAYS = (("direct", 512), ("direct", 1024), ("shares", 512))

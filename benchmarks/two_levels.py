@@ -9,7 +9,7 @@ the buffer once: in any all-reduce of two hosts or more, each must send that muc
 with many hosts.  All contenders take turns in one job; a time is the slowest rank's, and the median of all rounds.
 `link` is how many times the buffer left the first host, counted by the kernel, headers included.  The model's times are
 those of the schedules in the simulator, with the link's rate and nothing else.  The targets are for what is measured if
-nothing else is said; ``mpidist bench show FILE --targets`` holds against them what was saved.
+nothing else is said; ``python -m benchmarks show FILE --targets`` holds against them what was saved.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from typing import Any
 
 import numpy
 
-from mpidist.commands.bench import results, targets
-from mpidist.commands.bench.results import Launch
-from mpidist.commands.bench.rows import Row, bound_of, row_of
-from mpidist.commands.machine import machine
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # ranks on other hosts start this file by its path
+
+import mpidist  # noqa: E402
+from benchmarks.suite import results, targets  # noqa: E402
+from benchmarks.suite.results import Launch  # noqa: E402
+from benchmarks.suite.rows import Row, bound_of, row_of  # noqa: E402
+from mpidist.commands.machine import machine  # noqa: E402
 
 #: What `mpidist.collectives` calls them; `Allreduce` is mpi4py's, and `list` the public call on a list of tensors.
 OURS = ("two_level", "hierarchical", "ring")
@@ -43,7 +45,6 @@ def main() -> None:
     if options.rank:
         measure(options)
         return
-    sys.path.insert(0, str(ROOT))
     from tests.netns.hosts import several_hosts
 
     launches: list[Launch] = []
@@ -122,10 +123,8 @@ def kind(name: str) -> str:
 
 def contenders(buffer: Any, communicator: Any, comm: Any) -> dict[str, Callable[[], Any]]:
     """Return what is measured, by name: each returns the sum of `buffer` over all ranks."""
-    from mpidist.collectives.fused import FusedAllReduce
-
     cuts = numpy.linspace(0, buffer.size, 162).astype(int)[1:-1]
-    fused, out = FusedAllReduce(communicator), numpy.empty_like(buffer)
+    strategy, out = mpidist.MultiWorkerMirroredStrategy(), numpy.empty_like(buffer)
 
     def by(name: str) -> Callable[[], Any]:
         def run() -> Any:
@@ -135,12 +134,15 @@ def contenders(buffer: Any, communicator: Any, comm: Any) -> dict[str, Callable[
 
         return run
 
+    def fused() -> Any:
+        return mpidist.get_replica_context().all_reduce("SUM", numpy.split(buffer, cuts))
+
     def allreduce() -> Any:
         comm.Allreduce(buffer, out)
         return out
 
     found = {name: by(name) for name in OURS}
-    return {**found, "list of 161": lambda: numpy.concatenate(fused(numpy.split(buffer, cuts))), "Allreduce": allreduce}
+    return {**found, "list of 161": lambda: numpy.concatenate(strategy.run(fused)), "Allreduce": allreduce}
 
 
 def timed(run: Callable[[], Any], comm: Any, mpi: Any) -> float:

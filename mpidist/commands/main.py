@@ -13,7 +13,7 @@ COMMANDS = {
     "run": ("mpidist.commands.run", "start a program on N ranks with the mpirun that belongs to mpi4py"),
     "info": ("mpidist.commands.info", "one page about this machine: MPI, launcher, topology, versions, GPUs"),
     "tune": ("mpidist.commands.tune", "measure the ranks' all-reduces, so that launches choose their algorithms by it"),
-    "bench": ("mpidist.commands.bench.command", "collectives, gradients and whole steps, against a copy and peers"),
+    "bench": ("mpidist.commands.bench", "all-reduces of these ranks, against the Allreduce of their own MPI"),
     "trace": ("mpidist.commands.trace", "merge what MPIDIST_TRACE made the ranks write, and say where the time went"),
     "simulate": ("mpidist.commands.simulate", "what a collective takes on any number of ranks, and the best algorithm"),
 }

@@ -53,6 +53,7 @@ class Words:
 @pytest.fixture
 def log(monkeypatch):
     found = []
+    monkeypatch.setattr(control, "needs_fence", True)
     for module in (board, control, node_memory, shared, copies, readers):
         for name in ("fence", "full_fence"):
             if hasattr(module, name):

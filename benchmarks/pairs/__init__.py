@@ -1,0 +1,1 @@
+"""Two checkouts of mpidist measured in turn, launch by launch, with the same cases."""

@@ -1,0 +1,1 @@
+"""Who else reduces gradients and serves parameters: the only modules that import them."""

@@ -1,0 +1,1 @@
+"""This project's cases, launches, results, plots and tables."""

@@ -1,0 +1,54 @@
+"""Results as tables of Markdown, for pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.suite.cache_mode import UNKNOWN
+from benchmarks.suite.results import Launch, kinds, medians, works
+from benchmarks.suite.rows import Row
+from mpidist.commands.quantities import show_bytes, show_seconds
+
+
+def tables(launches: Sequence[Launch]) -> str:
+    """Return a table for each work, MPI and number of ranks: medians over the launches, by cache mode.  Local, pure."""
+    found = []
+    for mpi, ranks in dict.fromkeys((launch.mpi, launch.ranks) for launch in launches):
+        same = [launch for launch in launches if (launch.mpi, launch.ranks) == (mpi, ranks)]
+        rows = [row for all_rows in kinds(same).values() for row in medians(all_rows)]
+        for work in works(rows):
+            own = [row for row in rows if row.work == work]
+            found.append("\n".join([f"{work} on {ranks} ranks, {mpi}:", "", *_lines(own)]))
+    return "\n\n".join(found)
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    """Return one table: a line for each size where there are some, else one for each contender."""
+    cells = {(_place(row), row.who): _cell(row) for row in rows}
+    sizes = [_place(row) for row in sorted(rows, key=lambda row: row.size)]
+    places, names = [*dict.fromkeys(sizes)], [*dict.fromkeys(row.who for row in rows)]
+    if len({row.size for row in rows}) > 2:
+        table = [["size", *names], *([place, *(cells.get((place, name), "") for name in names)] for place in places)]
+    else:
+        table = [["", *places], *([name, *(cells.get((place, name), "") for place in places)] for name in names)]
+    heading, *lines = (f"| {' | '.join(line)} |" for line in table)
+    return [heading, "|" + "---|" * len(table[0]), *lines]
+
+
+def _place(row: Row) -> str:
+    """Return size, cache mode and number of launches."""
+    mode = "" if row.cache == UNKNOWN else f", {row.cache}"
+    return f"{_size(row.size)}{mode}" + (f", {row.launches} launches" if row.launches > 1 else "")
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size and nbytes % size == 0:
+            return f"{nbytes // size} {unit}"
+    return show_bytes(nbytes)
+
+
+def _cell(row: Row) -> str:
+    """Return the time, and how many times the reference's it is."""
+    time = show_seconds(row.time_us * 1e-6)
+    return time if row.who == row.reference else f"{time} ({row.ratio:.2f}x)"
