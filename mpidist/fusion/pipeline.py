@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter, eq
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy
@@ -46,6 +46,24 @@ _MANY, _SHORT_BYTES = 64, 1 << 14
 
 _signature = attrgetter("dtype", "shape")
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+
+
+class Packed(NamedTuple):
+    """Some reduced tensors of a list, one after the other in one flat array.
+
+    Attributes
+    ----------
+    tensors : tuple of int
+        Their positions in the list.
+    offsets : tuple of int
+        Where each begins in `values`, in C order; one more for the end.
+    values : array, shape (n,)
+        Good until the next call.
+    """
+
+    tensors: tuple[int, ...]
+    offsets: tuple[int, ...]
+    values: Any
 
 
 class FusedAllReduce:
@@ -105,12 +123,40 @@ class FusedAllReduce:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
         """
+        shared = self._in_shared_memory(tensors)
+        if shared is not None:
+            return shared.all_reduce(op, timeout_seconds)
+        results, _ = self._reduced(tensors, op, names, timeout_seconds)
+        return results.hand_out()
+
+    def flat(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        names: Sequence[str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Packed]:
+        """Return what a call returns, as it lies in the buckets: for who is done with it before the next call.
+
+        Collective; parameters and errors as for a call.
+        """
+        if self._in_shared_memory(tensors) is not None:
+            return _apart(self(tensors, op, names, timeout_seconds))
+        results, planned = self._reduced(tensors, op, names, timeout_seconds)
+        return planned.packed(results)
+
+    def _in_shared_memory(self, tensors: Sequence[Any]) -> Any:
+        """Return the buffers in which these tensors lie, None if they are arrays like any other."""
         shared = self._communicator.in_shared_memory
-        if shared and tensors and id(tensors[0]) in shared and shared[id(tensors[0])].holds(tensors):
-            return shared[id(tensors[0])].all_reduce(op, timeout_seconds)
-        results = self.again(tensors, op, names, timeout_seconds)
-        if results is not None:
-            return results
+        buffers = shared.get(id(tensors[0])) if shared and tensors else None
+        return buffers if buffers is not None and buffers.holds(tensors) else None
+
+    def _reduced(
+        self, tensors: Sequence[Any], op: str, names: Sequence[str] | None, timeout_seconds: float | None
+    ) -> tuple[ResultSet, _PlannedReduction]:
+        again = self._quickly(tensors, op, names, timeout_seconds)
+        if again is not None:
+            return again
         planned, recent = None, self._recent
         if recent is not None and recent.is_asked_alike(tensors, op, names) and recent.is_for(tensors):
             planned = recent.planned()
@@ -123,12 +169,12 @@ class FusedAllReduce:
         if planned.contest.is_due:
             self._communicator.settle(planned.contest, timeout_seconds)
         try:
-            return self._run(planned, tensors, timeout_seconds)
+            return self._run(planned, tensors, timeout_seconds), planned
         except OrdersDiffer:  # on all ranks
             planned = self._plan(tensors, op, names, timeout_seconds, in_memory_order=False)
-            return self._run(planned, tensors, timeout_seconds)
+            return self._run(planned, tensors, timeout_seconds), planned
 
-    def _run(self, planned: _PlannedReduction, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+    def _run(self, planned: _PlannedReduction, tensors: Sequence[Any], timeout_seconds: float | None) -> ResultSet:
         with self._communicator.control.turnstile:
             results = planned(tensors, timeout_seconds)
             self.plans.use(planned)
@@ -145,6 +191,12 @@ class FusedAllReduce:
 
         Collective, parameters and errors as for a call; None, and nothing done, if it is not.
         """
+        found = self._quickly(tensors, op, names, timeout_seconds)
+        return None if found is None else found[0].hand_out()
+
+    def _quickly(
+        self, tensors: Sequence[Any], op: str, names: Sequence[str] | None, timeout_seconds: float | None
+    ) -> tuple[ResultSet, _PlannedReduction] | None:
         if self.plans.basis is not self._communicator.choices:
             self.plans.clear(self._communicator.choices)
         recent, shared = self._recent, self._communicator.in_shared_memory
@@ -155,9 +207,10 @@ class FusedAllReduce:
             return None
         with self._communicator.control.turnstile:
             results = planned.quickly(tensors, timeout_seconds)
-            if results is not None:
-                self.plans.use(planned)
-            return results
+            if results is None:
+                return None
+            self.plans.use(planned)
+            return results, planned
 
     def _key(self, tensors: Sequence[Any], op: str, names: Sequence[str] | None) -> Any:
         """Return what a plan is kept by: ranks have it in common, other than how their tensors lie in memory."""
@@ -299,7 +352,7 @@ class _PlannedReduction:
         (only,) = self._plan.buckets
         return self._communicator.small(only.elements, only.dtype, self._plan.reduction)
 
-    def __call__(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+    def __call__(self, tensors: Sequence[Any], timeout_seconds: float | None) -> ResultSet:
         tensors = self._sources.in_order(tensors)
         if self._segment is not None:
             return self._run_small(self._segment, tensors, timeout_seconds)
@@ -315,14 +368,14 @@ class _PlannedReduction:
                 results.replay(index, self._communicator, self._plan.reduction, way.algorithm)(watch)
                 results.finish(index, self._scale)
         self.contest.record(time.perf_counter() - start, self._wire_bytes)
-        return results.hand_out()
+        return results
 
     def _members(self, tensors: Sequence[Any]) -> list[Sequence[Any]]:
         """Return the tensors by bucket."""
         buckets = self._plan.buckets
         return [tensors] if len(buckets) == 1 else [[tensors[each] for each in bucket.tensors] for bucket in buckets]
 
-    def quickly(self, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any] | None:
+    def quickly(self, tensors: Sequence[Any], timeout_seconds: float | None) -> ResultSet | None:
         """Reduce tensors of which nobody has looked whether the plan is for them, only whether they are as many.
 
         Collective: every rank calls it in the same order.  None, and nothing done, if the plan is not for them, or this
@@ -333,18 +386,25 @@ class _PlannedReduction:
             return None
         return self._combine_small(segment, timeout_seconds)
 
-    def _run_small(self, segment: SegmentAllReduce, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any]:
+    def _run_small(self, segment: SegmentAllReduce, tensors: Sequence[Any], timeout_seconds: float | None) -> ResultSet:
         """Reduce the only bucket in one step; its values lie in shared memory before the call is begun."""
         (members,) = self._members(tensors)
         self._pack(members, segment.slot(self._communicator.control.call + 1))
         return self._combine_small(segment, timeout_seconds)
 
-    def _combine_small(self, segment: SegmentAllReduce, timeout_seconds: float | None) -> list[Any]:
+    def _combine_small(self, segment: SegmentAllReduce, timeout_seconds: float | None) -> ResultSet:
         results = self._free_set()
         watch = self._communicator.begin(self._small_call, timeout_seconds)
         segment.combine(watch, results.buffers[0])
         results.finish(0, self._scale)
-        return results.hand_out()
+        return results
+
+    def packed(self, results: ResultSet) -> list[Packed]:
+        """Return reduced buckets as they are; tensors one by one where axes lie in memory in another order."""
+        if self._sources.orders:
+            return _apart(results.hand_out())
+        buckets = zip(self._plan.buckets, results.results, strict=True)
+        return [Packed(bucket.tensors, bucket.offsets, values) for bucket, values in buckets]
 
     def _free_set(self) -> ResultSet:
         for results in self._sets:
@@ -382,6 +442,11 @@ def _call(plan: Plan, orders: Mapping[int, Sequence[int]], label: str) -> Call:
     """Return the call by ways of that label, which all ranks must make alike."""
     packs = [(label, bucket.nbytes) for bucket in plan.buckets]
     return Call(f"all_reduce({plan.op})", plan.signatures, packs, orders)
+
+
+def _apart(tensors: Sequence[Any]) -> list[Packed]:
+    """Return each of some tensors flat, by itself."""
+    return [Packed((position,), (0, each.size), each.reshape(-1)) for position, each in enumerate(tensors)]
 
 
 def _check_kinds(tensors: Sequence[Any], communicator: Communicator) -> None:
