@@ -19,6 +19,7 @@ from typing import Any, TypedDict, TypeVar
 import numpy
 
 from mpidist import arrays, context
+from mpidist.fusion.pipeline import Packed
 from mpidist.optimizers import slices, sparse
 from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.clipping import Clipping, is_finite
@@ -28,6 +29,8 @@ from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.optimizers.saved_slots import SLOTS, SavedSlots, described, slots_in
 from mpidist.optimizers.sharded import ShardedUpdates
 from mpidist.optimizers.slots import Slots
+from mpidist.optimizers.updates.here import update_here
+from mpidist.optimizers.updates.variable_list import VariableList, VariableLists, apart, unpacked
 from mpidist.options import ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices, sums_over_parts
 
@@ -50,6 +53,7 @@ class Options(OptionsButDecay, total=False):
     """The options of every `Optimizer`."""
 
     weight_decay: float | None
+
 
 NO_PATHS: Mapping[int, str] = MappingProxyType({})
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
@@ -143,7 +147,9 @@ class Optimizer(abc.ABC):
         self._sharded = ShardedUpdates(self._slots)
         self._one_copy = OneCopyUpdates()
         self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
-        self._scratch = slices.Scratch()
+        self.scratch = slices.Scratch()
+        self._lists = VariableLists()
+        self._checked: tuple[Any, VariableList | None] = (None, None)
         context.get_strategy().extended.adopt_optimizer(self)
 
     # -- what a family says -------------------------------------------------------------------------------------------
@@ -200,7 +206,17 @@ class Optimizer(abc.ABC):
     @property
     def elementwise(self) -> bool:
         """Whether slices of the summed gradients may be applied by themselves, by `update`, in any order."""
+        return self.elementwise_stages
+
+    @property
+    def elementwise_stages(self) -> bool:
+        """Whether nothing that is done to the gradients before the rule needs more of them than an element."""
         return not (self.clipping.needs_norms or self.skips_nonfinite)
+
+    @property
+    def joins(self) -> bool:
+        """Whether neighbours of the same decay are updated alike, so that one call does for all of them."""
+        return type(self).step_of is Optimizer.step_of and type(self).update is Optimizer.update
 
     # -- what users set -----------------------------------------------------------------------------------------------
 
@@ -307,12 +323,26 @@ class Optimizer(abc.ABC):
         pairs = list(gradients_and_variables)
         if self.remote is not None and self.remote.push_again(self, pairs):
             return
-        _require_pairs(pairs)
-        pairs = _with_gradients(pairs)
-        variables = [variable for _, variable in pairs]
-        _require_replica_context(variables)
-        gradients = [_as_gradient(gradient, variable) for gradient, variable in pairs]
-        self.reduce_and_update(gradients, variables, are_sums=skip_gradients_aggregation)
+        checked = self._checked_before(pairs)
+        if checked is None:
+            _require_pairs(pairs)
+            pairs = _with_gradients(pairs)
+            variables = [variable for _, variable in pairs]
+            _require_replica_context(variables)
+            checked = [_as_gradient(gradient, variable) for gradient, variable in pairs], variables
+            self._checked = _context(), self._lists.of(variables)
+        self.reduce_and_update(*checked, are_sums=skip_gradients_aggregation)
+
+    def _checked_before(self, pairs: list[Any]) -> tuple[list[Any], list[Any]] | None:
+        """Return gradients and variables that need no look, as the last call's were checked.  Local."""
+        where, listed = self._checked
+        if listed is None or where != _context():
+            return None
+        try:
+            gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        except (TypeError, ValueError):  # no pairs: who looks at each says so
+            return None
+        return (gradients, listed.variables) if listed.is_of(variables) and listed.takes(gradients) else None
 
     def updates_in_reduction(self, variables: Sequence[Any]) -> bool:
         """Return whether gradients of these variables are likely to be applied while they are summed.  Local.
@@ -320,7 +350,9 @@ class Optimizer(abc.ABC):
         The same answer on all ranks.
         """
         updates = variables[0].strategy.extended.fused_update() if self.elementwise else None
-        return updates is not None and updates.pays(sum(variable.live.nbytes for variable in variables))
+        if updates is None or self._lists.of(variables).is_light:
+            return False
+        return updates.pays(sum(variable.live.nbytes for variable in variables))
 
     def reduce_and_update(
         self, gradients: list[Any], variables: list[Any], *, are_sums: bool = False, scale: float = 1.0
@@ -352,27 +384,31 @@ class Optimizer(abc.ABC):
         if self.remote is not None:
             self._push(gradients, variables, is_reduced and extended.num_replicas > 1, scale)
             return
+        listed, is_dense = self._lists.of(variables), IndexedSlices not in map(type, gradients)
         if is_reduced and not context.in_cross_replica_context():
-            is_dense = not any(isinstance(each, IndexedSlices) for each in gradients)
-            updates = context.get_strategy().extended.fused_update() if self.elementwise and is_dense else None
+            extended = context.get_strategy().extended
+            updates = extended.fused_update() if self.elementwise and is_dense and not listed.is_light else None
             sharded = self._sharded.plan(updates, gradients, variables)
             if sharded is not None:
-                steps = self.steps(gradients, variables, scale)
-                assert steps is not None  # an element-wise optimizer leaves none out
-                sharded.run(self, gradients, steps)
+                sharded.run(self, gradients, self.steps(listed, [self._gradient_factor() * scale] * len(variables)))
                 self.iterations += 1
                 return
-            gradients = _sum_over_replicas(gradients, variables)
+            packs = extended.reduce_flat(gradients, listed.names) if listed.is_packed and is_dense else None
+            packs = listed.packed(_sum_over_replicas(gradients, variables)) if packs is None else packs
         else:
             self._sharded.release(variables)
-            gradients = [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]
-        steps = self.steps(gradients, variables, scale)
-        if steps is None:
+            packs = listed.packed([each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients])
+        factors = self._factors(packs, variables, scale)
+        if factors is None:
             return
-        self._update_variables(gradients, variables, steps)
+        if is_dense and listed.has_copies:
+            update_here(self, self._slots, listed, packs, factors)
+        else:
+            self._update_each(unpacked(packs), variables, self.steps(listed, factors))
         self.iterations += 1
 
-    def _update_variables(self, gradients: list[Any], variables: list[Any], steps: list[Step]) -> None:
+    def _update_each(self, gradients: list[Any], variables: list[Any], steps: list[Step]) -> None:
+        """Update variables one by one, and those of which there is one copy together."""
         together = []
         for each in zip(gradients, variables, steps, strict=True):
             if each[1].one_copy is None:
@@ -388,44 +424,53 @@ class Optimizer(abc.ABC):
         assert self.remote is not None
         if is_reduced:
             gradients = _sum_over_replicas(gradients, variables)
-        factors = self._factors(gradients, variables, scale)
+        factors = self._factors(apart(gradients), variables, scale)
         if factors is not None:
             self.remote.push(self, gradients, variables, factors)
 
-    def steps(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float = 1.0) -> list[Step] | None:
-        """Return what the next step does to every variable; None if it is left out, which is counted.
+    def steps(self, listed: VariableList, factors: Sequence[float]) -> list[Step]:
+        """Return what the next step, of these factors, does to every variable of a list.  Local."""
+        step_for = self.step_fn(listed)
+        return [step_for(member, factor) for member, factor in enumerate(factors)]
 
-        `scale` times the gradients are what is applied.  Local and Collective as `_factors`.
-        """
-        factors = self._factors(gradients, variables, scale)
-        if factors is None:
-            return None
+    def step_fn(self, listed: VariableList) -> Callable[[int, float], Step]:
+        """Return what gives the next step of a list's variable, by its position and its factor.  Local."""
         learning_rate = self.learning_rate
         coefficients = self.coefficients(learning_rate, self.iterations)
-        return [
-            self.step_of(variable, learning_rate, coefficients, each)
-            for variable, each in zip(variables, factors, strict=True)
-        ]
+        if not self.joins:
+            return lambda member, factor: self.step_of(listed.variables[member], learning_rate, coefficients, factor)
+        decays, known = self.decays(listed), {}
 
-    def _factors(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float) -> list[float] | None:
+        def step_of(member: int, factor: float) -> Step:
+            key = factor, decays[member]
+            if key not in known:
+                known[key] = Step(coefficients, factor, learning_rate * key[1])
+            return known[key]
+
+        return step_of
+
+    def decays(self, listed: VariableList) -> list[float]:
+        """Return the weight decay of each variable of a list.  Local."""
+        return listed.decays((self.weight_decay, len(self._without_decay)), self.decay_of)
+
+    def _factors(self, packs: Sequence[Packed], variables: Sequence[Any], scale: float) -> list[float] | None:
         """Return what to multiply every gradient by; None if the step is left out, which is counted.
 
         Local, and the same on all ranks without asking, since all have the same bits of the summed gradients; an
         `elementwise` optimizer does not look at them.  Where variables are split, the ranks of a replica ask each
         other: collective among them.
         """
+        factor = self._gradient_factor() * scale
+        if self.elementwise_stages:
+            return [factor] * len(variables)
+        values = [sparse.values_of(gradient) for gradient in unpacked(packs)]
         if self.skips_nonfinite:
-            flaws = [not is_finite(sparse.values_of(gradient)) for gradient in gradients]
-            has_overflow = any(sums_over_parts(variables, flaws))
-            factor = self._gradient_factor() * scale
+            has_overflow = any(sums_over_parts(variables, [not is_finite(each) for each in values]))
             self.loss_scale.update(has_overflow)
             if has_overflow:
                 self.skipped_steps += 1
                 return None
-        else:
-            factor = self._gradient_factor() * scale
-        values = [sparse.values_of(gradient) for gradient in gradients] if self.clipping.needs_norms else gradients
-        return self.clipping.factors(values, variables, factor, self._scratch)
+        return self.clipping.factors(values, variables, factor, self.scratch)
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
         """Return what this step does to one variable.  Local."""
@@ -486,7 +531,7 @@ class Optimizer(abc.ABC):
             return
         where = slice(start, parameter.size if stop is None else stop)
         is_sparse = isinstance(gradient, IndexedSlices)
-        flat = sparse.dense_within(gradient, where) if is_sparse else self._scratch.flat(gradient)[where]
+        flat = sparse.dense_within(gradient, where) if is_sparse else self.scratch.flat(gradient)[where]
         self.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
 
     def _update_rows(self, parameter: Any, gradient: IndexedSlices, slots: list[Any], step: Step) -> None:
@@ -529,7 +574,7 @@ class Optimizer(abc.ABC):
 
         For `_update_block`; they stay good as long as the arrays.
         """
-        scratch = self._scratch.arrays(parameter, parameter.dtype, self.scratch_count)
+        scratch = self.scratch.arrays(parameter, parameter.dtype, self.scratch_count)
         for where in slices.bounds(parameter):
             p, *s = slices.pick([parameter, *slots], where)
             yield where, p, s, slices.pick(scratch, slice(0, len(p)))
@@ -544,7 +589,7 @@ class Optimizer(abc.ABC):
         dtype = slices.compute_dtype(parameter.dtype)
         is_narrow, limit = parameter.dtype != dtype, self.clipping.clipvalue
         is_changed = gradient.dtype != dtype or factor != 1 or limit is not None
-        scratch = self._scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
+        scratch = self.scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
         for where in slices.bounds(parameter):
             p, g, *s = slices.pick([parameter, gradient, *slots], where)
             short = slices.pick(scratch, slice(0, len(p)))
@@ -714,13 +759,14 @@ class Optimizer(abc.ABC):
         new.loss_scale, new.skip_nonfinite = LossScale(1.0), False
         new._accumulation = Accumulation(1)
         new._slots = Slots(new.slot_names, new.initial_slots())
-        new._sharded, new._one_copy, new._scratch = ShardedUpdates(new._slots), OneCopyUpdates(), slices.Scratch()
+        new._sharded, new._one_copy, new.scratch = ShardedUpdates(new._slots), OneCopyUpdates(), slices.Scratch()
+        new._lists, new._checked = VariableLists(), (None, None)
         new._without_decay = [_by_name(each) for each in self._without_decay]
         return new
 
     def keep_slots(self, variable: Any, slots: list[Any]) -> None:
         """Keep the slots of a variable in other memory, to which they have been copied.  Local."""
-        self._slots.take_back(variable, slots)
+        self._slots.keep(variable, slots)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
@@ -760,6 +806,11 @@ def _require_pairs(pairs: list[Any]) -> None:
                 f"variable {variable.name!r} is {variable.dtype} and cannot be updated by gradients; give it a "
                 "floating dtype (Variable(value, dtype='float32')), or leave it out and use `assign`"
             )
+
+
+def _context() -> Any:
+    """Return what the answer of `_require_replica_context` depends on, besides the variables."""
+    return context.get_strategy(), context.in_cross_replica_context()
 
 
 def _is_floating(dtype: Any) -> bool:

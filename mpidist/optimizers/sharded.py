@@ -149,7 +149,7 @@ class _ShardedUpdate:
         """Make the slots whole.  Collective."""
         whole = self.gathered()
         for variable in self._variables:
-            self._slots.take_back(variable, [slot.copy() for slot in whole[id(variable)]])
+            self._slots.take_back(variable, whole[id(variable)])
         self.drop_slots()
 
     def drop_slots(self) -> None:

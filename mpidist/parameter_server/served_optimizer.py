@@ -43,6 +43,9 @@ class StoredVariable:
         The value; for a variable among others, in whichever copy it is read or written.
     """
 
+    #: Its slots are laid out by `ServedOptimizer`.
+    stretch = None
+
     def __init__(self, spec: VariableSpec, storage: Any) -> None:
         self.spec = spec
         self.storage = storage

@@ -17,6 +17,7 @@ from mpidist.context import T
 from mpidist.cross_device_ops import CrossDeviceOps, component, parse_reduce_op
 from mpidist.errors import RemoteReplicaError
 from mpidist.fusion.gradient_buffers import GradientBuffers
+from mpidist.fusion.pipeline import Packed
 from mpidist.fusion.update import FusedUpdate
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.dataset import Dataset
@@ -26,11 +27,11 @@ from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.remote import RemoteUpdates
-from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
 from mpidist.runtime.trace import STEP
 from mpidist.strategies.reduction import like_given
 from mpidist.strategies.replica_context import ReplicaContext
-from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 
 if TYPE_CHECKING:
     from mpidist.strategies.base import Strategy
@@ -82,6 +83,7 @@ class StrategyExtended:
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
+        self._arenas = Arenas()
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -205,6 +207,13 @@ class StrategyExtended:
 
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
+        return None
+
+    def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
+        """Return sums over all replicas as they were packed, good until the next call; None where nothing is packed.
+
+        Collective as `reduce_arrays`; None, and nothing done, on all ranks.
+        """
         return None
 
     def remote_updates(self, optimizer: Optimizer) -> RemoteUpdates | None:
@@ -373,7 +382,11 @@ class StrategyExtended:
 
         Collective where there are several replicas: every rank calls it in the same order.
         """
-        variable = DistributedVariable(storage, strategy=self._strategy, **attributes)
+        stretch = None
+        is_mirrored = attributes["synchronization"] is VariableSynchronization.ON_WRITE
+        if is_mirrored and attributes["trainable"] and not is_device(storage):
+            stretch = self._arenas.take(storage.size, storage.dtype)
+        variable = DistributedVariable(storage, strategy=self._strategy, stretch=stretch, **attributes)
         self.share_initial_value(variable)
         return variable
 
@@ -510,6 +523,10 @@ class MirroredExtended(StrategyExtended):
         if not self._is_plain:
             return self.reduce_arrays(reduce_op, values, options)
         return self.cross_device_ops.reduce_list(reduce_op, values, None, self._options.merge(options))
+
+    def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
+        """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""
+        return self.cross_device_ops.reduce_flat(values, names, self._options) if self._is_plain else None
 
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
