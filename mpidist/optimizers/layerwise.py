@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer, Options, OptionsButDecay, Step
+from mpidist.optimizers.base import LearningRate, Optimizer, Options, OptionsButDecay
+from mpidist.optimizers.rules.rule import Step
 from mpidist.variables import sums_over_parts
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class LayerwiseOptimizer(Optimizer):
         super().__init__(learning_rate, **options)
 
     @property
-    def elementwise(self) -> bool:
+    def takes_slices(self) -> bool:
         return False
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
@@ -57,7 +58,7 @@ class LayerwiseOptimizer(Optimizer):
         *others, ratio = step.coefficients
         known = (*others, 1.0)
         sums = [0.0, 0.0]
-        for p, g, s, scratch, _ in self._slices(parameter, gradient, slots, step.factor):
+        for p, g, s, scratch, _ in self.cut_slices(parameter, gradient, slots, step.factor):
             measured = self.measure_slice(p, g, s, scratch, known)
             sums = [total + part for total, part in zip(sums, measured, strict=True)]
         if math.isnan(ratio):

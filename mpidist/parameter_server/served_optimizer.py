@@ -16,7 +16,8 @@ from typing import Any
 import numpy
 
 from mpidist.errors import MissingDependencyError, TornVariableError
-from mpidist.optimizers.base import Optimizer, Step
+from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.rules.rule import Step
 from mpidist.optimizers.saved_slots import SavedSlots
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
@@ -367,10 +368,10 @@ class ServedOptimizer:
         optimizer = self.optimizer
         coefficients = optimizer.coefficients(rate, optimizer.iterations)
         step = optimizer.step_of(variable, rate, coefficients, scale)
-        self.slots_of(variable)
+        slots = self.slots_of(variable)
         rows = rows.astype(variable.dtype, copy=False)
         gradient = rows.reshape(variable.shape) if indices is None else IndexedSlices(rows, indices, variable.shape)
-        optimizer.update_part(gradient, variable, step)
+        optimizer.update_part(gradient, variable, slots, step)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from mpidist.input.feeds import FunctionFeed
 from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
 from mpidist.optimizers.base import Optimizer
-from mpidist.optimizers.remote import RemoteUpdates
+from mpidist.optimizers.updates.remote import RemoteUpdates
 from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
 from mpidist.runtime.trace import STEP
 from mpidist.strategies.reduction import like_given

@@ -95,7 +95,7 @@ def test_a_pickle_has_one_variable_and_not_its_neighbours():
 def _runs(optimizer, variables, kept=None):
     listed = VariableList([each for n, each in enumerate(variables) if kept is None or n in kept])
     packs = listed.packed([numpy.zeros(each.shape, each.dtype) for each in listed.variables])
-    runs = listed.runs(packs, optimizer._slots, optimizer.decays(listed))
+    runs = listed.runs(packs, optimizer._slots, listed.decays(optimizer))
     return [[(run.where.start, run.where.stop) for run in each] for each in runs]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import numpy
 
 from mpidist.fusion import update
 from mpidist.fusion.pipeline import Packed
+from mpidist.optimizers.rules.rule import Rule
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
 from mpidist.variables import aligned
@@ -94,10 +95,11 @@ class VariableList:
             and list(map(_dtype, gradients)) == self._dtypes
         )
 
-    def decays(self, key: Any, decay_of: Callable[[Any], float]) -> list[float]:
-        """Return the weight decay of each variable; asked anew when `key` is another one."""
+    def decays(self, rule: Rule) -> list[float]:
+        """Return the weight decay of each variable: the same object as long as nothing is set anew."""
+        key = rule.weight_decay, len(rule.without_decay)
         if self._decays[0] != key:
-            self._decays = key, [decay_of(variable) for variable in self.variables]
+            self._decays = key, [rule.decay_of(variable) for variable in self.variables]
         return self._decays[1]
 
     def packed(self, gradients: Sequence[Any]) -> list[Packed]:
