@@ -25,7 +25,7 @@ from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.updates.here import update_here
 from mpidist.optimizers.updates.one_copy import OneCopyUpdates
 from mpidist.optimizers.updates.remote import RemoteUpdates
-from mpidist.optimizers.updates.sharded import ShardedUpdates
+from mpidist.optimizers.updates.sharded import ShardedUpdate, ShardedUpdates
 from mpidist.optimizers.updates.variable_list import VariableList, VariableLists, apart, unpacked
 from mpidist.variables import DistributedVariable, IndexedSlices, sums_over_parts
 
@@ -278,32 +278,40 @@ class Optimizer(Rule):
             self._push(gradients, variables, is_reduced and extended.num_replicas > 1, scale)
             return
         listed, is_dense = self._lists.of(variables), IndexedSlices not in map(type, gradients)
-        if is_reduced and not context.in_cross_replica_context():
-            extended = context.get_strategy().extended
-            updates = extended.fused_update() if self.elementwise and is_dense and not listed.is_light else None
-            sharded = self._sharded.plan(updates, gradients, variables)
-            if sharded is not None:
-                sharded.run(self, gradients, self.steps(listed, [self._gradient_factor() * scale] * len(variables)))
-                self.iterations += 1
+        is_reduced = is_reduced and not context.in_cross_replica_context()
+        sharded = self._sharded_update(gradients, listed, is_reduced and is_dense)
+        if sharded is not None:
+            sharded.run(self, gradients, self.steps(listed, [self._gradient_factor() * scale] * len(variables)))
+        else:
+            packs = self._summed(gradients, listed, is_dense) if is_reduced else listed.packed(_coalesced(gradients))
+            factors = self._factors(packs, variables, scale)
+            if factors is None:
                 return
-            packs = extended.reduce_flat(gradients, listed.names) if listed.is_packed and is_dense else None
-            packs = listed.packed(sum_over_replicas(gradients, variables)) if packs is None else packs
-        else:
-            self._sharded.release(variables)
-            packs = listed.packed([each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients])
-        factors = self._factors(packs, variables, scale)
-        if factors is None:
-            return
-        if is_dense and listed.has_copies:
-            update_here(self, self._slots, listed, packs, factors, self.step_fn(listed))
-        else:
-            self._update_each(unpacked(packs), variables, self.steps(listed, factors))
+            self._update(packs, listed, factors, is_dense)
         self.iterations += 1
 
-    def _update_each(self, gradients: list[Any], variables: list[Any], steps: list[Step]) -> None:
-        """Update variables one by one, and those of which there is one copy together."""
+    def _sharded_update(self, gradients: list[Any], listed: VariableList, may_be: bool) -> ShardedUpdate | None:
+        """Return what sums and applies gradients in one pass, None where that is not the way; then slots are whole."""
+        updates = None
+        if may_be and self.elementwise and not listed.is_light:
+            updates = context.get_strategy().extended.fused_update()
+        return self._sharded.plan(updates, gradients, listed.variables)
+
+    @staticmethod
+    def _summed(gradients: list[Any], listed: VariableList, is_dense: bool) -> Sequence[Packed]:
+        """Return the sums over the replicas.  Collective."""
+        packs = None
+        if listed.is_packed and is_dense:
+            packs = context.get_strategy().extended.reduce_flat(gradients, listed.names)
+        return listed.packed(sum_over_replicas(gradients, listed.variables)) if packs is None else packs
+
+    def _update(self, packs: Sequence[Packed], listed: VariableList, factors: Sequence[float], is_dense: bool) -> None:
+        """Apply the rule to summed gradients; to rows one by one, and to variables in one copy together."""
+        if is_dense and listed.has_copies:
+            update_here(self, self._slots, listed, packs, factors, self.step_fn(listed))
+            return
         together = []
-        for each in zip(gradients, variables, steps, strict=True):
+        for each in zip(unpacked(packs), listed.variables, self.steps(listed, factors), strict=True):
             gradient, variable, step = each
             if variable.one_copy is None:
                 self.update_part(gradient, variable, self._slots.of(variable), step)
@@ -431,7 +439,7 @@ class Optimizer(Rule):
     def check(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         """Raise what `restore` would raise, and change nothing.  Local."""
         self._slots_to_restore(state, variables)
-        self._accumulation.check(state, variables)
+        self._accumulation.saved_in(state, variables)
 
     def restore(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         """Take over what `state` gave, also before this optimizer has met its variables.  Local.
@@ -452,8 +460,8 @@ class Optimizer(Rule):
             variable's; it cannot be told to which variables slots belong (for variables not met yet, at their first
             update); or gradients are accumulated over another number of micro-batches.
         """
-        saved = self._slots_to_restore(state, variables)
-        self._accumulation.restore(state, variables)
+        saved, sums = self._slots_to_restore(state, variables), self._accumulation.saved_in(state, variables)
+        self._accumulation.restore(state, sums)
         if self.remote is not None:
             self.remote.restore(state, saved)
             saved = []
@@ -537,3 +545,8 @@ class Optimizer(Rule):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
         return super().__reduce_ex__(protocol) if self.remote is None else self.remote.reference(self)
+
+
+def _coalesced(gradients: Sequence[Any]) -> list[Any]:
+    """Return gradients with each row named once."""
+    return [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]

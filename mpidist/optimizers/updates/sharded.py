@@ -28,11 +28,11 @@ class ShardedUpdates:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._plans: dict[Any, _ShardedUpdate | None] = {}
+        self._plans: dict[Any, ShardedUpdate | None] = {}
 
     def plan(
         self, updates: FusedUpdate | None, gradients: Sequence[Any], variables: Sequence[Any]
-    ) -> _ShardedUpdate | None:
+    ) -> ShardedUpdate | None:
         """Return the sharded update of these variables, None where there is none.
 
         Collective when it first meets a list; slots that are kept otherwise move.
@@ -43,7 +43,7 @@ class ShardedUpdates:
         key = (updates, *map(id, variables))
         if key not in self._plans:
             planned = updates.plan(gradients, [variable.name for variable in variables])
-            kind = _OneCopyUpdate if updates.in_one_copy else _ShardedUpdate
+            kind = _OneCopyUpdate if updates.in_one_copy else ShardedUpdate
             self._plans[key] = None if planned is None else kind(planned, variables, self._slots)
         found = self._plans[key]
         if found is None or not found.is_active:
@@ -76,7 +76,7 @@ class ShardedUpdates:
                 each.drop_slots()
 
 
-class _ShardedUpdate:
+class ShardedUpdate:
     """The sharded update of some variables, and the slots for the slices that this rank owns."""
 
     def __init__(self, planned: PlannedUpdate, variables: Sequence[Any], slots: Slots) -> None:
@@ -154,7 +154,7 @@ class _ShardedUpdate:
         self._kept = None
 
 
-class _OneCopyUpdate(_ShardedUpdate):
+class _OneCopyUpdate(ShardedUpdate):
     """The same for variables of which the ranks share one copy, and so the slots: nothing moves."""
 
     def _transform(self, index: int) -> _SliceUpdate:
