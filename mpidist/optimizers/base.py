@@ -281,7 +281,7 @@ class Optimizer(Rule):
         is_reduced = is_reduced and not context.in_cross_replica_context()
         sharded = self._sharded_update(gradients, listed, is_reduced and is_dense)
         if sharded is not None:
-            sharded.run(self, gradients, self.steps(listed, [self._gradient_factor() * scale] * len(variables)))
+            sharded.run(self, gradients, self._steps(listed, [self._gradient_factor() * scale] * len(variables)))
         else:
             packs = self._summed(gradients, listed, is_dense) if is_reduced else listed.packed(_coalesced(gradients))
             factors = self._factors(packs, variables, scale)
@@ -308,10 +308,10 @@ class Optimizer(Rule):
     def _update(self, packs: Sequence[Packed], listed: VariableList, factors: Sequence[float], is_dense: bool) -> None:
         """Apply the rule to summed gradients; to rows one by one, and to variables in one copy together."""
         if is_dense and listed.has_copies:
-            update_here(self, self._slots, listed, packs, factors, self.step_fn(listed))
+            update_here(self, self._slots, listed, packs, factors, self._step_fn(listed))
             return
         together = []
-        for each in zip(unpacked(packs), listed.variables, self.steps(listed, factors), strict=True):
+        for each in zip(unpacked(packs), listed.variables, self._steps(listed, factors), strict=True):
             gradient, variable, step = each
             if variable.one_copy is None:
                 self.update_part(gradient, variable, self._slots.of(variable), step)
@@ -330,12 +330,12 @@ class Optimizer(Rule):
         if factors is not None:
             self.remote.push(self, gradients, variables, factors)
 
-    def steps(self, listed: VariableList, factors: Sequence[float]) -> list[Step]:
+    def _steps(self, listed: VariableList, factors: Sequence[float]) -> list[Step]:
         """Return what the next step, of these factors, does to every variable of a list.  Local."""
-        step_for = self.step_fn(listed)
+        step_for = self._step_fn(listed)
         return [step_for(member, factor) for member, factor in enumerate(factors)]
 
-    def step_fn(self, listed: VariableList) -> Callable[[int, float], Step]:
+    def _step_fn(self, listed: VariableList) -> Callable[[int, float], Step]:
         """Return what gives the next step of a list's variable, by its position and its factor.  Local."""
         learning_rate = self.learning_rate
         coefficients = self.coefficients(learning_rate, self.iterations)

@@ -40,7 +40,7 @@ class LayerwiseRule(Rule):
         *others, ratio = step.coefficients
         known = (*others, 1.0)
         sums = [0.0, 0.0]
-        for p, g, s, scratch, _ in self.cut_slices(parameter, gradient, slots, step.factor):
+        for p, g, s, scratch, _ in self._slices(parameter, gradient, slots, step.factor):
             measured = self.measure_slice(p, g, s, scratch, known)
             sums = [total + part for total, part in zip(sums, measured, strict=True)]
         if math.isnan(ratio):

@@ -217,33 +217,33 @@ class Rule(abc.ABC):
             Float32 for parameters of 16 bits: those are updated in float32 and rounded once.
         step : Step
         """
-        for p, g, s, scratch, store in self.cut_slices(parameter, gradient, slots, step.factor):
-            self.update_block(p, g, s, scratch, step)
+        for p, g, s, scratch, store in self._slices(parameter, gradient, slots, step.factor):
+            self._update_block(p, g, s, scratch, step)
             if store is not None:
                 store[...] = p
 
-    def update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
-        """Apply the rule to one of the `blocks`, with gradients that `takes_unchanged`, in place.  Local."""
+    def _update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
+        """Apply the rule to one of the `_blocks`, with gradients that `_takes_unchanged`, in place.  Local."""
         if step.decay:
             numpy.multiply(parameter, step.decay, out=scratch[0])
             parameter -= scratch[0]
         self.update_slice(parameter, gradient, slots, scratch, step.coefficients)
 
-    def takes_unchanged(self, step: Step) -> bool:
+    def _takes_unchanged(self, step: Step) -> bool:
         """Return whether gradients are neither multiplied nor clipped before the rule, `update_slice`.  Local."""
         return step.factor == 1 and self.clipvalue is None and type(self).update is Rule.update
 
-    def blocks(self, parameter: Any, slots: list[Any]) -> Iterator[tuple[slice, Any, list[Any], list[Any]]]:
+    def _blocks(self, parameter: Any, slots: list[Any]) -> Iterator[tuple[slice, Any, list[Any], list[Any]]]:
         """Yield (where, parameter, slots, scratch) of every slice of a flat array of at least 32 bits.  Local.
 
-        For `update_block`; they stay good as long as the arrays.
+        For `_update_block`; they stay good as long as the arrays.
         """
         scratch = self.scratch.arrays(parameter, parameter.dtype, self.scratch_count)
         for where in slices.bounds(parameter):
             p, *s = slices.pick([parameter, *slots], where)
             yield where, p, s, slices.pick(scratch, slice(0, len(p)))
 
-    def cut_slices(
+    def _slices(
         self, parameter: Any, gradient: Any, slots: list[Any], factor: float
     ) -> Iterator[tuple[Any, Any, list[Any], list[Any], Any]]:
         """Yield (parameter, gradient, slots, scratch, where to round the parameter to, if anywhere) of every slice.

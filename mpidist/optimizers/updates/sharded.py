@@ -226,7 +226,7 @@ class _SliceUpdate:
             self._slots = {start: [cut[n] for cut in cuts] for n, start in enumerate(self._starts)}
             self._kept = kept
             self._blocks.clear()
-        self._as_they_are = all(map(rule.takes_unchanged, self._steps))
+        self._as_they_are = all(map(rule._takes_unchanged, self._steps))
 
     def __call__(self, start: int, values: Any) -> None:
         """Update the parameters from element `start` on by the gradients `values`."""
@@ -239,7 +239,7 @@ class _SliceUpdate:
             self._pieces.scatter(start, parameters, storages)
             return
         if self._as_they_are:
-            update = self._rule.update_block
+            update = self._rule._update_block
             for where, parameter, own_slots, scratch, member in self._blocks_from(start, pieces):
                 update(parameter, values[where], own_slots, scratch, steps[member])
             return
@@ -258,7 +258,7 @@ class _SliceUpdate:
             for piece in pieces:
                 stop = done + piece.stop - piece.start
                 whole = self._storages[piece.member][piece.start : piece.stop]
-                cut = self._rule.blocks(whole, [slot[done:stop] for slot in slots])
+                cut = self._rule._blocks(whole, [slot[done:stop] for slot in slots])
                 for where, own, slots_there, scratch in cut:
                     there = slice(done + where.start, done + where.stop)
                     found.append(_Block(there, own, slots_there, scratch, piece.member))

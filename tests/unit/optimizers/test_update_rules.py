@@ -274,7 +274,7 @@ def test_slices_in_any_order_are_the_whole(cuts, family):
     start, gradient = random.normal(size=40), random.normal(size=40)
     expected = steps(FAMILIES[family](), start, [gradient])
     optimizer, v = FAMILIES[family](), Variable(start)
-    step = optimizer.step_fn(VariableList([v]))(0, 1.0)
+    step = optimizer._step_fn(VariableList([v]))(0, 1.0)
     bounds = sorted({0, 40, *cuts})
     for first, last in reversed(list(zip(bounds[:-1], bounds[1:], strict=True))):
         where = slice(first, last)
