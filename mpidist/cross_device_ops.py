@@ -19,7 +19,7 @@ from typing import Any
 
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.fused import FusedAllReduce, Packed
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.selection import PINNED
 from mpidist.collectives.update import FusedUpdate
@@ -190,6 +190,15 @@ class CrossDeviceOps:
         """
         return None
 
+    def reduce_flat(
+        self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
+    ) -> list[Packed] | None:
+        """Return sums as they were packed, good until the next call.
+
+        Collective as `reduce_list`; None, and nothing done, where values are not packed.
+        """
+        return None
+
     def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass; None: they are reduced first.  Local."""
         return None
@@ -272,6 +281,14 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             op = reduce_op.verb
             self._last_asked = (options, reduce_op, self.num_packs), fused, op
         return None if fused is None else fused.again(values, op, None, options.timeout_seconds)
+
+    def reduce_flat(
+        self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
+    ) -> list[Packed] | None:
+        """Return sums as they were packed, unless a subclass has a way of its own, or nothing is fused.  Collective."""
+        if self._has_own_way() or not self.num_packs:
+            return None
+        return self._fused_all_reduce(options).flat(values, "sum", names, options.timeout_seconds)
 
     @classmethod
     @cache

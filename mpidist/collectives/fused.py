@@ -77,7 +77,7 @@ class FusedAllReduce:
         results = self.again(tensors, op, names, timeout_seconds)
         return self._anew(tensors, op, names, timeout_seconds) if results is None else results
 
-    def packed(
+    def flat(
         self,
         tensors: Sequence[Any],
         op: str = "sum",

@@ -83,11 +83,11 @@ class Accumulation:
         counts["accumulated_version"] = _VERSION
         return {**counts, **described(saved, ACCUMULATED, paths), **arrays_by_key}
 
-    def check(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-        """Raise ValueError if `restore` cannot take over a state.  Local."""
+    def saved_in(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> list[SavedSlots]:
+        """Return the sums of a state, none between two updates; ValueError if it has others.  Local."""
         micro_step, count = int(state.get("micro_step", 0)), state.get("gradient_accumulation_steps")
         if not micro_step:
-            return
+            return []
         version = int(state.get("accumulated_version", 1))
         if version != _VERSION:
             raise ValueError(
@@ -100,13 +100,12 @@ class Accumulation:
                 f"it was saved after {micro_step} of {count or 'several'} micro-batches, this optimizer has "
                 f"gradient_accumulation_steps={self.count}; finish the update with as many as it was begun with"
             )
-        accumulated_in(state, variables)
+        return accumulated_in(state, variables)
 
-    def restore(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
-        """Take over what `state` gave; errors as for `check`.  Local."""
-        self.check(state, variables)
+    def restore(self, state: Mapping[str, Any], saved: list[SavedSlots]) -> None:
+        """Take over what `state` gave, with the sums that are `saved_in` it.  Local."""
         self.micro_step = int(state.get("micro_step", 0))
-        self._restored = accumulated_in(state, variables) if self.micro_step else []
+        self._restored = saved
         self._sums = [numpy.array(array) for each in self._restored for array in each.arrays.values()]
         self._is_total = True
 

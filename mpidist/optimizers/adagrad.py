@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import numpy
+from typing import TYPE_CHECKING
 
 from mpidist.optimizers.base import LearningRate, Optimizer, Options
+from mpidist.optimizers.rules.adagrad import AdagradRule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Adagrad(Optimizer):
+class Adagrad(AdagradRule, Optimizer):
     """Steps divided by the root of all squared gradients so far.
 
     ``accumulator += g * g``, then ``p -= learning_rate * g / sqrt(accumulator + epsilon)``.
@@ -29,9 +27,6 @@ class Adagrad(Optimizer):
         See `Optimizer`.
     """
 
-    slot_names = ("accumulator",)
-    zero_gradient_changes_nothing = True
-
     def __init__(
         self,
         learning_rate: LearningRate = 0.001,
@@ -44,21 +39,3 @@ class Adagrad(Optimizer):
         self.initial_accumulator_value = initial_accumulator_value
         self.epsilon = epsilon
         super().__init__(learning_rate, **options)
-
-    def initial_slots(self) -> Mapping[str, float]:
-        return {"accumulator": self.initial_accumulator_value}
-
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (learning_rate,)
-
-    def update_slice(
-        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> None:
-        (accumulator,), (root, *_) = slots, scratch
-        numpy.multiply(gradient, gradient, out=root)
-        numpy.add(accumulator, root, out=accumulator)
-        numpy.add(accumulator, self.epsilon, out=root)
-        numpy.sqrt(root, out=root)
-        numpy.divide(gradient, root, out=root)
-        numpy.multiply(root, coefficients[0], out=root)
-        numpy.subtract(parameter, root, out=parameter)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
-
-import numpy
+from typing import TYPE_CHECKING
 
 from mpidist.optimizers.base import LearningRate, Optimizer, Options, OptionsButDecay
+from mpidist.optimizers.rules.adam import AdamRule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Adam(Optimizer):
+class Adam(AdamRule, Optimizer):
     """Steps scaled by running means of the gradient and of its square.
 
     In step t: ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``, then
@@ -29,9 +27,6 @@ class Adam(Optimizer):
         See `Optimizer`.
     """
 
-    slot_names = ("momentum", "velocity")
-    scratch_count = 2
-
     def __init__(
         self,
         learning_rate: LearningRate = 0.001,
@@ -44,27 +39,6 @@ class Adam(Optimizer):
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
-
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        step = iterations + 1
-        return (learning_rate * math.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step),)
-
-    def update_slice(
-        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> None:
-        alpha, (m, v), (a, b) = coefficients[0], slots, scratch
-        numpy.subtract(gradient, m, out=a)
-        numpy.multiply(a, 1 - self.beta_1, out=a)
-        numpy.add(m, a, out=m)
-        numpy.multiply(gradient, gradient, out=a)
-        numpy.subtract(a, v, out=a)
-        numpy.multiply(a, 1 - self.beta_2, out=a)
-        numpy.add(v, a, out=v)
-        numpy.sqrt(v, out=a)
-        numpy.add(a, self.epsilon, out=a)
-        numpy.multiply(m, alpha, out=b)
-        numpy.divide(b, a, out=b)
-        numpy.subtract(parameter, b, out=parameter)
 
 
 class AdamW(Adam):

@@ -1,34 +1,32 @@
-"""`Optimizer`: from gradients of every replica to updated variables.
+"""`Optimizer`: from gradients of every replica to updated variables, stage by stage.
 
-A family is a subclass with a *rule*: a function on flat contiguous arrays (parameter, gradient, slots, scratch), that
-works in place, allocates nothing, and so can be applied to whole variables or to any slices of them.
+In order: micro-batches are accumulated, gradients summed over the replicas, steps that are not finite left out,
+gradients clipped, and the rule of the family (`rules`) applied (`updates`).  Where the rule takes any slice by itself,
+the sum and the rule may be one stage.
 """
 
 from __future__ import annotations
 
-import abc
 import copy
-import math
-import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
-import numpy
-
-from mpidist import arrays, context
+from mpidist import context
+from mpidist.collectives.fused import Packed
 from mpidist.optimizers import slices, sparse
 from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.clipping import Clipping, is_finite
+from mpidist.optimizers.gradients import checked_gradients, place_of_call, sum_over_replicas
 from mpidist.optimizers.loss_scale import LossScale
-from mpidist.optimizers.one_copy import OneCopyUpdates
-from mpidist.optimizers.remote import RemoteUpdates
+from mpidist.optimizers.rules.rule import Rule, Step, by_name
 from mpidist.optimizers.saved_slots import SLOTS, SavedSlots, described, slots_in
-from mpidist.optimizers.sharded import ShardedUpdates
 from mpidist.optimizers.slots import Slots
-from mpidist.options import ReduceOp
+from mpidist.optimizers.updates.here import update_here
+from mpidist.optimizers.updates.one_copy import OneCopyUpdates
+from mpidist.optimizers.updates.remote import RemoteUpdates
+from mpidist.optimizers.updates.sharded import ShardedUpdate, ShardedUpdates
+from mpidist.optimizers.updates.variable_list import VariableList, VariableLists, apart, unpacked
 from mpidist.variables import DistributedVariable, IndexedSlices, sums_over_parts
 
 LearningRate = float | Callable[[int], float]
@@ -56,29 +54,7 @@ NO_PATHS: Mapping[int, str] = MappingProxyType({})
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one step does to one variable, but for the gradient.
-
-    Attributes
-    ----------
-    coefficients : tuple of float
-        What `Optimizer.coefficients` returned for this step.
-    factor : float
-        Multiplies the gradient: loss scale, micro-batches and norm together.
-    decay : float
-        Share of the parameter that is taken away before the rule.
-    variable : Variable, optional
-        Whose step it is, for rules that need more of it than a slice.
-    """
-
-    coefficients: tuple[float, ...]
-    factor: float = 1.0
-    decay: float = 0.0
-    variable: Any = None
-
-
-class Optimizer(abc.ABC):
+class Optimizer(Rule):
     """Base of the optimizers.
 
     Parameters
@@ -110,11 +86,6 @@ class Optimizer(abc.ABC):
         The arrays kept for every variable.
     """
 
-    slot_names: tuple[str, ...] = ()
-    #: Arrays of the slice's size that `update_slice` may write intermediate results to; at least 1.
-    scratch_count = 1
-    #: Whether a gradient of 0 leaves parameter and slots as they are: rows without a gradient need not be touched.
-    zero_gradient_changes_nothing = False
     #: Who updates in its place, where other processes hold the variables; None where this one does.
     remote: RemoteUpdates | None = None
 
@@ -130,78 +101,32 @@ class Optimizer(abc.ABC):
         loss_scale_factor: float | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
-        if weight_decay is not None and not weight_decay >= 0:
-            raise ValueError(f"weight_decay must be 0 or more, or None; got {weight_decay}")
+        super().__init__(weight_decay, clipvalue)
         self._learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
-        self.loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
-        self.skip_nonfinite = skip_nonfinite
-        self._iterations = 0
-        self.skipped_steps = 0
-        self._accumulation = Accumulation(gradient_accumulation_steps or 1)
-        self._slots = Slots(self.slot_names, self.initial_slots())
-        self._sharded = ShardedUpdates(self._slots)
-        self._one_copy = OneCopyUpdates()
-        self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
-        self._scratch = slices.Scratch()
+        loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
+        clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
+        self._begin(clipping, loss_scale, skip_nonfinite, gradient_accumulation_steps or 1)
         context.get_strategy().extended.adopt_optimizer(self)
 
-    # -- what a family says -------------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        """Return the numbers of one step that `update_slice` needs.  Local.
-
-        Parameters
-        ----------
-        learning_rate : float
-        iterations : int
-            Steps made before this one.
-        """
-
-    @abc.abstractmethod
-    def update_slice(
-        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> None:
-        """Update `parameter` and `slots` in place.  Local; allocates nothing.
-
-        Parameters
-        ----------
-        parameter, gradient : array, shape (n,), contiguous
-            Of the same floating dtype of at least 32 bits; `gradient` is not changed.
-        slots : list of array, shape (n,), contiguous
-            In the order of `slot_names`.
-        scratch : list of array, shape (n,), contiguous
-            `scratch_count` arrays with anything in them.
-        coefficients : tuple of float
-            What `coefficients` returned for this step.
-        """
-
-    def renew_slice(
-        self,
-        new: Any,
-        parameter: Any,
-        gradient: Any,
-        slots: list[Any],
-        scratch: list[Any],
-        coefficients: tuple[float, ...],
-    ) -> None:
-        """Write to `new`, which is other memory, what `update_slice` would make of `parameter`, which stays.
-
-        Local; everything else as for `update_slice`, and the same bits.  A family may do it with fewer passes.
-        """
-        new[...] = parameter
-        self.update_slice(new, gradient, slots, scratch, coefficients)
-
-    def initial_slots(self) -> Mapping[str, float]:
-        """Return what slots are filled with at first, by name; 0 for those that are not named.  Local."""
-        return {}
+    def _begin(self, clipping: Clipping, loss_scale: LossScale, skip_nonfinite: bool, micro_batches: int) -> None:
+        """Set the stages before the rule, and a state without steps and variables."""
+        self.clipping, self.loss_scale, self.skip_nonfinite = clipping, loss_scale, skip_nonfinite
+        self._accumulation = Accumulation(micro_batches)
+        self._iterations = self.skipped_steps = 0
+        self._slots = Slots(self.slot_names, self.initial_slots())
+        self._sharded, self._one_copy = ShardedUpdates(self._slots), OneCopyUpdates()
+        self._lists = VariableLists()
+        self._checked: tuple[Any, VariableList | None] = (None, None)
 
     @property
     def elementwise(self) -> bool:
         """Whether slices of the summed gradients may be applied by themselves, by `update`, in any order."""
-        return not (self.clipping.needs_norms or self.skips_nonfinite)
+        return self.takes_slices and not self._looks_at_gradients
+
+    @property
+    def _looks_at_gradients(self) -> bool:
+        """Whether a stage before the rule needs whole gradients."""
+        return self.clipping.needs_norms or self.skips_nonfinite
 
     # -- what users set -----------------------------------------------------------------------------------------------
 
@@ -263,19 +188,6 @@ class Optimizer(abc.ABC):
         scale: Any = self.loss_scale.scale
         return loss if scale == 1 else loss * scale
 
-    def exclude_from_weight_decay(
-        self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
-    ) -> None:
-        """Leave variables out of the weight decay.  Local.
-
-        Parameters
-        ----------
-        var_list : iterable of Variable
-        var_names : iterable of str
-            Regular expressions that are searched for in the variables' names.
-        """
-        self._without_decay += [*var_list, *(re.compile(name) for name in var_names)]
-
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def apply_gradients(
@@ -308,12 +220,22 @@ class Optimizer(abc.ABC):
         pairs = list(gradients_and_variables)
         if self.remote is not None and self.remote.push_again(self, pairs):
             return
-        _require_pairs(pairs)
-        pairs = _with_gradients(pairs)
-        variables = [variable for _, variable in pairs]
-        _require_replica_context(variables)
-        gradients = [_as_gradient(gradient, variable) for gradient, variable in pairs]
-        self.reduce_and_update(gradients, variables, are_sums=skip_gradients_aggregation)
+        checked = self._checked_before(pairs)
+        if checked is None:
+            checked = checked_gradients(pairs)
+            self._checked = place_of_call(), self._lists.of(checked[1])
+        self.reduce_and_update(*checked, are_sums=skip_gradients_aggregation)
+
+    def _checked_before(self, pairs: list[Any]) -> tuple[list[Any], list[Any]] | None:
+        """Return gradients and variables that need no look, as the last call's were checked.  Local."""
+        where, listed = self._checked
+        if listed is None or where != place_of_call():
+            return None
+        try:
+            gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        except (TypeError, ValueError):  # no pairs: who looks at each says so
+            return None
+        return (gradients, listed.variables) if listed.is_of(variables) and listed.takes(gradients) else None
 
     def updates_in_reduction(self, variables: Sequence[Any]) -> bool:
         """Return whether gradients of these variables are likely to be applied while they are summed.  Local.
@@ -321,7 +243,9 @@ class Optimizer(abc.ABC):
         The same answer on all ranks.
         """
         updates = variables[0].strategy.extended.fused_update() if self.elementwise else None
-        return updates is not None and updates.pays(sum(variable.live.nbytes for variable in variables))
+        if updates is None or self._lists.of(variables).is_light:
+            return False
+        return updates.pays(sum(variable.live.nbytes for variable in variables))
 
     def reduce_and_update(
         self, gradients: list[Any], variables: list[Any], *, are_sums: bool = False, scale: float = 1.0
@@ -353,94 +277,98 @@ class Optimizer(abc.ABC):
         if self.remote is not None:
             self._push(gradients, variables, is_reduced and extended.num_replicas > 1, scale)
             return
-        if is_reduced and not context.in_cross_replica_context():
-            is_dense = not any(isinstance(each, IndexedSlices) for each in gradients)
-            updates = context.get_strategy().extended.fused_update() if self.elementwise and is_dense else None
-            sharded = self._sharded.plan(updates, gradients, variables)
-            if sharded is not None:
-                steps = self.steps(gradients, variables, scale)
-                assert steps is not None  # an element-wise optimizer leaves none out
-                sharded.run(self, gradients, steps)
-                self.iterations += 1
-                return
-            gradients = _sum_over_replicas(gradients, variables)
+        listed, is_dense = self._lists.of(variables), IndexedSlices not in map(type, gradients)
+        is_reduced = is_reduced and not context.in_cross_replica_context()
+        sharded = self._sharded_update(gradients, listed, is_reduced and is_dense)
+        if sharded is not None:
+            sharded.run(self, gradients, self._steps(listed, [self._gradient_factor() * scale] * len(variables)))
         else:
-            self._sharded.release(variables)
-            gradients = [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]
-        steps = self.steps(gradients, variables, scale)
-        if steps is None:
-            return
-        self._update_variables(gradients, variables, steps)
+            packs = self._summed(gradients, listed, is_dense) if is_reduced else listed.packed(_coalesced(gradients))
+            factors = self._factors(packs, variables, scale)
+            if factors is None:
+                return
+            self._update(packs, listed, factors, is_dense)
         self.iterations += 1
 
-    def _update_variables(self, gradients: list[Any], variables: list[Any], steps: list[Step]) -> None:
+    def _sharded_update(self, gradients: list[Any], listed: VariableList, may_be: bool) -> ShardedUpdate | None:
+        """Return what sums and applies gradients in one pass, None where that is not the way; then slots are whole."""
+        updates = None
+        if may_be and self.elementwise and not listed.is_light:
+            updates = context.get_strategy().extended.fused_update()
+        return self._sharded.plan(updates, gradients, listed.variables)
+
+    @staticmethod
+    def _summed(gradients: list[Any], listed: VariableList, is_dense: bool) -> Sequence[Packed]:
+        """Return the sums over the replicas.  Collective."""
+        packs = None
+        if listed.is_packed and is_dense:
+            packs = context.get_strategy().extended.reduce_flat(gradients, listed.names)
+        return listed.packed(sum_over_replicas(gradients, listed.variables)) if packs is None else packs
+
+    def _update(self, packs: Sequence[Packed], listed: VariableList, factors: Sequence[float], is_dense: bool) -> None:
+        """Apply the rule to summed gradients; to rows one by one, and to variables in one copy together."""
+        if is_dense and listed.has_copies:
+            update_here(self, self._slots, listed, packs, factors, self._step_fn(listed))
+            return
         together = []
-        for each in zip(gradients, variables, steps, strict=True):
-            if each[1].one_copy is None:
-                self.update_part(*each)
-                each[1].note_change()
+        for each in zip(unpacked(packs), listed.variables, self._steps(listed, factors), strict=True):
+            gradient, variable, step = each
+            if variable.one_copy is None:
+                self.update_part(gradient, variable, self._slots.of(variable), step)
+                variable.note_change()
             else:
                 together.append(each)
         if together:
-            self._one_copy.run(self, *zip(*together, strict=True))
+            self._one_copy.run(self, self._slots, *zip(*together, strict=True))
 
     def _push(self, gradients: list[Any], variables: list[Any], is_reduced: bool, scale: float) -> None:
         """Let those who hold the variables update them."""
         assert self.remote is not None
         if is_reduced:
-            gradients = _sum_over_replicas(gradients, variables)
-        factors = self._factors(gradients, variables, scale)
+            gradients = sum_over_replicas(gradients, variables)
+        factors = self._factors(apart(gradients), variables, scale)
         if factors is not None:
             self.remote.push(self, gradients, variables, factors)
 
-    def steps(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float = 1.0) -> list[Step] | None:
-        """Return what the next step does to every variable; None if it is left out, which is counted.
+    def _steps(self, listed: VariableList, factors: Sequence[float]) -> list[Step]:
+        """Return what the next step, of these factors, does to every variable of a list.  Local."""
+        step_for = self._step_fn(listed)
+        return [step_for(member, factor) for member, factor in enumerate(factors)]
 
-        `scale` times the gradients are what is applied.  Local and Collective as `_factors`.
-        """
-        factors = self._factors(gradients, variables, scale)
-        if factors is None:
-            return None
+    def _step_fn(self, listed: VariableList) -> Callable[[int, float], Step]:
+        """Return what gives the next step of a list's variable, by its position and its factor.  Local."""
         learning_rate = self.learning_rate
         coefficients = self.coefficients(learning_rate, self.iterations)
-        return [
-            self.step_of(variable, learning_rate, coefficients, each)
-            for variable, each in zip(variables, factors, strict=True)
-        ]
+        if not self.joins:
+            return lambda member, factor: self.step_of(listed.variables[member], learning_rate, coefficients, factor)
+        decays, known = listed.decays(self), {}
 
-    def _factors(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float) -> list[float] | None:
+        def step_of(member: int, factor: float) -> Step:
+            key = factor, decays[member]
+            if key not in known:
+                known[key] = Step(coefficients, factor, learning_rate * key[1])
+            return known[key]
+
+        return step_of
+
+    def _factors(self, packs: Sequence[Packed], variables: Sequence[Any], scale: float) -> list[float] | None:
         """Return what to multiply every gradient by; None if the step is left out, which is counted.
 
         Local, and the same on all ranks without asking, since all have the same bits of the summed gradients; an
         `elementwise` optimizer does not look at them.  Where variables are split, the ranks of a replica ask each
         other: collective among them.
         """
+        factor = self._gradient_factor() * scale
+        if not self._looks_at_gradients:
+            return [factor] * len(variables)
+        values = [sparse.values_of(gradient) for gradient in unpacked(packs)]
         if self.skips_nonfinite:
-            flaws = [not is_finite(sparse.values_of(gradient)) for gradient in gradients]
-            has_overflow = any(sums_over_parts(variables, flaws))
-            factor = self._gradient_factor() * scale
+            has_overflow = any(sums_over_parts(variables, [not is_finite(each) for each in values]))
             self.loss_scale.update(has_overflow)
             if has_overflow:
                 self.skipped_steps += 1
                 return None
-        else:
-            factor = self._gradient_factor() * scale
-        values = [sparse.values_of(gradient) for gradient in gradients] if self.clipping.needs_norms else gradients
-        return self.clipping.factors(values, variables, factor, self._scratch)
-
-    def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
-        """Return what this step does to one variable.  Local."""
-        return Step(coefficients, factor, learning_rate * self.decay_of(variable))
-
-    def decay_of(self, variable: Any) -> float:
-        """Return the weight decay of one variable, 0 where it is excluded.  Local."""
-        if not self.weight_decay:
-            return 0.0
-        excluded = any(
-            each is variable if isinstance(each, DistributedVariable) else each.search(variable.name)
-            for each in self._without_decay
-        )
-        return 0.0 if excluded else self.weight_decay
+        return self.clipping.factors(values, variables, factor, self.scratch)
 
     @property
     def gradient_factor(self) -> float | None:
@@ -452,111 +380,6 @@ class Optimizer(abc.ABC):
 
     def _gradient_factor(self) -> float:
         return 1.0 / (self.loss_scale.scale * self._accumulation.count)
-
-    @property
-    def cuts_variables(self) -> bool:
-        """Whether a stretch of a variable may be updated by itself, once its step is known."""
-        return type(self).update is Optimizer.update
-
-    def elements_to_update(self, gradient: Any, variable: Any, step: Step) -> int:
-        """Return how many elements the update of a variable goes through.  Local."""
-        return gradient.values.size if self._updates_rows(gradient, step) else math.prod(variable.shape)
-
-    def _updates_rows(self, gradient: Any, step: Step) -> bool:
-        """Whether only those rows of the variable are touched that have a gradient."""
-        return isinstance(gradient, IndexedSlices) and self.zero_gradient_changes_nothing and not step.decay
-
-    def update_part(self, gradient: Any, variable: Any, step: Step, start: int = 0, stop: int | None = None) -> None:
-        """Update a stretch of the `elements_to_update` of one variable, by default all of them.
-
-        Local; the slots of the variable must be whole.
-
-        Parameters
-        ----------
-        gradient : array or IndexedSlices with each row once
-            Of the whole variable.
-        variable : DistributedVariable
-        step : Step
-        start, stop : int
-            Of rows of which some elements are before `stop`, those are meant that begin after `start` or there.
-        """
-        slots, parameter = self.slot_arrays(variable), variable.storage
-        if self._updates_rows(gradient, step):
-            rows = gradient if stop is None else sparse.rows_within(gradient, start, stop)
-            self._update_rows(parameter, rows, slots, step)
-            return
-        where = slice(start, parameter.size if stop is None else stop)
-        is_sparse = isinstance(gradient, IndexedSlices)
-        flat = sparse.dense_within(gradient, where) if is_sparse else self._scratch.flat(gradient)[where]
-        self.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
-
-    def _update_rows(self, parameter: Any, gradient: IndexedSlices, slots: list[Any], step: Step) -> None:
-        """Update the rows that have a gradient, each once."""
-        rows, whole = gradient.indices, [parameter, *(slot.reshape(parameter.shape) for slot in slots)]
-        taken = [array[rows] for array in whole]
-        flat_parameter, *flat_slots = [array.reshape(-1) for array in taken]
-        self.update(flat_parameter, gradient.values.reshape(-1), flat_slots, step)
-        for array, new in zip(whole, taken, strict=True):
-            array[rows] = new
-
-    def update(self, parameter: Any, gradient: Any, slots: list[Any], step: Step) -> None:
-        """Apply the rule to flat contiguous arrays of any length and floating dtype, in place.  Local.
-
-        Parameters
-        ----------
-        parameter, gradient : array, shape (n,), contiguous
-        slots : list of array, shape (n,), contiguous
-            Float32 for parameters of 16 bits: those are updated in float32 and rounded once.
-        step : Step
-        """
-        for p, g, s, scratch, store in self._slices(parameter, gradient, slots, step.factor):
-            self._update_block(p, g, s, scratch, step)
-            if store is not None:
-                store[...] = p
-
-    def _update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
-        """Apply the rule to one of the `_blocks`, with gradients that `_takes_unchanged`, in place.  Local."""
-        if step.decay:
-            numpy.multiply(parameter, step.decay, out=scratch[0])
-            parameter -= scratch[0]
-        self.update_slice(parameter, gradient, slots, scratch, step.coefficients)
-
-    def _takes_unchanged(self, step: Step) -> bool:
-        """Return whether gradients are neither multiplied nor clipped before the rule, `update_slice`.  Local."""
-        return step.factor == 1 and self.clipping.clipvalue is None and type(self).update is Optimizer.update
-
-    def _blocks(self, parameter: Any, slots: list[Any]) -> Iterator[tuple[slice, Any, list[Any], list[Any]]]:
-        """Yield (where, parameter, slots, scratch) of every slice of a flat array of at least 32 bits.  Local.
-
-        For `_update_block`; they stay good as long as the arrays.
-        """
-        scratch = self._scratch.arrays(parameter, parameter.dtype, self.scratch_count)
-        for where in slices.bounds(parameter):
-            p, *s = slices.pick([parameter, *slots], where)
-            yield where, p, s, slices.pick(scratch, slice(0, len(p)))
-
-    def _slices(
-        self, parameter: Any, gradient: Any, slots: list[Any], factor: float
-    ) -> Iterator[tuple[Any, Any, list[Any], list[Any], Any]]:
-        """Yield (parameter, gradient, slots, scratch, where to round the parameter to, if anywhere) of every slice.
-
-        Parameter and gradient come in the dtype of the computation, the gradient multiplied and clipped by value.
-        """
-        dtype = slices.compute_dtype(parameter.dtype)
-        is_narrow, limit = parameter.dtype != dtype, self.clipping.clipvalue
-        is_changed = gradient.dtype != dtype or factor != 1 or limit is not None
-        scratch = self._scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
-        for where in slices.bounds(parameter):
-            p, g, *s = slices.pick([parameter, gradient, *slots], where)
-            short = slices.pick(scratch, slice(0, len(p)))
-            store = None
-            if is_changed:
-                g = _changed(g, short.pop(), factor, limit)
-            if is_narrow:
-                store, wide = p, short.pop()
-                wide[...] = p
-                p = wide
-            yield p, g, s, short, store
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -616,7 +439,7 @@ class Optimizer(abc.ABC):
     def check(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         """Raise what `restore` would raise, and change nothing.  Local."""
         self._slots_to_restore(state, variables)
-        self._accumulation.check(state, variables)
+        self._accumulation.saved_in(state, variables)
 
     def restore(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         """Take over what `state` gave, also before this optimizer has met its variables.  Local.
@@ -637,8 +460,8 @@ class Optimizer(abc.ABC):
             variable's; it cannot be told to which variables slots belong (for variables not met yet, at their first
             update); or gradients are accumulated over another number of micro-batches.
         """
-        saved = self._slots_to_restore(state, variables)
-        self._accumulation.restore(state, variables)
+        saved, sums = self._slots_to_restore(state, variables), self._accumulation.saved_in(state, variables)
+        self._accumulation.restore(state, sums)
         if self.remote is not None:
             self.remote.restore(state, saved)
             saved = []
@@ -691,7 +514,7 @@ class Optimizer(abc.ABC):
         TypeError
             It has: what it knows of them is not true of copies of them.
         """
-        has_named = any(isinstance(each, DistributedVariable) for each in self._without_decay)
+        has_named = any(isinstance(each, DistributedVariable) for each in self.without_decay)
         if self._slots.has_met or self._accumulation.micro_step or has_named or self.remote is not None:
             raise TypeError(
                 f"this {type(self).__name__} has met variables, to which its state belongs, so it cannot be copied. "
@@ -710,122 +533,20 @@ class Optimizer(abc.ABC):
         name.
         """
         new = copy.copy(self)
-        new._iterations = new.skipped_steps = 0
-        new.clipping = Clipping(clipvalue=self.clipping.clipvalue)
-        new.loss_scale, new.skip_nonfinite = LossScale(1.0), False
-        new._accumulation = Accumulation(1)
-        new._slots = Slots(new.slot_names, new.initial_slots())
-        new._sharded, new._one_copy, new._scratch = ShardedUpdates(new._slots), OneCopyUpdates(), slices.Scratch()
-        new._without_decay = [_by_name(each) for each in self._without_decay]
+        new.scratch = slices.Scratch()
+        new.without_decay = [by_name(each) for each in self.without_decay]
+        new._begin(Clipping(clipvalue=self.clipvalue), LossScale(1.0), False, 1)
         return new
 
     def keep_slots(self, variable: Any, slots: list[Any]) -> None:
         """Keep the slots of a variable in other memory, to which they have been copied.  Local."""
-        self._slots.take_back(variable, slots)
+        self._slots.keep(variable, slots)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
         return super().__reduce_ex__(protocol) if self.remote is None else self.remote.reference(self)
 
 
-def _by_name(excluded: DistributedVariable | re.Pattern[str]) -> re.Pattern[str]:
-    """Return a pattern for what is left out of the weight decay: a variable with all its shards, or what it was."""
-    if isinstance(excluded, re.Pattern):
-        return excluded
-    return re.compile(rf"^{re.escape(excluded.name)}(/part_\d+)?$")
-
-
-def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:
-    """Return the gradient in the buffer, multiplied by a factor, then cut off at a limit."""
-    buffer[...] = gradient
-    if factor != 1:
-        buffer *= factor
-    if limit is not None:
-        numpy.clip(buffer, -limit, limit, out=buffer)
-    return buffer
-
-
-def _require_pairs(pairs: list[Any]) -> None:
-    """Raise TypeError unless all are (gradient, variable), with variables that gradients can update."""
-    for number, pair in enumerate(pairs):
-        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
-        if not (is_pair and isinstance(pair[1], DistributedVariable)):
-            got = f"({', '.join(type(each).__name__ for each in pair)})" if is_pair else type(pair).__name__
-            raise TypeError(
-                f"`apply_gradients` takes pairs (gradient, variable), in this order; pair {number} is {got}. Variables "
-                "are made by `mpidist.Variable`"
-            )
-        gradient, variable = pair
-        if gradient is not None and not _is_floating(variable.dtype):
-            raise TypeError(
-                f"variable {variable.name!r} is {variable.dtype} and cannot be updated by gradients; give it a "
-                "floating dtype (Variable(value, dtype='float32')), or leave it out and use `assign`"
-            )
-
-
-def _is_floating(dtype: Any) -> bool:
-    # ml_dtypes' floats, bfloat16 for one, are of kind V
-    return dtype.kind == "f" or (dtype.kind == "V" and dtype.names is None)
-
-
-def _with_gradients(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return the pairs that have a gradient; warns about the others."""
-    present = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    names = [variable.name for gradient, variable in pairs if gradient is None]
-    if not present:
-        raise ValueError(f"no gradients provided for any variable: all are None, for the variables {names}")
-    if names:
-        warnings.warn(f"gradients are None for the variables {names}; they are not updated", stacklevel=3)
-    return present
-
-
-def _require_replica_context(variables: list[Any]) -> None:
-    """Raise RuntimeError where gradients of several replicas would have to be summed, outside `run`."""
-    strategy = context.get_strategy()
-    foreign = [variable for variable in variables if variable.strategy is not strategy]
-    replicas = max(each.num_replicas_in_sync for each in (strategy, *(variable.strategy for variable in foreign)))
-    if replicas == 1 or not (foreign or context.in_cross_replica_context()):
-        return
-    if context.in_cross_replica_context() or context.is_default(strategy):
-        raise RuntimeError(
-            f"`apply_gradients` sums over {replicas} replicas and was called outside of a replica. Call it in the "
-            "function that you give to `strategy.run`."
-        )
-    raise RuntimeError(_foreign_text(foreign[0], strategy))
-
-
-def _foreign_text(variable: Any, strategy: Any) -> str:
-    """Return the message about a variable that is updated in a replica of a strategy which is not its own."""
-    cure = "create it inside `with strategy.scope():` of the strategy whose `run` you call"
-    if context.is_default(variable.strategy):
-        return f"variable {variable.name!r} was not created in the scope of {strategy}; {cure}"
-    return (
-        f"Mixing different tf.distribute.Strategy objects: variable {variable.name!r} was created in the scope of "
-        f"{variable.strategy}, and `apply_gradients` was called in `run` of {strategy}; make one strategy, or {cure}"
-    )
-
-
-def _as_gradient(gradient: Any, variable: Any) -> Any:
-    """Return the gradient as an array, or as rows, of its variable's kind and dtype."""
-    if isinstance(gradient, IndexedSlices):
-        return sparse.rows_of_variable(gradient, variable)
-    gradient = arrays.to_array(gradient)
-    if variable.one_copy is not None and arrays.is_device(gradient):
-        gradient = arrays.as_host(gradient)
-    if gradient.shape != variable.shape:
-        raise ValueError(
-            f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {variable.shape}"
-        )
-    return sparse.of_dtype(gradient, variable)
-
-
-def _sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:
-    """Return the sums over all replicas: arrays in one fused call, then rows one by one.  Collective."""
-    extended, found = context.get_strategy().extended, list(gradients)
-    dense = [number for number, each in enumerate(gradients) if not isinstance(each, IndexedSlices)]
-    if dense:
-        destinations = [variables[number] for number in dense]
-        sums = extended.reduce_arrays(ReduceOp.SUM, [gradients[number] for number in dense], destinations=destinations)
-        for number, total in zip(dense, sums, strict=True):
-            found[number] = total
-    return [sparse.sum_over_replicas(each, extended) if isinstance(each, IndexedSlices) else each for each in found]
+def _coalesced(gradients: Sequence[Any]) -> list[Any]:
+    """Return gradients with each row named once."""
+    return [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]

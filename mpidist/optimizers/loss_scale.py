@@ -6,12 +6,7 @@ A scale is fixed, or found while training: it grows after many steps without an 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from mpidist.optimizers.base import Optimizer
-
-_O = TypeVar("_O", bound="Optimizer")
+from typing import Any, Protocol, TypeVar
 
 _LARGEST = 2.0**127  # larger ones are infinite in float32
 
@@ -81,6 +76,13 @@ class DynamicLossScale(LossScale):
         """Take over what `state` gave; without it, nothing changes.  Local."""
         self.scale = float(state.get("loss_scale", self.scale))
         self._steps = int(state.get("loss_scale_steps", self._steps))
+
+
+class _Scaled(Protocol):
+    loss_scale: LossScale
+
+
+_O = TypeVar("_O", bound=_Scaled)
 
 
 def LossScaleOptimizer(  # noqa: N802 - a factory with the name of Keras' class

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy
+from typing import TYPE_CHECKING
 
 from mpidist.optimizers.base import LearningRate, Optimizer, Options
+from mpidist.optimizers.rules.sgd import SGDRule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class SGD(Optimizer):
+class SGD(SGDRule, Optimizer):
     """Gradient descent: ``p -= learning_rate * g``.
 
     With momentum: ``velocity = momentum * velocity - learning_rate * g``, then ``p += velocity``; or, with
@@ -43,39 +42,3 @@ class SGD(Optimizer):
         self.slot_names = ("momentum",) if momentum else ()
         self.zero_gradient_changes_nothing = not momentum
         super().__init__(learning_rate, **options)
-
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (learning_rate,)
-
-    def update_slice(
-        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> None:
-        (learning_rate,), (step,) = coefficients, scratch
-        numpy.multiply(gradient, learning_rate, out=step)
-        if not slots:
-            numpy.subtract(parameter, step, out=parameter)
-            return
-        (velocity,) = slots
-        numpy.multiply(velocity, self.momentum, out=velocity)
-        numpy.subtract(velocity, step, out=velocity)
-        if not self.nesterov:
-            numpy.add(parameter, velocity, out=parameter)
-            return
-        numpy.subtract(parameter, step, out=parameter)
-        numpy.multiply(velocity, self.momentum, out=step)
-        numpy.add(parameter, step, out=parameter)
-
-    def renew_slice(
-        self,
-        new: Any,
-        parameter: Any,
-        gradient: Any,
-        slots: list[Any],
-        scratch: list[Any],
-        coefficients: tuple[float, ...],
-    ) -> None:
-        if slots:
-            super().renew_slice(new, parameter, gradient, slots, scratch, coefficients)
-            return
-        numpy.multiply(gradient, coefficients[0], out=new)
-        numpy.subtract(parameter, new, out=new)

@@ -8,6 +8,7 @@ from typing import Any
 from mpidist import arrays
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.optimizers.slices import compute_dtype
+from mpidist.variables import aligned
 
 
 class Slots:
@@ -33,6 +34,10 @@ class Slots:
         # from being reused.
         self._known: list[tuple[Any, list[Any] | None]] = []
         self._number_of_id: dict[int, int] = {}
+        # Slots of variables in a block of an arena lie like these: id(block) -> arrays, and for how many variables.
+        self._blocks: dict[int, tuple[list[Any], int]] = {}
+        #: Another one whenever slots have moved.
+        self.version = 0
         # Restored for variables that have not been met yet.
         self._waiting: list[SavedSlots] = []
         self.has_unbound = False
@@ -58,11 +63,28 @@ class Slots:
         """Drop the slots of a variable, which somebody else keeps from now on; its number stays."""
         number = self._number_of_id[id(variable)]
         self._known[number] = (variable, None)
+        self.version += 1
+        if variable.stretch is not None:
+            key = id(variable.stretch.block)
+            arrays_there, users = self._blocks.pop(key)
+            if users > 1:
+                self._blocks[key] = arrays_there, users - 1
 
     def take_back(self, variable: Any, slots: list[Any]) -> None:
-        """Keep the slots of a variable again: flat arrays that are nobody else's."""
-        number = self._number_of_id[id(variable)]
-        self._known[number] = (variable, slots)
+        """Keep the slots of a variable again, with the values of these."""
+        own = self._empty(variable)
+        for slot, values in zip(own, slots, strict=True):
+            slot[...] = values
+        self.keep(variable, own)
+
+    def keep(self, variable: Any, slots: list[Any]) -> None:
+        """Keep the slots of a variable in other memory, to which they have been copied."""
+        self._known[self._number_of_id[id(variable)]] = (variable, slots)
+        self.version += 1
+
+    def beside(self, block: Any) -> list[Any]:
+        """Return the arrays in which slots of variables in a block of an arena lie, each in its variable's stretch."""
+        return self._blocks[id(block)][0]
 
     def by_name(self, variable: Any) -> dict[str, Any]:
         """Return the slots of a variable by name, in its shape, as live views."""
@@ -93,6 +115,7 @@ class Slots:
             slots = self._empty(variable) if slots is None else slots
             self._fill(variable, slots, of_variable.pop(id(variable), None))
             self._known[number] = (variable, slots)
+        self.version += 1
         self._waiting = [each for each in saved if each.variable is None or id(each.variable) in of_variable]
         self.has_unbound = any(each.variable is None for each in self._waiting)
 
@@ -108,8 +131,15 @@ class Slots:
         self.has_unbound = any(each.variable is None for each in self._waiting)
 
     def _empty(self, variable: Any) -> list[Any]:
-        dtype = compute_dtype(variable.dtype)
-        return [variable.empty_slot(dtype) for _ in self.names]
+        dtype, stretch = compute_dtype(variable.dtype), variable.stretch
+        if stretch is None:
+            return [variable.empty_slot(dtype) for _ in self.names]
+        key = id(stretch.block)
+        arrays_there, users = self._blocks.get(key, (None, 0))
+        if arrays_there is None:
+            arrays_there = [aligned(len(stretch.block), dtype) for _ in self.names]
+        self._blocks[key] = arrays_there, users + 1
+        return [array[stretch.start : stretch.stop] for array in arrays_there]
 
     def _register(self, variable: Any) -> list[Any]:
         if self.has_unbound:

@@ -15,6 +15,9 @@ class StoredVariable:
     `storage` is the value of a table; of a variable among others, in whichever copy it was made.
     """
 
+    #: Its slots are laid out by the server.
+    stretch = None
+
     def __init__(self, spec: VariableSpec, storage: Any) -> None:
         self.spec = spec
         self.storage = storage

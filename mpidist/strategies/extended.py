@@ -10,7 +10,9 @@ from typing import Any
 import numpy
 
 from mpidist import context, transports
+from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
+from mpidist.collectives.fused import Packed
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
@@ -20,11 +22,11 @@ from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
 from mpidist.input.own_feeds import FunctionFeed
 from mpidist.optimizers.base import Optimizer
-from mpidist.optimizers.remote import RemoteUpdates
-from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.optimizers.updates.remote import RemoteUpdates
+from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
 from mpidist.strategies.reduction import like_given
 from mpidist.strategies.replica_context import ReplicaContext
-from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 from mpidist.variables.components import component
 
 
@@ -72,6 +74,7 @@ class StrategyExtended:
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
+        self._arenas = Arenas()
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -183,6 +186,13 @@ class StrategyExtended:
 
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
+        return None
+
+    def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
+        """Return sums over all replicas as they were packed, good until the next call; None where nothing is packed.
+
+        Collective as `reduce_arrays`; None, and nothing done, on all ranks.
+        """
         return None
 
     def remote_updates(self, optimizer: Optimizer) -> RemoteUpdates | None:
@@ -331,7 +341,11 @@ class StrategyExtended:
 
         Collective where there are several replicas: every rank calls it in the same order.
         """
-        variable = DistributedVariable(storage, strategy=self._strategy, **attributes)
+        stretch = None
+        is_mirrored = attributes["synchronization"] is VariableSynchronization.ON_WRITE
+        if is_mirrored and attributes["trainable"] and not is_device(storage):
+            stretch = self._arenas.take(storage.size, storage.dtype)
+        variable = DistributedVariable(storage, strategy=self._strategy, stretch=stretch, **attributes)
         self.share_initial_value(variable)
         return variable
 

@@ -9,6 +9,7 @@ import numpy
 
 from mpidist.arrays import is_device
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.fused import Packed
 from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.collectives.update import FusedUpdate
@@ -87,6 +88,10 @@ class MirroredExtended(StrategyExtended):
             return None
         options = self._options if options is None else self._options.merge(options)
         return self.cross_device_ops.reduce_again(reduce_op, values, options)
+
+    def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
+        """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""
+        return self.cross_device_ops.reduce_flat(values, names, self._options) if self._is_plain else None
 
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""

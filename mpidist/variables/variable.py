@@ -15,6 +15,7 @@ import numpy
 from mpidist import arrays, context
 from mpidist.errors import TornVariableError, UnsupportedDtypeError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
+from mpidist.variables.arenas import Stretch
 from mpidist.variables.array_reading import ArrayReading
 from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
@@ -127,6 +128,8 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     aggregation : VariableAggregation
     """
 
+    #: Where it lies among its neighbours; None where its array is by itself.
+    stretch: Stretch | None = None
     #: What the ranks of a node keep it in together, where there is one copy for all; None where each has its own.
     one_copy: OneCopy | None = None
     #: Whether this process holds its array; if not, `value` is what was read from elsewhere last.
@@ -143,7 +146,12 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         trainable: bool,
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
+        stretch: Stretch | None = None,
     ) -> None:
+        if stretch is not None:
+            values = stretch.block[stretch.start : stretch.stop].reshape(storage.shape)
+            values[...] = storage
+            storage, self.stretch = values, stretch
         self._storage = storage
         self.strategy = strategy
         self.name = name
@@ -312,6 +320,15 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """Subtract from the variable; aggregation and errors as for `assign`."""
         return self._write("assign_sub", _subtract, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: its own array, and none of its neighbours'."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_view", "stretch")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what a pickle holds."""
+        self.__dict__.update(state)
+        self._view = read_only(self._storage)
+
     def __copy__(self) -> DistributedVariable:
         """Return this variable: what shares its array is the same variable.  Local."""
         return self
@@ -474,6 +491,26 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
                 "value; read it in `strategy.run`"
             )
         return ReduceOp[self.aggregation.name]
+
+
+def begin_writing(variables: Sequence[DistributedVariable]) -> None:
+    """Take note that the arrays of variables are about to be written, as `storage` does for one.  Local.
+
+    Raises
+    ------
+    TornVariableError
+        An update of one of them was broken off in the middle.
+    """
+    for variable in variables:
+        if variable._torn is not None:
+            raise variable._torn_error()
+    note_changes(variables)
+
+
+def note_changes(variables: Sequence[DistributedVariable]) -> None:
+    """Do what `DistributedVariable.note_change` does for each of some variables.  Local."""
+    for variable in variables:
+        variable._changes += 1
 
 
 def _check_synchronization(synchronization: VariableSynchronization, name: str | None) -> None:

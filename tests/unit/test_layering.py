@@ -52,31 +52,6 @@ FOREIGN = {
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
 
-#: The circles of files there still are, each as its files in order.  Whoever opens one takes it off this list.
-KNOWN_CIRCLES = {
-    (
-        "optimizers/base.py",
-        "optimizers/loss_scale.py",
-        "optimizers/one_copy.py",
-        "optimizers/remote.py",
-        "optimizers/sharded.py",
-    ),
-    ("parameter_server/registry.py", "parameter_server/served_variable.py"),
-    (
-        "parameter_server/coordinator/calls.py",
-        "parameter_server/coordinator/recovery.py",
-        "parameter_server/coordinator/values.py",
-    ),
-    (
-        "training/callbacks/base.py",
-        "training/callbacks/history.py",
-        "training/callbacks/progress_bar.py",
-        "training/trainer.py",
-    ),
-    ("strategies/base.py", "strategies/extended.py", "strategies/input_methods.py", "strategies/replica_context.py"),
-    ("strategies/parameter_server.py", "strategies/parameter_server_extended.py"),
-}
-
 _LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
@@ -209,8 +184,8 @@ def test_the_package_has_no_breach(check):
     assert check(files) == []
 
 
-def test_there_are_no_circles_of_files_but_those_that_are_known():
-    assert circles(sources()) == KNOWN_CIRCLES
+def test_there_are_no_circles_of_files():
+    assert circles(sources()) == set()
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import numpy
 
 from mpidist import context
 from mpidist.optimizers.base import Optimizer
-from mpidist.optimizers.remote import RemoteUpdates
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
+from mpidist.optimizers.updates.remote import RemoteUpdates
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.plans import PlannedList
 from mpidist.parameter_server.client.served_variable import ServedVariable

@@ -99,7 +99,7 @@ class StoredOptimizer(ServedOptimizer):
         self._tables.setdefault(variable.spec.key, variable)
         rows = rows.astype(variable.dtype, copy=False)
         gradient = rows.reshape(variable.shape) if indices is None else IndexedSlices(rows, indices, variable.shape)
-        optimizer.update_part(gradient, variable, step)
+        optimizer.update_part(gradient, variable, optimizer.slot_arrays(variable), step)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.optimizers.one_copy import parts_of
+from mpidist.optimizers.updates.one_copy import parts_of
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=12)
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
 from mpidist.collectives.pieces import Piece
 from mpidist.collectives.update import FusedUpdate, PlannedUpdate
+from mpidist.optimizers.rules.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
-
-if TYPE_CHECKING:
-    from mpidist.optimizers.base import Optimizer, Step
-
 
 #: Parameters that are shorter than this on average are updated together, in a copy: that is quicker than one by one.
 _SHORT_ELEMENTS = 1 << 13
@@ -31,11 +28,11 @@ class ShardedUpdates:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._plans: dict[Any, _ShardedUpdate | None] = {}
+        self._plans: dict[Any, ShardedUpdate | None] = {}
 
     def plan(
         self, updates: FusedUpdate | None, gradients: Sequence[Any], variables: Sequence[Any]
-    ) -> _ShardedUpdate | None:
+    ) -> ShardedUpdate | None:
         """Return the sharded update of these variables, None where there is none.
 
         Collective when it first meets a list; slots that are kept otherwise move.
@@ -46,7 +43,7 @@ class ShardedUpdates:
         key = (updates, *map(id, variables))
         if key not in self._plans:
             planned = updates.plan(gradients, [variable.name for variable in variables])
-            kind = _OneCopyUpdate if updates.in_one_copy else _ShardedUpdate
+            kind = _OneCopyUpdate if updates.in_one_copy else ShardedUpdate
             self._plans[key] = None if planned is None else kind(planned, variables, self._slots)
         found = self._plans[key]
         if found is None or not found.is_active:
@@ -79,7 +76,7 @@ class ShardedUpdates:
                 each.drop_slots()
 
 
-class _ShardedUpdate:
+class ShardedUpdate:
     """The sharded update of some variables, and the slots for the slices that this rank owns."""
 
     def __init__(self, planned: PlannedUpdate, variables: Sequence[Any], slots: Slots) -> None:
@@ -102,11 +99,11 @@ class _ShardedUpdate:
         """Whether it updates one of these variables.  Local."""
         return not self._ids.isdisjoint(map(id, variables))
 
-    def run(self, optimizer: Optimizer, gradients: Sequence[Any], steps: Sequence[Step]) -> None:
+    def run(self, rule: Rule, gradients: Sequence[Any], steps: Sequence[Step]) -> None:
         """Sum the gradients over the replicas and update.  Collective."""
         assert self._kept is not None
         for transform, kept in zip(self._transforms, self._kept, strict=True):
-            transform.set(optimizer, steps, kept)
+            transform.set(rule, steps, kept)
         begun: list[bool] = []
         try:
             parameters = [variable.storage for variable in self._variables]
@@ -149,7 +146,7 @@ class _ShardedUpdate:
         """Make the slots whole.  Collective."""
         whole = self.gathered()
         for variable in self._variables:
-            self._slots.take_back(variable, [slot.copy() for slot in whole[id(variable)]])
+            self._slots.take_back(variable, whole[id(variable)])
         self.drop_slots()
 
     def drop_slots(self) -> None:
@@ -157,7 +154,7 @@ class _ShardedUpdate:
         self._kept = None
 
 
-class _OneCopyUpdate(_ShardedUpdate):
+class _OneCopyUpdate(ShardedUpdate):
     """The same for variables of which the ranks share one copy, and so the slots: nothing moves."""
 
     def _transform(self, index: int) -> _SliceUpdate:
@@ -209,7 +206,7 @@ class _SliceUpdate:
         self._parameters = numpy.empty(longest, part.dtype)
         self._cut: Callable[[Any], list[Any]] = lambda values: planned.cut(index, values)
         self._starts = [start for start, _ in part.owned]
-        self._optimizer: Optimizer
+        self._rule: Rule
         self._steps: Sequence[Step]
         self._whole: list[Any] = []
         self._storages: list[Any] = []
@@ -217,9 +214,9 @@ class _SliceUpdate:
         self._kept: list[Any] | None = None
         self._blocks: dict[int, list[_Block]] = {}
 
-    def set(self, optimizer: Optimizer, steps: Sequence[Step], kept: list[Any]) -> None:
+    def set(self, rule: Rule, steps: Sequence[Step], kept: list[Any]) -> None:
         """Prepare a step: `steps` for all variables, `kept` this rank's slots."""
-        self._optimizer, self._steps = optimizer, [steps[position] for position in self._positions]
+        self._rule, self._steps = rule, [steps[position] for position in self._positions]
         arrays = [variable.storage for variable in self._variables]
         if len(arrays) != len(self._whole) or not all(map(is_, arrays, self._whole)):
             self._whole, self._storages = arrays, [array.reshape(-1) for array in arrays]
@@ -229,7 +226,7 @@ class _SliceUpdate:
             self._slots = {start: [cut[n] for cut in cuts] for n, start in enumerate(self._starts)}
             self._kept = kept
             self._blocks.clear()
-        self._as_they_are = all(map(optimizer._takes_unchanged, self._steps))
+        self._as_they_are = all(map(rule._takes_unchanged, self._steps))
 
     def __call__(self, start: int, values: Any) -> None:
         """Update the parameters from element `start` on by the gradients `values`."""
@@ -238,11 +235,11 @@ class _SliceUpdate:
         if self._are_crumbs(pieces, len(values)):
             parameters = self._parameters[: len(values)]
             self._pieces.gather(start, start + len(values), storages, parameters)
-            self._optimizer.update(parameters, values, slots, steps[pieces[0].member])
+            self._rule.update(parameters, values, slots, steps[pieces[0].member])
             self._pieces.scatter(start, parameters, storages)
             return
         if self._as_they_are:
-            update = self._optimizer._update_block
+            update = self._rule._update_block
             for where, parameter, own_slots, scratch, member in self._blocks_from(start, pieces):
                 update(parameter, values[where], own_slots, scratch, steps[member])
             return
@@ -250,7 +247,7 @@ class _SliceUpdate:
         for piece in pieces:
             stop = done + piece.stop - piece.start
             parameters, gradient = storages[piece.member][piece.start : piece.stop], values[done:stop]
-            self._optimizer.update(parameters, gradient, [slot[done:stop] for slot in slots], steps[piece.member])
+            self._rule.update(parameters, gradient, [slot[done:stop] for slot in slots], steps[piece.member])
             done = stop
 
     def _blocks_from(self, start: int, pieces: Sequence[Piece]) -> list[_Block]:
@@ -261,7 +258,7 @@ class _SliceUpdate:
             for piece in pieces:
                 stop = done + piece.stop - piece.start
                 whole = self._storages[piece.member][piece.start : piece.stop]
-                cut = self._optimizer._blocks(whole, [slot[done:stop] for slot in slots])
+                cut = self._rule._blocks(whole, [slot[done:stop] for slot in slots])
                 for where, own, slots_there, scratch in cut:
                     there = slice(done + where.start, done + where.stop)
                     found.append(_Block(there, own, slots_there, scratch, piece.member))
@@ -283,9 +280,9 @@ class _OneCopySlice(_SliceUpdate):
         super().__init__(planned, index, variables)
         self._copies = [self._parameters, *(numpy.empty_like(self._parameters) for _ in range(slot_count))]
 
-    def set(self, optimizer: Optimizer, steps: Sequence[Step], kept: list[Any]) -> None:
+    def set(self, rule: Rule, steps: Sequence[Step], kept: list[Any]) -> None:
         """Prepare a step: `steps` for all variables, `kept` the slots, by name and variable."""
-        self._optimizer, self._steps = optimizer, [steps[position] for position in self._positions]
+        self._rule, self._steps = rule, [steps[position] for position in self._positions]
         self._storages = [variable.storage.reshape(-1) for variable in self._variables]
         self._arrays = [self._storages, *kept]
 
@@ -296,7 +293,7 @@ class _OneCopySlice(_SliceUpdate):
             parameters, *slots = copies = [copy[: len(values)] for copy in self._copies]
             for arrays, copy in zip(self._arrays, copies, strict=True):
                 self._pieces.gather(start, stop, arrays, copy)
-            self._optimizer.update(parameters, values, slots, steps[pieces[0].member])
+            self._rule.update(parameters, values, slots, steps[pieces[0].member])
             for arrays, copy in zip(self._arrays, copies, strict=True):
                 self._pieces.scatter(start, copy, arrays)
             return
@@ -304,5 +301,5 @@ class _OneCopySlice(_SliceUpdate):
         for piece in pieces:
             where, gradient = slice(piece.start, piece.stop), values[done : done + piece.stop - piece.start]
             parameter, *slots = [arrays[piece.member][where] for arrays in self._arrays]
-            self._optimizer.update(parameter, gradient, slots, steps[piece.member])
+            self._rule.update(parameter, gradient, slots, steps[piece.member])
             done += len(gradient)

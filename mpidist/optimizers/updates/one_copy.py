@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mpidist.collectives.call import Call
-
-if TYPE_CHECKING:
-    from mpidist.optimizers.base import Optimizer, Step
+from mpidist.optimizers.rules.rule import Rule, Step
+from mpidist.optimizers.slots import Slots
 
 
 class Part(NamedTuple):
@@ -57,19 +56,20 @@ class OneCopyUpdates:
         self._calls: dict[tuple[int, ...], tuple[Call, list[Any]]] = {}
 
     def run(
-        self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], steps: Sequence[Step]
+        self, rule: Rule, slots: Slots, gradients: Sequence[Any], variables: Sequence[Any], steps: Sequence[Step]
     ) -> None:
         """Apply summed gradients to variables that share one copy.
 
         Collective: every rank calls it in the same order, with the same gradients.
         """
-        for variable in variables:
-            optimizer.slot_arrays(variable)  # new ones are made together; all have filled them when the change begins
-        one_copy, triples = variables[0].one_copy, list(zip(gradients, variables, steps, strict=True))
-        lengths = [optimizer.elements_to_update(*each) for each in triples]
+        # New slots are made together; all have filled them when the change begins.
+        own = [slots.of(variable) for variable in variables]
+        one_copy = variables[0].one_copy
+        lengths = [rule.elements_to_update(*each) for each in zip(gradients, variables, steps, strict=True)]
         with one_copy.changes(self._call(variables), variables):
-            for part in parts_of(lengths, one_copy.rank, one_copy.size, optimizer.cuts_variables):
-                optimizer.update_part(*triples[part.number], part.start, part.stop)
+            for part in parts_of(lengths, one_copy.rank, one_copy.size, rule.cuts_variables):
+                n = part.number
+                rule.update_part(gradients[n], variables[n], own[n], steps[n], part.start, part.stop)
 
     def _call(self, variables: Sequence[Any]) -> Call:
         key = tuple(map(id, variables))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.optimizers.saved_slots import SavedSlots
-
-if TYPE_CHECKING:
-    from mpidist.optimizers.base import Optimizer
 
 
 class RemoteUpdates(abc.ABC):
@@ -19,12 +16,10 @@ class RemoteUpdates(abc.ABC):
     """
 
     @abc.abstractmethod
-    def push(
-        self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]
-    ) -> None:
+    def push(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]) -> None:
         """Send gradients, each to be multiplied by its factor, and to be applied as one step."""
 
-    def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
+    def push_again(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that has been pushed before, with no need to look at each.
 
         Return whether it was such a list; if not, nothing has been done.  Errors as for `push`.
@@ -67,5 +62,5 @@ class RemoteUpdates(abc.ABC):
         """Return copies of the slots of a variable by name, in its shape."""
 
     @abc.abstractmethod
-    def reference(self, optimizer: Optimizer) -> tuple[Any, ...]:
+    def reference(self, optimizer: Any) -> tuple[Any, ...]:
         """Return what a pickle holds of the optimizer: where to find it in a process of the same job."""

@@ -1,0 +1,284 @@
+"""`Rule`: what one step does to an array, whatever carries it out, and wherever.
+
+A family is a subclass with a function on flat contiguous arrays (parameter, gradient, slots, scratch), that works in
+place, allocates nothing, and so can be applied to whole variables or to any slices of them.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from mpidist.optimizers import slices, sparse
+from mpidist.variables import DistributedVariable, IndexedSlices
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step does to one variable, but for the gradient.
+
+    Attributes
+    ----------
+    coefficients : tuple of float
+        What `Optimizer.coefficients` returned for this step.
+    factor : float
+        Multiplies the gradient: loss scale, micro-batches and norm together.
+    decay : float
+        Share of the parameter that is taken away before the rule.
+    variable : Variable, optional
+        Whose step it is, for rules that need more of it than a slice.
+    """
+
+    coefficients: tuple[float, ...]
+    factor: float = 1.0
+    decay: float = 0.0
+    variable: Any = None
+
+
+class Rule(abc.ABC):
+    """The step of a family of optimizers, with its settings; it keeps nothing of the variables.
+
+    Parameters
+    ----------
+    weight_decay : float, optional
+        ``p -= learning_rate * weight_decay * p`` before every update.
+    clipvalue : float, optional
+        Elements of gradients are cut off at this value and at its negative.
+
+    Attributes
+    ----------
+    slot_names : tuple of str
+        The arrays kept for every variable.
+    """
+
+    slot_names: tuple[str, ...] = ()
+    #: Arrays of the slice's size that `update_slice` may write intermediate results to; at least 1.
+    scratch_count = 1
+    #: Whether a gradient of 0 leaves parameter and slots as they are: rows without a gradient need not be touched.
+    zero_gradient_changes_nothing = False
+
+    def __init__(self, weight_decay: float | None = None, clipvalue: float | None = None) -> None:
+        if weight_decay is not None and not weight_decay >= 0:
+            raise ValueError(f"weight_decay must be 0 or more, or None; got {weight_decay}")
+        self.weight_decay = weight_decay
+        self.clipvalue = clipvalue
+        self.without_decay: list[DistributedVariable | re.Pattern[str]] = []
+        self.scratch = slices.Scratch()
+
+    # -- what a family says -------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
+        """Return the numbers of one step that `update_slice` needs.  Local.
+
+        Parameters
+        ----------
+        learning_rate : float
+        iterations : int
+            Steps made before this one.
+        """
+
+    @abc.abstractmethod
+    def update_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> None:
+        """Update `parameter` and `slots` in place.  Local; allocates nothing.
+
+        Parameters
+        ----------
+        parameter, gradient : array, shape (n,), contiguous
+            Of the same floating dtype of at least 32 bits; `gradient` is not changed.
+        slots : list of array, shape (n,), contiguous
+            In the order of `slot_names`.
+        scratch : list of array, shape (n,), contiguous
+            `scratch_count` arrays with anything in them.
+        coefficients : tuple of float
+            What `coefficients` returned for this step.
+        """
+
+    def renew_slice(
+        self,
+        new: Any,
+        parameter: Any,
+        gradient: Any,
+        slots: list[Any],
+        scratch: list[Any],
+        coefficients: tuple[float, ...],
+    ) -> None:
+        """Write to `new`, which is other memory, what `update_slice` would make of `parameter`, which stays.
+
+        Local; everything else as for `update_slice`, and the same bits.  A family may do it with fewer passes.
+        """
+        new[...] = parameter
+        self.update_slice(new, gradient, slots, scratch, coefficients)
+
+    def initial_slots(self) -> Mapping[str, float]:
+        """Return what slots are filled with at first, by name; 0 for those that are not named.  Local."""
+        return {}
+
+    @property
+    def takes_slices(self) -> bool:
+        """Whether it needs no more of a gradient than the slice that is updated."""
+        return True
+
+    @property
+    def joins(self) -> bool:
+        """Whether neighbours of the same decay are updated alike, so that one call does for all of them."""
+        return type(self).step_of is Rule.step_of and type(self).update is Rule.update
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
+    ) -> None:
+        """Leave variables out of the weight decay.  Local.
+
+        Parameters
+        ----------
+        var_list : iterable of Variable
+        var_names : iterable of str
+            Regular expressions that are searched for in the variables' names.
+        """
+        self.without_decay += [*var_list, *(re.compile(name) for name in var_names)]
+
+    def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
+        """Return what this step does to one variable.  Local."""
+        return Step(coefficients, factor, learning_rate * self.decay_of(variable))
+
+    def decay_of(self, variable: Any) -> float:
+        """Return the weight decay of one variable, 0 where it is excluded.  Local."""
+        if not self.weight_decay:
+            return 0.0
+        excluded = any(
+            each is variable if isinstance(each, DistributedVariable) else each.search(variable.name)
+            for each in self.without_decay
+        )
+        return 0.0 if excluded else self.weight_decay
+
+    @property
+    def cuts_variables(self) -> bool:
+        """Whether a stretch of a variable may be updated by itself, once its step is known."""
+        return type(self).update is Rule.update
+
+    def elements_to_update(self, gradient: Any, variable: Any, step: Step) -> int:
+        """Return how many elements the update of a variable goes through.  Local."""
+        return gradient.values.size if self._updates_rows(gradient, step) else math.prod(variable.shape)
+
+    def _updates_rows(self, gradient: Any, step: Step) -> bool:
+        """Whether only those rows of the variable are touched that have a gradient."""
+        return isinstance(gradient, IndexedSlices) and self.zero_gradient_changes_nothing and not step.decay
+
+    def update_part(
+        self, gradient: Any, variable: Any, slots: list[Any], step: Step, start: int = 0, stop: int | None = None
+    ) -> None:
+        """Update a part of the `elements_to_update` of one variable, by default all of them.  Local.
+
+        Parameters
+        ----------
+        gradient : array or IndexedSlices with each row once
+            Of the whole variable.
+        variable : DistributedVariable
+        slots : list of array
+            Whole ones, flat.
+        step : Step
+        start, stop : int
+            Of rows of which some elements are before `stop`, those are meant that begin after `start` or there.
+        """
+        parameter = variable.storage
+        if self._updates_rows(gradient, step):
+            rows = gradient if stop is None else sparse.rows_within(gradient, start, stop)
+            self._update_rows(parameter, rows, slots, step)
+            return
+        where = slice(start, parameter.size if stop is None else stop)
+        is_sparse = isinstance(gradient, IndexedSlices)
+        flat = sparse.dense_within(gradient, where) if is_sparse else self.scratch.flat(gradient)[where]
+        self.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
+
+    def _update_rows(self, parameter: Any, gradient: IndexedSlices, slots: list[Any], step: Step) -> None:
+        """Update the rows that have a gradient, each once."""
+        rows, whole = gradient.indices, [parameter, *(slot.reshape(parameter.shape) for slot in slots)]
+        taken = [array[rows] for array in whole]
+        flat_parameter, *flat_slots = [array.reshape(-1) for array in taken]
+        self.update(flat_parameter, gradient.values.reshape(-1), flat_slots, step)
+        for array, new in zip(whole, taken, strict=True):
+            array[rows] = new
+
+    def update(self, parameter: Any, gradient: Any, slots: list[Any], step: Step) -> None:
+        """Apply the rule to flat contiguous arrays of any length and floating dtype, in place.  Local.
+
+        Parameters
+        ----------
+        parameter, gradient : array, shape (n,), contiguous
+        slots : list of array, shape (n,), contiguous
+            Float32 for parameters of 16 bits: those are updated in float32 and rounded once.
+        step : Step
+        """
+        for p, g, s, scratch, store in self._slices(parameter, gradient, slots, step.factor):
+            self._update_block(p, g, s, scratch, step)
+            if store is not None:
+                store[...] = p
+
+    def _update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
+        """Apply the rule to one of the `_blocks`, with gradients that `_takes_unchanged`, in place.  Local."""
+        if step.decay:
+            numpy.multiply(parameter, step.decay, out=scratch[0])
+            parameter -= scratch[0]
+        self.update_slice(parameter, gradient, slots, scratch, step.coefficients)
+
+    def _takes_unchanged(self, step: Step) -> bool:
+        """Return whether gradients are neither multiplied nor clipped before the rule, `update_slice`.  Local."""
+        return step.factor == 1 and self.clipvalue is None and type(self).update is Rule.update
+
+    def _blocks(self, parameter: Any, slots: list[Any]) -> Iterator[tuple[slice, Any, list[Any], list[Any]]]:
+        """Yield (where, parameter, slots, scratch) of every slice of a flat array of at least 32 bits.  Local.
+
+        For `_update_block`; they stay good as long as the arrays.
+        """
+        scratch = self.scratch.arrays(parameter, parameter.dtype, self.scratch_count)
+        for where in slices.bounds(parameter):
+            p, *s = slices.pick([parameter, *slots], where)
+            yield where, p, s, slices.pick(scratch, slice(0, len(p)))
+
+    def _slices(
+        self, parameter: Any, gradient: Any, slots: list[Any], factor: float
+    ) -> Iterator[tuple[Any, Any, list[Any], list[Any], Any]]:
+        """Yield (parameter, gradient, slots, scratch, where to round the parameter to, if anywhere) of every slice.
+
+        Parameter and gradient come in the dtype of the computation, the gradient multiplied and clipped by value.
+        """
+        dtype = slices.compute_dtype(parameter.dtype)
+        is_narrow, limit = parameter.dtype != dtype, self.clipvalue
+        is_changed = gradient.dtype != dtype or factor != 1 or limit is not None
+        scratch = self.scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
+        for where in slices.bounds(parameter):
+            p, g, *s = slices.pick([parameter, gradient, *slots], where)
+            short = slices.pick(scratch, slice(0, len(p)))
+            store = None
+            if is_changed:
+                g = _changed(g, short.pop(), factor, limit)
+            if is_narrow:
+                store, wide = p, short.pop()
+                wide[...] = p
+                p = wide
+            yield p, g, s, short, store
+
+
+def by_name(excluded: DistributedVariable | re.Pattern[str]) -> re.Pattern[str]:
+    """Return a pattern for what is left out of the weight decay: a variable with all its shards, or what it was."""
+    if isinstance(excluded, re.Pattern):
+        return excluded
+    return re.compile(rf"^{re.escape(excluded.name)}(/part_\d+)?$")
+
+
+def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:
+    """Return the gradient in the buffer, multiplied by a factor, then cut off at a limit."""
+    buffer[...] = gradient
+    if factor != 1:
+        buffer *= factor
+    if limit is not None:
+        numpy.clip(buffer, -limit, limit, out=buffer)
+    return buffer

@@ -1,0 +1,190 @@
+"""`VariableList`: some variables that are updated together, and what does not change from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+import numpy
+
+from mpidist.collectives import update
+from mpidist.collectives.fused import Packed
+from mpidist.optimizers.rules.rule import Rule
+from mpidist.optimizers.slots import Slots
+from mpidist.optimizers.sparse import values_of
+from mpidist.variables import aligned
+
+#: Gradients that are shorter than this on average are packed, to be applied in few calls.
+_SHORT_BYTES = 1 << 14
+
+#: Lists of short gradients are cut into slices for the ranks from so many times as many bytes on as other lists.
+_LIGHTER = 4
+
+#: Lists that an optimizer keeps; another one is looked at anew.
+_KEPT_LISTS = 8
+
+_ARRAYS = {numpy.ndarray}
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+
+
+class Run(NamedTuple):
+    """Neighbours, in memory and among the packed gradients, that are updated alike.
+
+    Attributes
+    ----------
+    where : slice
+        In the packed gradients.
+    parameter : array
+    slots : list of array
+    member : int
+        The position of the first of them in the list.
+    """
+
+    where: slice
+    parameter: Any
+    slots: list[Any]
+    member: int
+
+
+class VariableList:
+    """Some variables, in an order.
+
+    Parameters
+    ----------
+    variables : sequence of Variable
+
+    Attributes
+    ----------
+    variables : list of Variable
+    names : list of str
+    has_copies : bool
+        Whether this rank has a copy of its own of each.
+    is_packed : bool
+        Whether its gradients are packed.
+    is_light : bool
+        Whether it is quicker that every rank applies all packed gradients than that each has slices of them.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = list(variables)
+        self.names = [variable.name for variable in variables]
+        self._shapes, self._dtypes = list(map(_shape, variables)), list(map(_dtype, variables))
+        sizes = zip(self._shapes, self._dtypes, strict=True)
+        nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
+        self.has_copies = all(variable.one_copy is None for variable in variables)
+        self.is_packed = self.has_copies and len(variables) > 1 and nbytes < _SHORT_BYTES * len(variables)
+        self.is_light = self.is_packed and nbytes < _LIGHTER * update.LEAST_BYTES
+        self._runs: tuple[Any, list[list[Run]]] = (None, [])
+        self._decays: tuple[Any, list[float]] = (None, [])
+        self._packs: list[Packed] = []
+        self._packed_dtypes: list[Any] = []
+
+    def is_of(self, variables: Sequence[Any]) -> bool:
+        """Whether these are the same objects in the same order."""
+        own = self.variables
+        return variables is own or (len(variables) == len(own) and all(map(is_, variables, own)))
+
+    def takes(self, gradients: Sequence[Any]) -> bool:
+        """Whether these are NumPy arrays of the variables' shapes and dtypes."""
+        return (
+            set(map(type, gradients)) == _ARRAYS
+            and list(map(_shape, gradients)) == self._shapes
+            and list(map(_dtype, gradients)) == self._dtypes
+        )
+
+    def decays(self, rule: Rule) -> list[float]:
+        """Return the weight decay of each variable: the same object as long as nothing is set anew."""
+        key = rule.weight_decay, len(rule.without_decay)
+        if self._decays[0] != key:
+            self._decays = key, [rule.decay_of(variable) for variable in self.variables]
+        return self._decays[1]
+
+    def packed(self, gradients: Sequence[Any]) -> list[Packed]:
+        """Return gradients as they are or, where it pays, one after the other in memory that is used again."""
+        if not self.is_packed or set(map(type, gradients)) != _ARRAYS:
+            return apart(gradients)
+        dtypes = list(map(_dtype, gradients))
+        if dtypes != self._packed_dtypes:
+            self._packs, self._packed_dtypes = _room_for(gradients), dtypes
+        for pack in self._packs:
+            members = [gradients[position] for position in pack.tensors]
+            numpy.concatenate(members, axis=None, out=pack.values)
+        return self._packs
+
+    def runs(self, packs: Sequence[Packed], slots: Slots, likeness: Sequence[Any]) -> list[list[Run]]:
+        """Return the runs of each pack; variables of another `likeness` are in another run."""
+        key = slots.version, likeness, [(pack.tensors, pack.offsets) for pack in packs]
+        if self._runs[0] != key:
+            self._runs = key, [list(self._cut(pack, slots, likeness)) for pack in packs]
+        return self._runs[1]
+
+    def _cut(self, pack: Packed, slots: Slots, likeness: Sequence[Any]) -> Iterator[Run]:
+        """Yield the runs of one pack."""
+        own = [slots.of(self.variables[position]) for position in pack.tensors]
+        stretches = [self.variables[position].stretch for position in pack.tensors]
+        joins = [False]
+        for (a, b), (first, second) in zip(pairwise(pack.tensors), pairwise(stretches), strict=True):
+            is_next = first is not None and second is not None and first.block is second.block
+            joins.append(is_next and first.stop == second.start and likeness[a] == likeness[b])
+        begins = [number for number, is_joined in enumerate(joins) if not is_joined]
+        for begin, end in pairwise([*begins, len(joins)]):
+            where, member = slice(pack.offsets[begin], pack.offsets[end]), pack.tensors[begin]
+            stretch = stretches[begin]
+            if stretch is None or end == begin + 1:
+                yield Run(where, self.variables[member].storage.reshape(-1), own[begin], member)
+                continue
+            there = slice(stretch.start, stretches[end - 1].stop)
+            yield Run(where, stretch.block[there], [slot[there] for slot in slots.beside(stretch.block)], member)
+
+
+class VariableLists:
+    """The lists that one optimizer has met last."""
+
+    def __init__(self) -> None:
+        self._lists: list[VariableList] = []
+
+    def of(self, variables: Sequence[Any]) -> VariableList:
+        """Return the list of these variables."""
+        for found in self._lists:
+            if found.is_of(variables):
+                break
+        else:
+            found = VariableList(variables)
+            self._lists = [found, *self._lists[: _KEPT_LISTS - 1]]
+        return found
+
+    def forget(self) -> None:
+        """Drop them all."""
+        self._lists = []
+
+
+def apart(gradients: Sequence[Any]) -> list[Packed]:
+    """Return each of some gradients by itself, in its own shape."""
+    return [Packed((position,), (0, values_of(each).size), each) for position, each in enumerate(gradients)]
+
+
+def unpacked(packs: Sequence[Packed]) -> list[Any]:
+    """Return packed gradients one by one, in the order of the list, flat or as they are."""
+    found: dict[int, Any] = {}
+    for pack in packs:
+        if len(pack.tensors) == 1:
+            found[pack.tensors[0]] = pack.values
+            continue
+        for position, (start, stop) in zip(pack.tensors, pairwise(pack.offsets), strict=True):
+            found[position] = pack.values[start:stop]
+    return [found[position] for position in range(len(found))]
+
+
+def _room_for(gradients: Sequence[Any]) -> list[Packed]:
+    """Return memory to pack gradients into, dtype by dtype."""
+    positions: dict[Any, list[int]] = {}
+    for position, gradient in enumerate(gradients):
+        positions.setdefault(gradient.dtype, []).append(position)
+    found = []
+    for dtype, members in positions.items():
+        offsets = [0, *accumulate(gradients[position].size for position in members)]
+        found.append(Packed(tuple(members), tuple(offsets), aligned(offsets[-1], dtype)))
+    return found
