@@ -171,7 +171,7 @@ def _problem(path: Path, error: Exception) -> str:
 def load_choices(communicator: Communicator) -> Choices | None:
     """Return what rank 0 makes of the figures stored of these ranks; None where there are none.
 
-    Collective: every rank calls it in the same order.
+    Collective: every rank calls it right after a call that all have made; it has no number of its own.
     """
     raw = b""
     if communicator.rank == 0:
@@ -180,5 +180,7 @@ def load_choices(communicator: Communicator) -> Choices | None:
             communicator.control.warn(f"{problem}, so a fixed table serves; mpidist tune measures anew")
         if record is not None:
             raw = selection.worked_out(record.figures, communicator.facts()).to_bytes()
-    raw = communicator.exchange(raw, "choice of algorithms")[0]
+    control = communicator.control
+    with control.turnstile:
+        raw = communicator.transport.exchange(raw, control.watch("choice of algorithms"))[0]
     return Choices.from_bytes(raw) if raw else None

@@ -68,7 +68,7 @@ def test_ranks_that_never_join_are_named_across_nodes(slurm: Slurm, missing: tup
     error = _last_said(result)
     assert "TransportTimeoutError" in error
     names = ", ".join(f"rank {rank} (node{1 + rank // 2})" for rank in missing)
-    assert re.search(rf"all_reduce\(sum\) of w float32\[4, 3\] \(call 21\) waited 1.*s for {re.escape(names)}", error)
+    assert re.search(rf"all_reduce\(sum\) of w float32\[4, 3\] \(call 22\) waited 1.*s for {re.escape(names)}", error)
     assert error.count(" (node") == len(missing), error
 
 
@@ -80,7 +80,7 @@ def test_a_rank_that_changes_a_shape_is_named_with_both_shapes(slurm: Slurm):
 
 def test_a_rank_that_leaves_early_with_status_0_is_named(slurm: Slurm):
     result = _run(slurm, "if rank == 3: sys.exit(0)\nsteps(1)", "--kill-on-bad-exit=0")
-    assert re.search(r"rank 3 \(node2\) left .*after 20 collective calls.*in call 21", _last_said(result))
+    assert re.search(r"rank 3 \(node2\) left .*after 21 collective calls.*in call 22", _last_said(result))
 
 
 def test_a_killed_rank_is_named_by_its_neighbour(slurm: Slurm):
