@@ -14,7 +14,6 @@ import mpidist
 from benchmarks.suite.cache_mode import CacheProbe
 from benchmarks.suite.tensors import TensorList
 from mpidist.errors import MissingDependencyError
-from mpidist.world import world_communicator
 
 
 class Ranks:
@@ -49,6 +48,7 @@ class Ranks:
     @cached_property
     def communicator(self) -> Any:
         """mpidist's communicator, for calls below the public ones: no case of `benchmarks.pairs` uses it."""
+        from mpidist.world import world_communicator
 
         return world_communicator()
 

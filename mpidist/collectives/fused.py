@@ -124,8 +124,9 @@ class FusedAllReduce:
     ) -> list[Any]:
         """Reduce a list that is not like the last one."""
         buffers = self._buffers(tensors)
-        if buffers is not None and not is_packed:
-            return buffers.all_reduce(op, timeout_seconds)
+        if buffers is not None:
+            results = buffers.all_reduce(op, timeout_seconds)
+            return [_alone(*each) for each in enumerate(results)] if is_packed else results
         labels = None if names is None else tuple(names)
         question = Question(op, labels, self._bytes_per_pack, self._algorithm, is_packed)
         bound = self.plans.find(question.key(tensors))
@@ -162,3 +163,8 @@ class FusedAllReduce:
         results = self._carry_out(bound, tensors, timeout_seconds)
         assert results is not None  # it was bound for these
         return results
+
+
+def _alone(position: int, tensor: Any) -> Packed:
+    """Return a reduced tensor that lies by itself."""
+    return Packed((position,), (0, tensor.size), tensor.reshape(-1))

@@ -46,7 +46,8 @@ def rank_order(op: str, slots: Any) -> Callable[[Any], object]:
             out[...] = last
 
         return reduce_one
-    if size <= _MOST_PAIRS or first.nbytes > _MOST_REDUCED_BYTES:
+    is_half = dtype.kind == "f" and dtype.itemsize == 2  # `reduce` begins with 0, and so loses the sign of -0
+    if is_half or size <= _MOST_PAIRS or first.nbytes > _MOST_REDUCED_BYTES:
         return lambda out: _one_by_one(combine, first, second, rest, out)
     reduce = combine.reduce
     return lambda out: reduce(slots, 0, dtype, out)
