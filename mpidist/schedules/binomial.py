@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpidist.schedules.power_of_two import distances
-from mpidist.schedules.rounds import NOBODY, Index, Round, choose
+from mpidist.schedules.rounds import NOBODY, Index, Round, choose, whole
 
 
 def chunks(size: int) -> int:
@@ -21,14 +21,14 @@ def broadcast(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
     """Give the root's buffer to all, from the farthest distance to the nearest."""
     for distance in reversed(distances(size)):
         child, parent = _ends(rank, size, root, distance)
-        yield _message(send_to=child, receive_from=parent, reduce=False)
+        yield whole(child, parent, reduce=False)
 
 
 def reduce(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
     """Bring the sum to the root, from the nearest distance to the farthest; other ranks keep partial sums."""
     for distance in distances(size):
         child, parent = _ends(rank, size, root, distance)
-        yield _message(send_to=parent, receive_from=child, reduce=True)
+        yield whole(parent, child, reduce=True)
 
 
 def all_reduce(rank: Index, size: int) -> Iterator[Round]:
@@ -45,15 +45,3 @@ def _ends(rank: Index, size: int, root: int, distance: int) -> tuple[Index, Inde
     child = choose(has_child, (rank + distance) % size, NOBODY)
     parent = choose(has_parent, (rank - distance) % size, NOBODY)
     return child, parent
-
-
-def _message(send_to: Index, receive_from: Index, reduce: bool) -> Round:
-    return Round(
-        send_to=send_to,
-        send_chunk=0,
-        send_count=1,
-        receive_from=receive_from,
-        receive_chunk=0,
-        receive_count=1,
-        reduce=reduce,
-    )

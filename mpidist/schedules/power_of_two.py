@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mpidist.schedules.rounds import NOBODY, Index, Round, choose, relabelled
+from mpidist.schedules.rounds import NOBODY, Index, Round, choose, relabelled, whole
 
 
 def cores(size: int) -> int:
@@ -42,12 +42,4 @@ def folded(inner: Callable[[Index, int], Iterator[Round]], chunks: int, rank: In
 
 def _hand_over(rank: Index, gives: Index, takes: Index, chunks: int, reduce: bool) -> Round:
     other = rank ^ 1
-    return Round(
-        send_to=choose(gives, other, NOBODY),
-        send_chunk=0,
-        send_count=chunks,
-        receive_from=choose(takes, other, NOBODY),
-        receive_chunk=0,
-        receive_count=chunks,
-        reduce=reduce,
-    )
+    return whole(choose(gives, other, NOBODY), choose(takes, other, NOBODY), reduce, chunks)

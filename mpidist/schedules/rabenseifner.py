@@ -40,12 +40,4 @@ def _halve_and_double(rank: Index, size: int) -> Iterator[Round]:
 
 
 def _swap(partner: Index, send_chunk: Index, receive_chunk: Index, count: int, reduce: bool) -> Round:
-    return Round(
-        send_to=partner,
-        send_chunk=send_chunk,
-        send_count=count,
-        receive_from=partner,
-        receive_chunk=receive_chunk,
-        receive_count=count,
-        reduce=reduce,
-    )
+    return Round(partner, send_chunk, count, partner, receive_chunk, count, reduce)

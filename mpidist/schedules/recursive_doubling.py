@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpidist.schedules.power_of_two import distances, folded
-from mpidist.schedules.rounds import Index, Round
+from mpidist.schedules.rounds import Index, Round, whole
 
 
 def chunks(size: int) -> int:
@@ -24,12 +24,4 @@ def all_reduce(rank: Index, size: int) -> Iterator[Round]:
 def _exchange(rank: Index, size: int) -> Iterator[Round]:
     for distance in distances(size):
         partner = rank ^ distance
-        yield Round(
-            send_to=partner,
-            send_chunk=0,
-            send_count=1,
-            receive_from=partner,
-            receive_chunk=0,
-            receive_count=1,
-            reduce=True,
-        )
+        yield whole(partner, partner, reduce=True)

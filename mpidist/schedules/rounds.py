@@ -131,6 +131,11 @@ def choose(condition: Any, then: Index, otherwise: Index) -> Index:
     return otherwise + (then - otherwise) * condition
 
 
+def whole(send_to: Index, receive_from: Index, reduce: bool, chunks: int = 1) -> Round:
+    """Return a round of messages with all chunks of the buffer."""
+    return Round(send_to, 0, chunks, receive_from, 0, chunks, reduce)
+
+
 def relabelled(
     round_: Round,
     *,

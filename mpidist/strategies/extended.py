@@ -309,21 +309,20 @@ class StrategyExtended:
         """Return this replica's parts of global batches: here all rows, and what has no batches as it is.  Local."""
         if not isinstance(dataset, Dataset) or not dataset.is_batched:
             return dataset
-        return distributed(dataset, 0, 1, Agreement(), True, options, fetch_to(self.device_name))
+        return distributed(dataset, 0, 1, self._agreement(), True, options, fetch_to(self.device_name))
 
     def distribute_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:
         """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
-        return self._distribute_own(dataset_fn, options, Agreement())
-
-    def _distribute_own(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None, agreement: Agreement
-    ) -> DistributedDataset:
         number, replicas = self.replica_id, self.num_replicas
         dataset = dataset_fn(InputContext(replicas, number, replicas))
-        feed = FunctionFeed(as_dataset(dataset)._node, number, replicas, agreement)
+        feed = FunctionFeed(as_dataset(dataset)._node, number, replicas, self._agreement())
         return DistributedDataset(dataset, number, replicas, feed, options, fetch_to(self.device_name))
+
+    def _agreement(self) -> Agreement:
+        """Return what has the ranks compare their data sets."""
+        return Agreement()
 
     # -- variables ----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -16,8 +16,7 @@ from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import CrossDeviceOps
 from mpidist.errors import RemoteReplicaError
 from mpidist.input.agreement import Agreement, described
-from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fetch_to
-from mpidist.input.from_function import InputContext
+from mpidist.input.distributed import as_dataset, distributed, fetch_to
 from mpidist.input.options import InputOptions
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.runtime.trace import STEP
@@ -154,12 +153,6 @@ class MirroredExtended(StrategyExtended):
             options,
             fetch_to(self.device_name),
         )
-
-    def distribute_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> DistributedDataset:
-        """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
-        return self._distribute_own(dataset_fn, options, self._agreement())
 
     def _agreement(self) -> Agreement:
         return Agreement(self.communicator, self._options.timeout_seconds)

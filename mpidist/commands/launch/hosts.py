@@ -13,24 +13,12 @@ _HOST = re.compile(r"([^\s:,=]+)(?::(\d+)|\s+slots\s*=\s*(\d+))?")
 
 
 def parse_hosts(text: str, ranks: int) -> dict[str, int]:
-    """Return how many ranks each host takes, by a list such as ``"node1:4,node2:4"``; Local.
-
-    A host that is listed twice takes as many as both say.  Where no number is given, and no host twice, all take the
-    same share of `ranks`; else a host without a number takes 1.
-
-    Raises
-    ------
-    LaunchError
-        The list cannot be read, or does not take all ranks.
-    """
+    """Return how many ranks each host takes, by a list such as ``"node1:4,node2:4"``; LaunchError if it fails."""
     return _places([(part.strip(), f"--hosts {text}") for part in text.split(",")], ranks)
 
 
 def read_hosts(path: str, ranks: int) -> dict[str, int]:
-    """Return the same by a file: a line a host, ``node1``, ``node1:4`` or ``node1 slots=4``, and comments after ``#``.
-
-    Local.  LaunchError as for `parse_hosts`, and where the file cannot be read.
-    """
+    """Return the same by a file: a line a host, ``node1``, ``node1:4`` or ``node1 slots=4``; comments after ``#``."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -48,6 +36,7 @@ def ranks_on_fullest(hosts: dict[str, int], ranks: int) -> int:
 
 
 def _places(entries: Iterable[tuple[str, str]], ranks: int) -> dict[str, int]:
+    """Return the sums by host; without any number all hosts share `ranks`, else one without a number takes 1."""
     found = [_parsed(entry, where) for entry, where in entries]
     names = [name for name, _ in found]
     is_plain = len({*names}) == len(names) and all(places is None for _, places in found)

@@ -73,33 +73,8 @@ def supervise(
     destination: Terminal | None = None,
     tagged: re.Pattern[bytes] | None = None,
 ) -> Ended:
-    """Run ``launcher program`` to its end and return how it ended; Local, from the main thread.
-
-    Where the environment asks for fault tolerance, a rank that ends too early is told of, and the job's status is that
-    of the launcher: 0 when the ranks that are left end well.
-
-    Parameters
-    ----------
-    launcher, program : sequence of str
-        The launcher with its arguments, and what each rank executes.
-    ranks : int
-    environ : mapping
-        The environment of the launcher.
-    timeout_seconds : float or None
-        After so long the job is ended; None never.
-    terminal : bool
-        Leave standard output to the launcher, which gives its ranks a terminal: progress bars move.  Else the ranks'
-        lines are kept whole.
-    destination : Terminal, optional
-        Where the output of the ranks goes.
-    tagged : re.Pattern, optional
-        See `OutputStreams`.
-
-    Raises
-    ------
-    ValueError
-        A ``MPIDIST_*`` variable of `environ` cannot be read.
-    """
+    """Run ``launcher program`` to its end from the main thread; with `terminal` the launcher shows standard output."""
+    # a launcher gives its ranks a terminal of its own, in which progress bars move; else lines are kept whole
     descriptors = (STDERR,) if terminal else (STDOUT, STDERR)
     job = _Job(launcher, program, ranks, environ, descriptors, destination or Terminal(), tagged)
     try:
