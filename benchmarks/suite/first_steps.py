@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 
 from benchmarks.peers.mpi import AllreduceEach, AllreducePacked
+from benchmarks.suite.cache_mode import CHANGED
 from benchmarks.suite.contender import Contender, Ours
 from benchmarks.suite.measured import Measured, show
 from benchmarks.suite.ranks import Ranks
@@ -35,9 +36,9 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
     """Measure in this launch: no step is made before the first that is timed.  Collective."""
     tensors = TensorList(shapes_of(options.model), "float32", ranks.rank, ranks.size)
     contenders = [make(ranks, tensors) for make in _CONTENDERS]
-    seconds, wrong = _steps(contenders, tensors, ranks, _SPANS[-1][1])
-    measured, mode = Measured(), ranks.probe.look()
+    measured, (seconds, wrong, looks) = Measured(), _steps(contenders, tensors, ranks, _SPANS[-1][1])
     for first, last in _SPANS:
+        mode = looks[last] if looks[first - 1] == looks[last] else CHANGED
         work = f"{options.model}, steps {first} to {last}"
         spans = [each[first - 1 : last] for each in seconds]
         found = rows_of(work, contenders, spans, wrong, tensors, mode)
@@ -48,11 +49,15 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
 
 def _steps(
     contenders: Sequence[Contender], tensors: TensorList, ranks: Ranks, count: int
-) -> tuple[list[list[float]], list[int]]:
-    """Return for each contender the seconds of each step, and its wrong elements in the last.  Collective."""
+) -> tuple[list[list[float]], list[int], dict[int, str]]:
+    """Return for each contender the seconds of each step and its wrong elements, and cache modes by steps made.
+
+    Collective.
+    """
+    edges = {edge for first, last in _SPANS for edge in (first - 1, last)}
     seconds: list[list[float]] = [[] for _ in contenders]
     wrong, kept = [0] * len(contenders), [None] * len(contenders)
-    ranks.probe.look()
+    looks = {0: ranks.probe.look()}
     for step in range(count):
         for place in range(len(contenders)):
             index = (step + place) % len(contenders)
@@ -64,7 +69,9 @@ def _steps(
             seconds[index].append(ranks.elapsed(start, time.perf_counter()))
             if step in (0, count - 1):
                 wrong[index] += ranks.total(contender.wrong(kept[index], step) or 0)
-    return seconds, wrong
+        if step + 1 in edges:
+            looks[step + 1] = ranks.probe.look()
+    return seconds, wrong, looks
 
 
 def rows_of(

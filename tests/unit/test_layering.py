@@ -49,6 +49,7 @@ FOREIGN = {
     # bench holds the all-reduce against MPI itself
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
     "cupy": ("arrays.py", "transports/nccl*.py"),
+    "benchmarks": (),  # they stay in the checkout
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
 
