@@ -86,3 +86,20 @@ def test_all_ranks_hold_the_same_bits(name):
     flat = numpy.concatenate([parameter.reshape(-1) for parameter in parameters]).view("uint32")
     copies = strategy.gather(flat[None], axis=0)
     assert (copies == copies[0]).all()
+
+
+@pytest.mark.filterwarnings("ignore:gradients are None")
+@pytest.mark.parametrize("missing", [(), (0, 7, 8)])
+def test_many_short_variables_are_updated_in_runs(missing):
+    """Of 100 neighbours, whose velocities after t steps of gradient g are ``-g (2 - 2 ** (1 - t))``."""
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        variables = [mpidist.Variable(numpy.zeros(n % 5, "float32")) for n in range(100)]
+        optimizer = SGD(1.0, momentum=0.5)
+    rank, size = strategy.extended.replica_id, strategy.num_replicas_in_sync
+    gradients = [None if n in missing else numpy.full(n % 5, n * (rank + 1), "float32") for n in range(100)]
+    for _ in range(3):
+        strategy.run(lambda: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
+    for n, variable in enumerate(variables):
+        total = 0 if n in missing else n * size * (size + 1) / 2
+        assert set(variable.value) <= {-(1 + 1.5 + 1.75) * total}
