@@ -238,13 +238,13 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self._plans = PlanCache()
         self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
         self._updates: dict[tuple[str | None, float | None], FusedUpdate] = {}
-        self._last_asked: tuple[Any, FusedAllReduce | None, str] = (None, None, "")
+        self._last_asked: tuple[Any, Any, FusedAllReduce | None, str] = (None, None, None, "")
 
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
         super().bind(communicator, devices)
         self._plans, self._fused, self._updates = PlanCache(), {}, {}
-        self._last_asked = (None, None, "")
+        self._last_asked = (None, None, None, "")
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
@@ -275,12 +275,12 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
     ) -> list[Any] | None:
         """Reduce a list like the last one, unless a subclass has a way of its own, or nothing is fused.  Collective."""
-        asked, fused, op = self._last_asked
-        if asked != (options, reduce_op, self.num_packs):
-            fused = self._fused_all_reduce(options) if self.num_packs and not self._has_own_way() else None
+        asked, asked_op, fused, op = self._last_asked
+        if asked is not options or asked_op is not reduce_op:
+            fused = None if self._has_own_way() else self._fused_all_reduce(options)
             op = reduce_op.verb
-            self._last_asked = (options, reduce_op, self.num_packs), fused, op
-        return None if fused is None else fused.again(values, op, None, options.timeout_seconds)
+            self._last_asked = options, reduce_op, fused, op
+        return fused.again(values, op, None, options.timeout_seconds) if fused is not None and self.num_packs else None
 
     def reduce_flat(
         self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions

@@ -30,7 +30,7 @@ def bind_buffer(ranks: Ranks, buffer: Any, op: str, algorithm: str | None, timeo
     way = ranks.way(nbytes, algorithm, on_host)
     call = Call(name, tensors, [(way.label, nbytes)])
     if way.algorithm == "shared_memory" and wire == buffer.dtype:
-        segment = ranks.small(buffer.size, wire, op)
+        segment = ranks.small((buffer.size,), wire, op)
         if segment is not None:
             return _ShortBuffer(ranks, call, segment)
     pieces = Pieces((0, buffer.size))

@@ -127,9 +127,9 @@ class Communicator:
         """Return from what size in bytes on a pack is closed when the user leaves it to us.  Local."""
         return self._chooser.bytes_per_pack(algorithm)
 
-    def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
-        """Return the all-reduce in one step through shared memory, if it is the one for so many elements.  Local."""
-        return self._memory.small(elements, dtype, op)
+    def small(self, shape: tuple[int, ...], dtype: Any, op: str) -> SegmentAllReduce | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for such arrays.  Local."""
+        return self._memory.small(shape, dtype, op)
 
     def reduction(
         self,

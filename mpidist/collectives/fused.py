@@ -105,9 +105,17 @@ class FusedAllReduce:
         """
         last = self._last.get((len(tensors), op, is_packed))
         bound = None if last is None else last()
-        if bound is None or bound.names != names or (self._ranks.in_shared_memory and self._buffers(tensors)):
+        if bound is None or bound.names != (names if names is None else list(names)):
             return None
-        return self._carry_out(bound, tensors, timeout_seconds)
+        if self._ranks.in_shared_memory and self._buffers(tensors):
+            return None
+        try:
+            results = bound(tensors, timeout_seconds)
+        except OrdersDiffer:  # on all ranks
+            return self._bind(tensors, bound.question, timeout_seconds, in_memory_order=False)
+        if results is not None:
+            self.plans.use(bound)
+        return results
 
     def _buffers(self, tensors: Sequence[Any]) -> Any:
         """Return the gradient buffers that these tensors are, if they are."""
@@ -131,9 +139,9 @@ class FusedAllReduce:
         question = Question(op, labels, self._bytes_per_pack, self._algorithm, is_packed)
         bound = self.plans.find(question.key(tensors))
         if bound is not None:
-            results = self._carry_out(bound, tensors, timeout_seconds)
+            self._remember(bound, len(tensors))
+            results = self.again(tensors, op, names, timeout_seconds, is_packed)
             if results is not None:
-                self._remember(bound, len(tensors))
                 return results
         # Who takes its tensors in the order of their axes once does so for good: ranks then agree whatever they get.
         return self._bind(tensors, question, timeout_seconds, in_memory_order=bound is None)
@@ -144,23 +152,14 @@ class FusedAllReduce:
             self._last.clear()
         self._last[length, bound.question.op, bound.question.is_packed] = ref(bound)
 
-    def _carry_out(self, bound: BoundList, tensors: Sequence[Any], timeout_seconds: float | None) -> list[Any] | None:
-        try:
-            results = bound(tensors, timeout_seconds)
-        except OrdersDiffer:  # on all ranks
-            return self._bind(tensors, bound.question, timeout_seconds, in_memory_order=False)
-        if results is not None:
-            self.plans.use(bound)
-        return results
-
     def _bind(
         self, tensors: Sequence[Any], question: Question, timeout_seconds: float | None, in_memory_order: bool
     ) -> list[Any]:
         """Bind an all-reduce to lists like this one, and reduce it."""
         bound = bind_list(self._ranks, tensors, question, timeout_seconds, in_memory_order)
         bound.key = question.key(tensors)
-        self._remember(bound, len(tensors))
-        results = self._carry_out(bound, tensors, timeout_seconds)
+        self._remember(bound, len(tensors))  # which keeps it for the call below only
+        results = self.again(tensors, question.op, question.names, timeout_seconds, question.is_packed)
         assert results is not None  # it was bound for these
         return results
 

@@ -116,17 +116,18 @@ def bind_list(
         ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
     plan = build(signatures, question.op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm))
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
-    segment = _segment(ranks, plan, way) if on_host else None
-    is_short_array = segment is not None and len(tensors) == 1 and nbytes <= _SHORT_BYTES
-    any_strides |= is_short_array or (on_host and len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
+    is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed
+    is_array = is_array and {tensors[0].dtype} == {plan.buckets[0].dtype, plan.buckets[0].result}
+    segment = _segment(ranks, plan, way, tensors[0].shape if is_array else None) if on_host else None
+    is_array = is_array and segment is not None
+    any_strides |= is_array or (on_host and len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
     like = _Like(tensors, any_strides, in_memory_order and not question.is_packed)
     call = _call(plan, like.sources.orders, way)
     if segment is None:
         return _LongList(ranks, call, question, plan, like, way)
-    (bucket,) = plan.buckets
-    if is_short_array and not question.is_packed and {tensors[0].dtype} == {bucket.dtype, bucket.result}:
+    if is_array:
         return _ShortArray(ranks, call, question, plan, like, segment)
-    rows = Rows.of(tensors, bucket.dtype) if any_strides else None
+    rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides else None
     return _ShortList(ranks, call, question, plan, like, segment, rows)
 
 
@@ -231,19 +232,19 @@ class _ShortArray(BoundList):
         self, ranks: Ranks, call: Call, question: Question, plan: Plan, like: _Like, segment: SegmentAllReduce
     ) -> None:
         super().__init__(ranks, call, question, plan, like)
-        self._segment, self._control = segment, ranks.control
+        self._slot, self._combine, self._control = segment.slot, segment.combine, ranks.control
         (self._dtype,), (self._shape,) = ({each[1] for each in plan.signatures}, {each[2] for each in plan.signatures})
 
     def fill(self, tensors: Sequence[Any]) -> bool:
         (array,) = tensors
         if type(array) is not numpy.ndarray or array.shape != self._shape or array.dtype != self._dtype:
             return False
-        numpy.copyto(self._segment.slot(self._control.call + 1), array.reshape(-1))
+        self._slot(self._control.call + 1)[...] = array
         return True
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
         out = numpy.empty(self._shape, self._dtype)
-        self._segment.combine(watch, out.reshape(-1))
+        self._combine(watch, out)
         if self._scale is not None:
             numpy.multiply(out, self._scale, out=out)
         return [out]
@@ -332,12 +333,12 @@ class _LongList(BoundList):
         return self._ranks.bind(buffer, self._plan.reduction, self._way.algorithm)
 
 
-def _segment(ranks: Ranks, plan: Plan, way: Way) -> SegmentAllReduce | None:
-    """Return the all-reduce of the only bucket in one step, if that is the way."""
+def _segment(ranks: Ranks, plan: Plan, way: Way, shape: tuple[int, ...] | None) -> SegmentAllReduce | None:
+    """Return the all-reduce of the only bucket in one step, if that is the way; of one array with its shape."""
     if way.algorithm != "shared_memory" or len(plan.buckets) != 1:
         return None
     (only,) = plan.buckets
-    return ranks.small(only.elements, only.dtype, plan.reduction)
+    return ranks.small((only.elements,) if shape is None else shape, only.dtype, plan.reduction)
 
 
 def _call(plan: Plan, orders: Mapping[int, Sequence[int]], way: Way) -> Call:

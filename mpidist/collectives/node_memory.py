@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from mpidist.collectives.bucket_reduction import BucketReduction, Piped
@@ -38,19 +39,19 @@ class NodeMemory(NamedTuple):
     lanes: Lanes | None
     scratch: Scratch
 
-    def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
-        """Return the all-reduce in one step through shared memory, if it is the one for so many elements; Local."""
+    def small(self, shape: tuple[int, ...], dtype: Any, op: str) -> SegmentAllReduce | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for such arrays; Local."""
         segments = self.segments
         if segments is None:
             return None
-        nbytes, size = elements * dtype.itemsize, len(segments.filled_words)
+        nbytes, size = prod(shape) * dtype.itemsize, len(segments.filled_words)
         if nbytes > segments.place_bytes:
             return None
         if nbytes <= segments.segment_bytes and nbytes * size <= _MOST_BYTES_READ:
             kind = SegmentAllReduce
         else:
             kind = PlaceAllReduce if size == 2 else ShareAllReduce
-        return kind(segments, self.rank, (elements,), dtype, op)
+        return kind(segments, self.rank, shape, dtype, op)
 
     def reduction(
         self,

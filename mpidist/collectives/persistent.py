@@ -47,6 +47,7 @@ class Bound:
     def __init__(self, caller: Caller, call: Call) -> None:
         self.call = call
         self._caller = caller
+        self._started = caller.started
         self._handle: _Start | None = None
 
     def fill(self, arrays: Any) -> bool:
@@ -73,17 +74,13 @@ class Bound:
         TransportTimeoutError, RankFailedError
             A rank did not come, and why as far as it is known.
         """
-        if self._caller.started.waiting:
-            self._caller.started.finish()
-        return self.carry_out(arrays, timeout_seconds)
-
-    def carry_out(self, arrays: Any, timeout_seconds: float | None) -> Any:
-        """Number the call, compare it, move the values; as a call, but nothing else is finished before."""
-        control = self._caller.control
-        with control.turnstile:
+        if self._started.waiting:
+            self._started.finish()
+        caller = self._caller
+        with caller.control.turnstile:
             if not self.fill(arrays):
                 return None
-            return self.move(self._caller.begin(self.call, timeout_seconds), arrays)
+            return self.move(caller.begin(self.call, timeout_seconds), arrays)
 
     def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; it is carried out when its handle is waited for.
@@ -108,7 +105,7 @@ class Bound:
                 "wait() for its handle before the next start, or bind a second one"
             )
         self._handle = _Start(self, arrays, timeout_seconds)
-        self._caller.started.waiting.append(self._handle)
+        self._started.waiting.append(self._handle)
         return Handle(self._handle, self._caller)
 
     def finish(self) -> None:
@@ -152,7 +149,7 @@ class _Start:
         self.is_over = True
         self.bound.finish()
         try:
-            self.results = self.bound.carry_out(self.arrays, self.timeout_seconds)
+            self.results = self.bound(self.arrays, self.timeout_seconds)
         except BaseException as error:
             self.error = error
             raise
@@ -168,11 +165,16 @@ class Started:
 
     def finish(self, last: _Start | None = None) -> None:
         """Carry out what was started, in order, up to `last` or to the end.  Collective."""
-        while self.waiting:
-            first = self.waiting.popleft()
-            first.carry_out()
-            if first is last:
-                return
+        waiting, self.waiting = self.waiting, deque()  # so that none of these carries out the ones behind it
+        try:
+            while waiting:
+                first = waiting.popleft()
+                first.carry_out()
+                if first is last:
+                    return
+        finally:
+            waiting.extend(self.waiting)
+            self.waiting = waiting
 
 
 class Handle:

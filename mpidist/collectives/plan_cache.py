@@ -61,12 +61,13 @@ class PlanCache:
 
         Local; once for each such call.
         """
-        self._calls += 1
-        is_new = not plan.last_call and plan.key not in self._plans
+        self._calls = calls = self._calls + 1
+        is_new = False
         if not plan.last_call:  # perhaps in the place of one for tensors that lay otherwise in this rank's memory
+            is_new = plan.key not in self._plans
             self._plans[plan.key] = plan
-        plan.last_call = self._calls
-        if is_new or self._calls % _CALLS_BETWEEN == 0:
+        plan.last_call = calls
+        if is_new or not calls % _CALLS_BETWEEN:
             self._drop()
 
     def _drop(self) -> None:

@@ -50,8 +50,8 @@ class Ranks(Protocol):
         """Return from what size in bytes on a pack is closed.  Local."""
         ...
 
-    def small(self, elements: int, dtype: Any, op: str) -> SegmentAllReduce | None:
-        """Return the all-reduce in one step through shared memory, if it is the one for so many elements.  Local."""
+    def small(self, shape: tuple[int, ...], dtype: Any, op: str) -> SegmentAllReduce | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for such arrays.  Local."""
 
     def reduction(
         self,

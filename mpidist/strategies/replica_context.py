@@ -73,7 +73,8 @@ class ReplicaContext:
             reduce_op = ReduceOp.parse(reduce_op)
         extended = self.strategy.extended
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
-            return extended.reduce_array(reduce_op, value, options)
+            results = extended.reduce_again(reduce_op, [value], options)
+            return (extended.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
         if type(value) is list and value and type(value[0]) is numpy.ndarray:  # and for the commonest
             results = extended.reduce_again(reduce_op, value, options)
             if results is None and set(map(type, value)) == _ARRAYS:

@@ -299,7 +299,7 @@ def _measured(
 
 def _all_reduce(communicator: Communicator, way: Way, source: Any, work: Any) -> Run:
     """Return one all-reduce as a training loop makes it: packed, by what was bound before."""
-    small = communicator.small(work.size, work.dtype, "sum") if way.algorithm == "shared_memory" else None
+    small = communicator.small(work.shape, work.dtype, "sum") if way.algorithm == "shared_memory" else None
     call = communicator.call(f"calibration of {way.label}", [("", work.dtype, work.shape)])
     if small is not None:
         return _in_one_step(communicator, small, call, source, work)

@@ -286,15 +286,20 @@ def test_who_has_an_own_way_sees_every_list_also_those_like_the_last_one(kind):
 
 
 def test_lists_that_are_not_to_be_packed_are_not_packed_the_second_time_either(monkeypatch):
-    packed = []
-    monkeypatch.setattr(FusedAllReduce, "again", lambda self, *args: packed.append(args))
+    packed, again = [], FusedAllReduce.again
+
+    def noted(self, values, *rest):
+        packed.append(values)
+        return again(self, values, *rest)
+
+    monkeypatch.setattr(FusedAllReduce, "again", noted)
 
     def fn():
         ops = AllReduceCrossDeviceOps(num_packs=0)
         return [float(each[69][3]) for each in _sums_of_many(ops, [[numpy.ones(4, "f4")] * 70] * 3)]
 
     assert run_ranks(2, fn) == [[2.0] * 3] * 2
-    assert all(len(values) == 1 for values, *_ in packed)
+    assert packed and all(len(values) == 1 for values in packed)
 
 
 @pytest.mark.parametrize("strange", [[[1.0, 2.0]], [[1.0, 2.0]] * 2], ids=["lists", "longer lists"])

@@ -25,7 +25,9 @@ def _values(rank, call, length):
 def test_what_is_too_long_for_a_segment_goes_through_a_place(size, kind):
     def run():
         communicator, dtype = world_communicator(), numpy.dtype("f8")
-        return [type(communicator.small(length, dtype, "sum")) for length in (SEGMENT // 8, PLACE // 8, PLACE // 8 + 1)]
+        return [
+            type(communicator.small((length,), dtype, "sum")) for length in (SEGMENT // 8, PLACE // 8, PLACE // 8 + 1)
+        ]
 
     assert run_ranks(size, run) == [[SegmentAllReduce, kind, type(None)]] * size
 

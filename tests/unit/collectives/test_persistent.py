@@ -1,0 +1,182 @@
+"""Bound collectives: called, started and waited for, several at a time, dropped and bound again."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.lists import Question, bind_signatures
+from mpidist.errors import CollectiveMismatchError
+from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
+
+SIGNATURES = [("a", "f4", (3, 2)), ("b", "f4", ()), ("c", "f8", (5,))]
+LONG = [("long", "f4", (700, 1000))]
+
+
+def _arrays(signatures, value):
+    return [numpy.full(shape, value, dtype) for _, dtype, shape in signatures]
+
+
+def _bound(signatures=SIGNATURES, op="sum"):
+    return bind_signatures(world_communicator(), signatures, Question(op))
+
+
+@pytest.mark.parametrize("signatures", [SIGNATURES, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(("op", "expected"), [("sum", 6.0), ("mean", 2.0), ("max", 3.0)])
+def test_a_bound_list_is_reduced_as_often_as_it_is_called(signatures, op, expected):
+    def on_rank():
+        bound, rank = _bound(signatures, op), world_communicator().rank
+        return [[set(each.reshape(-1).tolist()) for each in bound(_arrays(signatures, rank + 1))] for _ in range(3)]
+
+    assert run_ranks(3, on_rank) == [[[{expected}] * len(signatures)] * 3] * 3
+
+
+def test_binding_sends_nothing_and_one_rank_may_bind_anew_alone():
+    def on_rank():
+        communicator = world_communicator()
+        bound = _bound()
+        calls = communicator.control.call
+        if communicator.rank == 1:
+            bound = _bound()
+        assert communicator.control.call == calls
+        return [each.tolist() for each in bound(_arrays(SIGNATURES, 1.0))[1:]]
+
+    assert run_ranks(2, on_rank) == [[2.0, [2.0] * 5]] * 2
+
+
+def test_a_bound_list_takes_arrays_however_they_lie_in_memory():
+    def on_rank():
+        bound = _bound([("m", "f8", (40, 30))])
+        plain = numpy.arange(1200.0).reshape(40, 30)
+        given = numpy.asfortranarray(plain) if world_communicator().rank else numpy.repeat(plain, 2, 1)[:, ::2]
+        return (bound([given])[0] == 2 * plain).all()
+
+    assert run_ranks(2, on_rank) == [True, True]
+
+
+def test_arrays_of_another_shape_are_refused_without_a_call():
+    def on_rank():
+        bound, control = _bound(), world_communicator().control
+        calls = control.call
+        assert bound(_arrays(LONG, 1.0)) is None
+        return control.call - calls
+
+    assert run_ranks(2, on_rank) == [0, 0]
+
+
+# -- started and waited for -------------------------------------------------------------------------------------------
+
+
+def test_several_are_under_way_and_waited_for_in_another_order():
+    def on_rank():
+        first, second = _bound(), _bound(LONG)
+        one, two = first.start(_arrays(SIGNATURES, 1.0)), second.start(_arrays(LONG, 2.0))
+        late = float(two.wait()[0][0, 0])
+        return float(one.wait()[1]), late, float(one.wait()[1])
+
+    assert run_ranks(2, on_rank) == [(2.0, 4.0, 2.0)] * 2
+
+
+def test_a_rank_that_waits_at_once_and_one_that_waits_at_the_end_stay_in_step():
+    """Who waits for the first one only does not wait for what was started after it."""
+
+    def on_rank():
+        first, second, rank = _bound(), _bound(LONG), world_communicator().rank
+        one = first.start(_arrays(SIGNATURES, 1.0))
+        if rank:
+            found = float(one.wait()[1])
+            two = second.start(_arrays(LONG, 2.0))
+        else:
+            two = second.start(_arrays(LONG, 2.0))
+            found = float(one.wait()[1])
+        return found, float(two.wait()[0][0, 0])
+
+    assert run_ranks(2, on_rank) == [(2.0, 4.0)] * 2
+
+
+def test_a_later_collective_carries_out_what_was_started_before():
+    def on_rank():
+        communicator = world_communicator()
+        handle = _bound().start(_arrays(SIGNATURES, 1.0))
+        communicator.barrier()
+        calls = communicator.control.call
+        return float(handle.wait()[1]), communicator.control.call - calls
+
+    assert run_ranks(2, on_rank) == [(2.0, 0)] * 2
+
+
+def test_a_second_start_before_the_first_is_over_is_refused():
+    def on_rank():
+        bound = _bound()
+        handle = bound.start(_arrays(SIGNATURES, 1.0))
+        with pytest.raises(RuntimeError, match=r"all_reduce\(sum\) of a float32\[3, 2\] and 2 more is under way"):
+            bound.start(_arrays(SIGNATURES, 2.0))
+        found = float(handle.wait()[1])
+        return found, float(bound.start(_arrays(SIGNATURES, 2.0)).wait()[1])
+
+    assert run_ranks(2, on_rank) == [(2.0, 4.0)] * 2
+
+
+def test_a_handle_that_is_dropped_is_named_and_its_collective_is_made_all_the_same(capsys):
+    def on_rank():
+        communicator = world_communicator()
+        if communicator.rank:
+            return float(_bound().start(_arrays(SIGNATURES, 1.0)).wait()[1])
+        _bound().start(_arrays(SIGNATURES, 1.0))
+        gc.collect()
+        communicator.started.finish()
+        return None
+
+    assert run_ranks(2, on_rank) == [None, 2.0]
+    assert (
+        "the handle of all_reduce(sum) of a float32[3, 2] and 2 more was dropped before wait()"
+        in capsys.readouterr().err
+    )
+
+
+def test_ranks_that_start_in_another_order_are_named():
+    def on_rank():
+        bounds = [_bound(), _bound(LONG)]
+        signatures = [SIGNATURES, LONG]
+        order = [0, 1] if world_communicator().rank else [1, 0]
+        handles = [bounds[at].start(_arrays(signatures[at], 1.0)) for at in order]
+        for handle in handles:
+            with pytest.raises(CollectiveMismatchError, match=r"float32 \(700, 1000\)"):
+                handle.wait()
+        return True
+
+    assert run_ranks(2, on_rank) == [True, True]
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps=st.lists(st.sampled_from(["call", "start", "wait", "other"]), min_size=1, max_size=12))
+def test_any_sequence_of_calls_starts_and_waits_gives_the_sums_of_its_own_arrays(steps):
+    def on_rank():
+        bounds, fused = [_bound() for _ in range(13)], FusedAllReduce(world_communicator())
+        waiting, found, expected = [], [], []
+        for number, step in enumerate(steps):
+            arrays = _arrays(SIGNATURES, number + 1.0)
+            if step == "call":
+                found.append(float(bounds[number](arrays)[1]))
+                expected.append(3.0 * (number + 1))
+            elif step == "other":
+                found.append(float(fused(arrays)[2][4]))
+                expected.append(3.0 * (number + 1))
+            elif step == "start":
+                waiting.append((bounds[number].start(arrays), 3.0 * (number + 1)))
+            elif waiting:
+                handle, total = waiting.pop()
+                found.append(float(handle.wait()[1]))
+                expected.append(total)
+        for handle, total in waiting:
+            found.append(float(handle.wait()[1]))
+            expected.append(total)
+        return found == expected
+
+    assert run_ranks(3, on_rank) == [True] * 3
