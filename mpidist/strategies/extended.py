@@ -13,6 +13,7 @@ from mpidist import context, transports
 from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.fused import Packed
+from mpidist.collectives.lists import BoundList
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
@@ -186,6 +187,12 @@ class StrategyExtended:
 
     def fused_update(self) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
+        return None
+
+    def bind_all_reduce(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> BoundList | None:
+        """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
         return None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
