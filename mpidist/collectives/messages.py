@@ -132,6 +132,6 @@ class _Native:
 
 
 def _nothing(watch: Watch, buffer: Any = None, source: Any = None) -> None:
-    """One rank alone, or nothing to reduce."""
-    if source is not None:
+    """One rank alone, or nothing to reduce: then a buffer of no elements has its values whatever they are."""
+    if source is not None and buffer is not None:
         buffer[...] = source

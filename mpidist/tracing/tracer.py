@@ -134,9 +134,9 @@ class _Tracer:
         """Return what reduces a buffer in a call, with an event around it."""
         add = self._trace.add
 
-        def traced(watch: Watch, buffer: Any = None) -> None:
+        def traced(watch: Watch, *buffers: Any) -> None:
             start = time.monotonic_ns()
-            run(watch, buffer)
+            run(watch, *buffers)
             add(kinds.REDUCE, start, watch.call)
 
         return traced
@@ -164,7 +164,8 @@ class _TracedTurnstile(Turnstile):
         self._start = start
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._trace.add(kinds.CALL, self._start, self._control.call, self._trace.last_call)
+        if self._control.call != self._call:  # a list unlike the last one is looked at, and no call made
+            self._trace.add(kinds.CALL, self._start, self._control.call, self._trace.last_call)
         super().__exit__(kind, error, trace)
 
 

@@ -122,7 +122,7 @@ def test_every_dtype_operation_and_length(communicator, monkeypatch, dtype, op):
     if not _fits(dtype, op, size):
         op = "max"
     problems = []
-    for way in _all_ways(communicator):
+    for way in _all_ways(communicator) + [Way("native")] * (size > 1):
         fused = _by(way, communicator, monkeypatch)
         for count in sorted({0, 1, max(0, size - 1), size, size + 1, 1001}):
             given_one = _values(rank, count, dtype)

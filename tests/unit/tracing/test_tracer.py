@@ -7,6 +7,9 @@ import pytest
 
 import mpidist
 from mpidist.collectives import update
+from mpidist.collectives.call import Call
+from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.persistent import Once
 from mpidist.commands.trace import gather, lateness
 from mpidist.runtime import trace as kinds
 from mpidist.testing import run_ranks
@@ -75,6 +78,34 @@ def test_the_sum_of_a_short_buffer_is_noted_in_every_call(folder):
         calls = {event[3] for event in events if event[0] == kinds.CALL}
         reduced = [event[3] for event in events if event[0] == kinds.REDUCE]
         assert len(reduced) == len(set(reduced)) == 5 and set(reduced) <= calls
+
+
+def test_what_is_sent_from_elsewhere_is_noted_too(folder):
+    def on_rank():
+        communicator, buffer = world_communicator(), numpy.zeros(5, "f4")
+        replay = communicator.bind(buffer, "sum", "ring")
+
+        def move(watch):
+            replay(watch, None, numpy.full(5, 3.0, "f4"))
+
+        Once(communicator, Call("odd"), move)(None)
+        return buffer.tolist()
+
+    assert run_ranks(2, on_rank) == [[6.0] * 5] * 2
+    for recording in gather(folder)[0].values():
+        assert [event[0] for event in recording.events.tolist()].count(kinds.REDUCE) == 1
+
+
+def test_a_list_unlike_the_last_one_is_no_call(folder):
+    def on_rank():
+        fused = FusedAllReduce(world_communicator())
+        for shape in [(3,), (4,), (5,)]:
+            fused([numpy.ones(shape, "f4"), numpy.ones(2, "f4")])
+
+    run_ranks(2, on_rank)
+    for recording in gather(folder)[0].values():
+        calls = [event[3] for event in recording.events.tolist() if event[0] == kinds.CALL]
+        assert len(calls) == len(set(calls))
 
 
 def test_calls_of_all_ranks_are_compared(folder):
