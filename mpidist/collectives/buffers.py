@@ -25,8 +25,7 @@ def bind_buffer(ranks: Ranks, buffer: Any, op: str, algorithm: str | None, timeo
     """
     wire, on_host = wire_dtype(buffer.dtype), not is_device(buffer)
     name, tensors, nbytes = f"all_reduce({op})", [("", buffer.dtype, buffer.shape)], buffer.size * wire.itemsize
-    if on_host:
-        ranks.prepare(Call(name, tensors), algorithm, timeout_seconds)
+    ranks.prepare(Call(name, tensors), algorithm, timeout_seconds)
     way = ranks.way(nbytes, algorithm, on_host)
     call = Call(name, tensors, [(way.label, nbytes)])
     if way.algorithm == "shared_memory" and wire == buffer.dtype:

@@ -55,7 +55,8 @@ class Communicator:
     trace : Trace or None
         Where events are noted; set by `mpidist.world` if ``MPIDIST_TRACE`` asks for it.
     load_choices : callable or None
-        Returns what `mpidist tune` stored of these ranks; set by `mpidist.world`, called once.  Collective.
+        ``load_choices(watch)`` returns what `mpidist tune` stored of these ranks, within a begun call; set by
+        `mpidist.world`, called once.  Collective.
     """
 
     def __init__(self, world: World, whole: Communicator | None = None) -> None:
@@ -65,7 +66,7 @@ class Communicator:
         self.rank = world.transport.rank
         self.size = world.transport.size
         self.trace: Trace | None = None
-        self.load_choices: Callable[[], Choices | None] | None = None
+        self.load_choices: Callable[[Watch], Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}
         self.started: Started = Started() if whole is None else whole.started
         self._calls: dict[Any, Bound] = {}
@@ -74,7 +75,7 @@ class Communicator:
         self.segments = world.segments if self.topology.node_count == 1 and self.size > 1 else None
         check = CallCheck(world, _header(world, lanes))
         self.begin: Callable[..., Watch] = check.begin if whole is None else whole.begin
-        self.miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
+        self._miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
         scratch = Scratch()
         self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
@@ -96,10 +97,8 @@ class Communicator:
         load = self.load_choices
         if load is None or self._chooser.asked(algorithm) != selection.AUTO:
             return
-        self.check(call, timeout_seconds)
+        self._chooser.choices = Once(self, call, load)(None, timeout_seconds)
         self.load_choices = None
-        with self.control.deadline(timeout_seconds):
-            self._chooser.choices = load()
 
     def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return `fn`, with an event around each of its calls if there is a trace.  Local."""
@@ -158,6 +157,11 @@ class Communicator:
             Whether every call is given a buffer of its own, of the same length and dtype; this one is not kept.
         """
         return self._messages.bind(buffer, op, self._chooser.by_messages(buffer.nbytes, algorithm), is_example)
+
+    def miss(self, error: BaseException) -> None:
+        """Make no call of the next number, and give up what was started; see `CallCheck.miss`.  Local."""
+        self.started.give_up(error)
+        self._miss(error)
 
     # -- collectives --------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
 from mpidist.options import Settings, settings
@@ -181,17 +179,6 @@ class ControlChannel:
     def watch(self, what: str, timeout_seconds: float | None = None) -> Watch:
         """Return a watch over waits that belong to no numbered call."""
         return Watch(self, what, timeout_seconds, 0)
-
-    @contextmanager
-    def deadline(self, timeout_seconds: float | None) -> Iterator[None]:
-        """Give calls and waits that name no deadline this one, for a while; None leaves theirs.  Local."""
-        before = self.settings
-        if timeout_seconds is not None:
-            self.settings = replace(before, timeout_seconds=timeout_seconds)
-        try:
-            yield
-        finally:
-            self.settings = before
 
     def call_watch(self, what: str) -> Watch:
         """Return a watch over further waits for the call that this rank has posted last."""

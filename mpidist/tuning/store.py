@@ -20,6 +20,7 @@ from mpidist.collectives import selection
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import Choices, Facts
 from mpidist.options import Settings, settings
+from mpidist.runtime.control import Watch
 from mpidist.schedules.figures import Figures
 from mpidist.tuning import plausibility
 from mpidist.tuning.processor import processor
@@ -168,10 +169,10 @@ def _problem(path: Path, error: Exception) -> str:
     return f"what mpidist tune stored in {path} cannot be used ({error})"
 
 
-def load_choices(communicator: Communicator) -> Choices | None:
+def load_choices(communicator: Communicator, watch: Watch) -> Choices | None:
     """Return what rank 0 makes of the figures stored of these ranks; None where there are none.
 
-    Collective: every rank calls it right after a call that all have made; it has no number of its own.
+    Collective: every rank calls it within the begun call of `watch`.
     """
     raw = b""
     if communicator.rank == 0:
@@ -180,7 +181,5 @@ def load_choices(communicator: Communicator) -> Choices | None:
             communicator.control.warn(f"{problem}, so a fixed table serves; mpidist tune measures anew")
         if record is not None:
             raw = selection.worked_out(record.figures, communicator.facts()).to_bytes()
-    control = communicator.control
-    with control.turnstile:
-        raw = communicator.transport.exchange(raw, control.watch("choice of algorithms"))[0]
+    raw = communicator.transport.exchange(raw, watch)[0]
     return Choices.from_bytes(raw) if raw else None

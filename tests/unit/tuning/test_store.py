@@ -172,9 +172,9 @@ def loads(monkeypatch):
     """Return the list of the ranks that asked for what is stored."""
     asked = []
 
-    def load(communicator):
+    def load(communicator, watch):
         asked.append(communicator.rank)
-        return load_choices(communicator)
+        return load_choices(communicator, watch)
 
     monkeypatch.setattr(store, "load_choices", load)
     return asked
@@ -232,8 +232,8 @@ def test_what_was_planned_before_is_chosen_anew_by_what_is_loaded(path):
 def test_the_deadline_of_the_call_that_loads_is_that_of_loading(path, monkeypatch, is_update):
     seen = []
 
-    def load(communicator):
-        seen.append(communicator.control.watch("a message").timeout_seconds)
+    def load(communicator, watch):
+        seen.append(watch.timeout_seconds)
 
     monkeypatch.setattr(store, "load_choices", load)
 
