@@ -121,9 +121,12 @@ class FusedAllReduce:
         """Return the all-reduce of lists like this one, however they lie in memory, to be called any number of times.
 
         Collective: every rank calls it in the same order.  Parameters and errors as for a call; nothing is reduced.
+        The deadline is that of its calls, too.
         """
         question = Question(op, None, self._bytes_per_pack, self._algorithm)
-        return bind_list(self._ranks, tensors, question, timeout_seconds, in_memory_order=False, any_strides=True)
+        found = bind_list(self._ranks, tensors, question, timeout_seconds, in_memory_order=False, any_strides=True)
+        found.timeout_seconds = timeout_seconds
+        return found
 
     def _buffers(self, tensors: Sequence[Any]) -> Any:
         """Return the gradient buffers that these tensors are, if they are."""

@@ -112,8 +112,7 @@ def bind_list(
     signatures = [(name, array.dtype, tuple(array.shape)) for name, array in zip(labels, tensors, strict=True)]
     on_host = not (tensors and arrays.is_device(tensors[0]))
     nbytes = sum(array.nbytes for array in tensors)
-    if on_host:
-        ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
+    ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
     plan = build(signatures, question.op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm))
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
     is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed
@@ -206,6 +205,8 @@ class BoundList(Bound):
         self._scale = 1.0 / ranks.size if plan.op == "mean" and ranks.size > 1 else None
         self._pack = ranks.traced(PACK, _pack)
         self._sets: list[ResultSet] = []
+        # Taken before the call is begun: a rank that has no memory for it raises, and stays in step.
+        self._next_set: Any = None
 
     def _free_set(self) -> ResultSet:
         """Return buffers to whose results nobody refers."""
@@ -270,14 +271,17 @@ class _ShortList(BoundList):
     def fill(self, tensors: Sequence[Any]) -> bool:
         slot = self._segment.slot(self._control.call + 1)
         if self._pack_rows is not None:
-            return self._pack_rows(tensors, slot)
-        if not self._like(tensors):
+            if not self._pack_rows(tensors, slot):
+                return False
+        elif self._like(tensors):
+            self._pack(self._like.sources.in_order(tensors), slot)
+        else:
             return False
-        self._pack(self._like.sources.in_order(tensors), slot)
+        self._next_set = self._free_set()
         return True
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
-        results = self._free_set()
+        results = self._next_set
         self._segment.combine(watch, results.buffers[0])
         results.finish(0, self._scale)
         return self._given(results)
@@ -291,8 +295,8 @@ class _LongList(BoundList):
         self._ranks, self._way = ranks, way
         self._scratch = Scratch()
         # Long tensors that may lie anyhow: a stretch of one that is not contiguous would be found by copying all of it.
-        self._is_loose = like.any_strides and plan.nbytes >= _SHORT_BYTES * len(plan.signatures)
         on_host = isinstance(like.kind, numpy.ndarray)
+        self._is_loose = on_host and like.any_strides and plan.nbytes >= _SHORT_BYTES * len(plan.signatures)
         self._reductions = [self._reduction(index) if on_host else None for index in range(len(plan.buckets))]
         # MPI's own all-reduce is quicker where values and results lie apart.
         self._is_apart = on_host and way.algorithm == "native"
@@ -305,10 +309,13 @@ class _LongList(BoundList):
         return self._ranks.reduction(self._way, sources, targets, dtypes, plan.reduction, self._scale)
 
     def fill(self, tensors: Sequence[Any]) -> bool:
-        return self._like(tensors)
+        if not self._like(tensors):
+            return False
+        self._next_set = self._free_set()
+        return True
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
-        tensors, results = self._like.sources.in_order(tensors), self._free_set()
+        tensors, results = self._like.sources.in_order(tensors), self._next_set
         if self._is_loose:
             tensors = [each if each.flags.c_contiguous else numpy.ascontiguousarray(each) for each in tensors]
         for index, (bucket, reduction) in enumerate(zip(self._plan.buckets, self._reductions, strict=True)):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpidist.collectives.call import Call
+from mpidist.errors import RemoteReplicaError
 from mpidist.runtime.control import ControlChannel, Watch
 
 
@@ -42,10 +43,16 @@ class Bound:
     caller : Caller
     call : Call
         The same on all ranks.
+
+    Attributes
+    ----------
+    timeout_seconds : float or None
+        For calls that name none.
     """
 
     def __init__(self, caller: Caller, call: Call) -> None:
         self.call = call
+        self.timeout_seconds: float | None = None
         self._caller = caller
         self._started = caller.started
         self._handle: _Start | None = None
@@ -80,7 +87,8 @@ class Bound:
         with caller.control.turnstile:
             if not self.fill(arrays):
                 return None
-            return self.move(caller.begin(self.call, timeout_seconds), arrays)
+            seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+            return self.move(caller.begin(self.call, seconds), arrays)
 
     def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; it is carried out when its handle is waited for.
@@ -146,7 +154,6 @@ class _Start:
 
     def carry_out(self) -> None:
         """Carry it out; its results, or its error, are kept for `Handle.wait`."""
-        self.is_over = True
         self.bound.finish()
         try:
             self.results = self.bound(self.arrays, self.timeout_seconds)
@@ -154,7 +161,16 @@ class _Start:
             self.error = error
             raise
         finally:
-            self.arrays = None
+            self.arrays, self.is_over = None, True
+
+    def give_up(self, why: BaseException) -> None:
+        """Never carry it out."""
+        self.bound.finish()
+        self.arrays, self.is_over = None, True
+        self.error = RuntimeError(
+            f"{self.bound.call.what} was given up: {type(why).__name__} ended the step in which it was started; start "
+            "it again"
+        )
 
 
 class Started:
@@ -172,9 +188,18 @@ class Started:
                 first.carry_out()
                 if first is last:
                     return
+        except RemoteReplicaError as error:  # the rank that raised has given up all that it had started
+            while waiting:
+                waiting.popleft().give_up(error)
+            raise
         finally:
             waiting.extend(self.waiting)
             self.waiting = waiting
+
+    def give_up(self, why: BaseException) -> None:
+        """Carry nothing out of what was started, since the step was ended by an error.  Local."""
+        while self.waiting:
+            self.waiting.popleft().give_up(why)
 
 
 class Handle:
@@ -194,6 +219,11 @@ class Handle:
             self._caller.started.finish(self._start)
         if self._start.error is not None:
             raise self._start.error
+        if not self._start.is_over:
+            raise RuntimeError(
+                f"{self._caller.control.own_name}: {self._start.bound.call.what} is being carried out; a signal "
+                "handler cannot wait for it"
+            )
         return self._start.results
 
     def __del__(self) -> None:

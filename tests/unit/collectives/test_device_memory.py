@@ -41,6 +41,17 @@ def test_fused_lists_stay_on_the_device(size, op, dtype):
             numpy.testing.assert_array_equal(as_host(result), numpy.full(shape, expected))
 
 
+def test_a_bound_list_takes_device_arrays_however_they_lie():
+    def step():
+        communicator = world_communicator()
+        values = numpy.arange(20000.0).reshape(100, 200)
+        bound = FusedAllReduce(communicator).bound([on_device(values.T.copy())])
+        (result,) = bound([on_device(values).T])
+        return isinstance(result, DeviceArray) and (as_host(result) == 2 * values.T).all()
+
+    assert _on_ranks(2, step) == [True, True]
+
+
 def test_every_collective_of_the_communicator():
     def step():
         communicator = world_communicator()

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpidist.collectives import lists
+from mpidist.collectives.call import Call
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.lists import Question, bind_signatures
-from mpidist.errors import CollectiveMismatchError
+from mpidist.collectives.persistent import Once
+from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 
@@ -180,3 +183,83 @@ def test_any_sequence_of_calls_starts_and_waits_gives_the_sums_of_its_own_arrays
         return found == expected
 
     assert run_ranks(3, on_rank) == [True] * 3
+
+
+# -- errors in the middle ---------------------------------------------------------------------------------------------
+
+
+def test_what_was_started_in_a_step_that_raised_is_given_up_on_all_ranks():
+    """Rank 0 raises between start and wait: nothing of that step may be added to a later one."""
+
+    def on_rank():
+        communicator = world_communicator()
+        first, second = _bound(), _bound()
+        handles = [bound.start(_arrays(SIGNATURES, 100.0)) for bound in (first, second)]
+        if communicator.rank:
+            with pytest.raises(RemoteReplicaError, match="ValueError: odd"):
+                handles[0].wait()
+            handles = handles[1:]
+        else:
+            communicator.miss(ValueError("odd"))
+        for handle in handles:
+            with pytest.raises(RuntimeError, match=r"all_reduce\(sum\) of a float32.* was given up: .*Error ended"):
+                handle.wait()
+        found = FusedAllReduce(communicator)(_arrays(SIGNATURES, 1.0), names=["a", "b", "c"])
+        return float(found[1]), float(first.start(_arrays(SIGNATURES, 2.0)).wait()[1])
+
+    assert run_ranks(2, on_rank) == [(2.0, 4.0)] * 2
+
+
+def test_who_is_called_while_a_collective_is_carried_out_cannot_wait_for_it():
+    def on_rank():
+        communicator, handles = world_communicator(), []
+
+        def move(watch):
+            with pytest.raises(RuntimeError, match="odd is being carried out; a signal handler cannot wait for it"):
+                handles[0].wait()
+            return "moved"
+
+        handles.append(Once(communicator, Call("odd"), move).start(None))
+        return handles[0].wait()
+
+    assert run_ranks(2, on_rank) == ["moved"] * 2
+
+
+@pytest.mark.parametrize("signatures", [SIGNATURES, LONG], ids=["short", "long"])
+def test_ranks_that_have_no_memory_for_results_stay_in_step(signatures, monkeypatch):
+    def no_memory(*args):
+        raise MemoryError
+
+    def on_rank():
+        communicator, bound = world_communicator(), _bound(signatures)
+        communicator.barrier()
+        with pytest.raises(MemoryError):
+            bound(_arrays(signatures, 1.0))
+        communicator.barrier()
+        monkeypatch.undo()
+        communicator.barrier()
+        return float(bound(_arrays(signatures, 1.0))[0].flat[0])
+
+    monkeypatch.setattr(lists, "ResultSet", no_memory)
+    assert run_ranks(2, on_rank) == [2.0, 2.0]
+
+
+def test_the_deadline_of_a_bound_list_is_that_of_all_its_calls():
+    def on_rank():
+        communicator, seen = world_communicator(), []
+        bound, begin = (
+            FusedAllReduce(communicator).bound(_arrays(SIGNATURES, 1.0), timeout_seconds=41.0),
+            communicator.begin,
+        )
+
+        def noted(call, timeout_seconds):
+            seen.append(timeout_seconds)
+            return begin(call, timeout_seconds)
+
+        communicator.begin = noted
+        bound(_arrays(SIGNATURES, 1.0))
+        bound.start(_arrays(SIGNATURES, 1.0)).wait()
+        bound(_arrays(SIGNATURES, 1.0), 42.0)
+        return seen
+
+    assert run_ranks(2, on_rank) == [[41.0, 41.0, 42.0]] * 2
