@@ -44,7 +44,7 @@ class OptionsButDecay(TypedDict, total=False):
     skip_nonfinite: bool
 
 
-class Options(OptionsButDecay, total=False):
+class OptimizerOptions(OptionsButDecay, total=False):
     """The options of every `Optimizer`."""
 
     weight_decay: float | None
@@ -533,7 +533,7 @@ class Optimizer(Rule):
         name.
         """
         new = copy.copy(self)
-        new.scratch = slices.Scratch()
+        new.scratch = slices.SliceScratch()
         new.without_decay = [by_name(each) for each in self.without_decay]
         new._begin(Clipping(clipvalue=self.clipvalue), LossScale(1.0), False, 1)
         return new

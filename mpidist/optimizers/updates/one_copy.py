@@ -15,7 +15,7 @@ from mpidist.optimizers.rules.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
 
 
-class Part(NamedTuple):
+class Span(NamedTuple):
     """Elements `start` to `stop` of the `number`-th of some things."""
 
     number: int
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     stop: int
 
 
-def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[Part]:
+def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[Span]:
     """Return what one rank gets of some things; all ranks together get every element once.  Pure.
 
     Parameters
@@ -45,7 +45,7 @@ def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[P
         else:  # all of it is for the rank to which its middle belongs
             start, stop = (begin, end) if first <= begin + length // 2 < last else (begin, begin)
         if start < stop:
-            found.append(Part(number, start - begin, stop - begin))
+            found.append(Span(number, start - begin, stop - begin))
     return found
 
 
