@@ -433,7 +433,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return False
 
     def _require_aggregation(self) -> None:
-        """Raise ValueError unless it is known what becomes of the values that replicas write to one copy."""
+        """Raise ValueError for one copy without an aggregation: the values of several replicas could not be joined."""
         if self._is_shared and self.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 "You must specify an aggregation method to update a AggregatingVariable in Replica Context: the "

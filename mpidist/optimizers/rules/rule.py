@@ -111,7 +111,7 @@ class Rule(abc.ABC):
         scratch: list[Any],
         coefficients: tuple[float, ...],
     ) -> None:
-        """Write to `new`, which is other memory, what `update_slice` would make of `parameter`, which stays.
+        """Write to `new` the parameter that `update_slice` would make; `parameter` is other memory and stays unchanged.
 
         Local; everything else as for `update_slice`, and the same bits.  A family may do it with fewer passes.
         """

@@ -1,4 +1,4 @@
-"""The update of variables of which the ranks of a node share one copy: each rank updates its part of them.
+"""The update of variables in one copy: each rank of the node updates its part of the shared arrays.
 
 All ranks have the same gradients, summed already.  The work is dealt by elements, whatever variables these belong to:
 a rank gets some of the small variables, and a stretch of a large one.
