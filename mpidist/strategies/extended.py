@@ -324,7 +324,7 @@ class StrategyExtended:
         """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
         number, replicas = self.replica_id, self.num_replicas
         dataset = dataset_fn(InputContext(replicas, number, replicas))
-        feed = FunctionFeed(as_dataset(dataset)._node, number, replicas, self._agreement())
+        feed = FunctionFeed(as_dataset(dataset)._stage, number, replicas, self._agreement())
         return DistributedDataset(dataset, number, replicas, feed, options, fetch_to(self.device_name))
 
     def _agreement(self) -> Agreement:
