@@ -99,7 +99,7 @@ class PersistentAllReduce:
         arrays = self._arrays(value)
         if [(each.dtype, each.shape) for each in arrays] != self._signatures:
             raise self._refused(arrays)
-        return _Packing(self._bound.start(arrays), self._packed)
+        return _Packing(self._bound.start([*arrays]), self._packed)  # the caller may put others into its list
 
     def _arrays(self, value: Any) -> list[Any]:
         """Return the arrays of a value; ValueError unless its structure is as it was when this was bound."""

@@ -8,7 +8,7 @@ import pytest
 import mpidist
 from mpidist import nest
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.testing import run_ranks
 from mpidist.variables import IndexedSlices
 
@@ -140,3 +140,36 @@ def test_a_users_own_reduction_is_never_gone_round():
         return _in_replica(step, mpidist.MirroredStrategy(cross_device_ops=Doubling()))
 
     assert run_ranks(2, on_rank) == [[[4.0] * 2, [[4.0], [4.0] * 3]]] * 2
+
+
+def test_the_arrays_that_were_in_the_list_at_the_start_are_reduced():
+    def on_rank():
+        def step(context):
+            value = [numpy.ones(2), numpy.ones(3)]
+            handle = context.all_reduce_init("sum", value).start(value)
+            value[:] = [numpy.full(2, 9.0), numpy.full(3, 9.0)]
+            return [each.tolist() for each in handle.wait()]
+
+        return _in_replica(step)
+
+    assert run_ranks(2, on_rank) == [[[2.0] * 2, [2.0] * 3]] * 2
+
+
+def test_the_step_after_one_that_raised_between_start_and_wait_has_its_own_sums():
+    def on_rank():
+        strategy, bound = mpidist.MirroredStrategy(), []
+
+        def step(value):
+            context = mpidist.get_replica_context()
+            if not bound:
+                bound.append(context.all_reduce_init("sum", numpy.zeros(3)))
+            handle = bound[0].start(numpy.full(3, value))
+            if value == 100.0 and context.replica_id_in_sync_group == 0:
+                raise ValueError("odd")
+            return handle.wait().tolist()
+
+        with pytest.raises((ValueError, RemoteReplicaError), match="odd"):
+            strategy.run(step, args=(100.0,))
+        return strategy.run(step, args=(1.0,))
+
+    assert run_ranks(2, on_rank) == [[2.0] * 3] * 2
