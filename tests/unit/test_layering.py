@@ -27,7 +27,7 @@ LAYERS = (
     ("runtime",),
     ("transports",),
     ("collectives",),
-    ("fusion", "tuning", "tracing"),
+    ("tuning", "tracing"),
     ("world",),
     ("variables",),
     ("cross_device_ops",),
