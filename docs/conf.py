@@ -39,4 +39,5 @@ def _qualify_types(app: Any, what: str, name: str, obj: Any, options: Any, lines
     of_mesh = name.startswith(("mpidist.tpu.", "mpidist.strategies.tpu."))
     topology = "mpidist.tpu.experimental.Topology" if of_mesh else "mpidist.cluster.topology.Topology"
     for number, line in enumerate(lines):
-        lines[number] = re.sub(r" : dtype\b", " : numpy.dtype", re.sub(r" : Topology\b", f" : {topology}", line))
+        line = re.sub(r" : (?:Mesh)?Topology\b", f" : {topology}", line)
+        lines[number] = re.sub(r" : dtype\b", " : numpy.dtype", line)

@@ -20,6 +20,7 @@ from typing import Any
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce, Packed
+from mpidist.collectives.lists import BoundList
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.selection import PINNED
 from mpidist.collectives.update import FusedUpdate
@@ -190,6 +191,15 @@ class CrossDeviceOps:
         """
         return None
 
+    def bind_all_reduce(
+        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> BoundList | None:
+        """Return the all-reduce of lists like this one, bound; None: every list passes through `reduce_list`.
+
+        Collective: every rank calls it in the same order.
+        """
+        return None
+
     def reduce_flat(
         self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
     ) -> list[Packed] | None:
@@ -281,6 +291,14 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             op = reduce_op.verb
             self._last_asked = options, reduce_op, fused, op
         return fused.again(values, op, None, options.timeout_seconds) if fused is not None and self.num_packs else None
+
+    def bind_all_reduce(
+        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> BoundList | None:
+        """Return the bound all-reduce, unless a subclass has a way of its own, or nothing is fused.  Collective."""
+        if self._has_own_way() or not self.num_packs:
+            return None
+        return self._fused_all_reduce(options).bound(values, reduce_op.verb, options.timeout_seconds)
 
     def reduce_flat(
         self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions

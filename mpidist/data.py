@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from mpidist.hints import public_module
 from mpidist.input.dataset import AUTOTUNE, Dataset
-from mpidist.input.node import ArraySpec
 from mpidist.input.options import AutoShardPolicy, Options
+from mpidist.input.stage import ArraySpec
 
 __all__ = ["AUTOTUNE", "ArraySpec", "AutoShardPolicy", "Dataset", "Options"]
 

@@ -1,4 +1,4 @@
-"""What every collective call begins with: it is numbered, and compared with those of the other ranks."""
+"""The beginning of every collective call: a rank numbers it, and compares it with the calls of the other ranks."""
 
 from __future__ import annotations
 

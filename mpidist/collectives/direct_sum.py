@@ -1,20 +1,19 @@
-"""All-reduce inside a node in which every rank adds the others' values to its own where these lie.
+"""All-reduce inside a node: every rank adds up one segment of each stretch, straight from the others' places.
 
-The buffer is cut into stretches, and a stretch into as many segments as there are ranks: each adds up one of them.  For
-every stretch a rank
+The buffer is cut into stretches, and a stretch into as many segments as there are ranks.  Each rank adds up one segment
+of each stretch.  For every stretch a rank
 
-1. copies its values of the others' segments into its places in shared memory, one for each other rank, and says so;
-2. adds what the others have put there for it to its own values, in rank order, straight into its result; copies the
-   sums over what it has read, and says so;
-3. takes the others' sums from its own places, where they are by then.
+1. fills: it copies its values of the others' segments into its places in shared memory, one place for each other rank;
+2. reduces: it adds the values in the others' places to its own, in rank order, straight into its result, and writes the
+   sums over the values that it has read;
+3. takes: it copies the others' sums out of its own places.
 
-Its own values of its own segment are never copied into shared memory, and what one core writes and another reads
-changes hands as a whole, to and fro between the same two: that is what makes it quick where cores share no cache, too.
+After steps 1 and 2 a rank sets a flag.  Its own values of its own segment are never copied into shared memory.  A place
+is written and read by the same two cores, a whole segment at a time: this is quick also where cores share no cache.
 
-A rank fills its places again when all others have said that they are done with what was there: each of them had read by
-then what was for it, and had put its sums there, which this rank has taken.  Two ranks have places for two turns, so
-that one fills the next ones while it waits for the other; more have not, since the fewer places are in use, the more of
-them stays in cache.  When a call is over nobody reads or writes in a place but its owner.
+A rank fills its places again when all others have reduced and it has taken their sums.  Two ranks have places for two
+turns, so one rank fills the next places while it waits for the other.  More ranks have places for one turn: the fewer
+places are in use, the more of them stay in cache.  After a call nobody but its owner reads or writes a place.
 """
 
 from __future__ import annotations

@@ -117,6 +117,14 @@ class FusedAllReduce:
             self.plans.use(bound)
         return results
 
+    def bound(self, tensors: Sequence[Any], op: str = "sum", timeout_seconds: float | None = None) -> BoundList:
+        """Return the all-reduce of lists like this one, however they lie in memory, to be called any number of times.
+
+        Collective: every rank calls it in the same order.  Parameters and errors as for a call; nothing is reduced.
+        """
+        question = Question(op, None, self._bytes_per_pack, self._algorithm)
+        return bind_list(self._ranks, tensors, question, timeout_seconds, in_memory_order=False, any_strides=True)
+
     def _buffers(self, tensors: Sequence[Any]) -> Any:
         """Return the gradient buffers that these tensors are, if they are."""
         found = self._ranks.in_shared_memory.get(id(tensors[0])) if len(tensors) else None

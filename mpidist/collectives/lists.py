@@ -153,7 +153,7 @@ class _Like:
         self.sources = Sources([] if any_strides else tensors, in_memory_order)
         on_host = not (tensors and arrays.is_device(tensors[0]))
         self.kind = numpy.empty(0) if on_host else arrays.empty(0, tensors[0].dtype, tensors[0])
-        self._any_strides = any_strides
+        self.any_strides = any_strides
         self._count = len(tensors)
         self._kinds = set(map(type, tensors))
         self._shapes, self._dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
@@ -166,7 +166,7 @@ class _Like:
             and set(map(type, tensors)) == self._kinds
             and all(map(eq, map(_shape, tensors), self._shapes))  # makes no list of tuples: that takes twice as long
             and self._are_of_dtypes(tensors)
-            and (self._any_strides or self._lie_alike(tensors))
+            and (self.any_strides or self._lie_alike(tensors))
         )
 
     def _are_of_dtypes(self, tensors: Sequence[Any]) -> bool:
@@ -290,6 +290,8 @@ class _LongList(BoundList):
         super().__init__(ranks, call, question, plan, like)
         self._ranks, self._way = ranks, way
         self._scratch = Scratch()
+        # Long tensors that may lie anyhow: a stretch of one that is not contiguous would be found by copying all of it.
+        self._is_loose = like.any_strides and plan.nbytes >= _SHORT_BYTES * len(plan.signatures)
         on_host = isinstance(like.kind, numpy.ndarray)
         self._reductions = [self._reduction(index) if on_host else None for index in range(len(plan.buckets))]
         # MPI's own all-reduce is quicker where values and results lie apart.
@@ -307,6 +309,8 @@ class _LongList(BoundList):
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
         tensors, results = self._like.sources.in_order(tensors), self._free_set()
+        if self._is_loose:
+            tensors = [each if each.flags.c_contiguous else numpy.ascontiguousarray(each) for each in tensors]
         for index, (bucket, reduction) in enumerate(zip(self._plan.buckets, self._reductions, strict=True)):
             members = tensors if len(self._reductions) == 1 else [tensors[each] for each in bucket.tensors]
             if reduction is not None:

@@ -21,7 +21,7 @@ _PIECE_BYTES, _PIECES = 1 << 20, 16
 
 
 class Replay(Protocol):
-    """Runs the data movement of one call, on the buffer it is bound to or on another one like that."""
+    """Moves the data of one call, in the buffer that it is bound to or in another of the same length and dtype."""
 
     def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
         """Reduce into the buffer, within the begun call of `watch`.

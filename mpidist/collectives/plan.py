@@ -1,7 +1,7 @@
 """The fusion plan: which tensor lies where.  Pure: no arrays, no communication.
 
 Tensors are taken in order, dtype by dtype, into *buckets*: a bucket is closed when it has come to `bytes_per_pack`.
-Each bucket is one reduction.  Tensors of one dtype are fused across others that lie between them.
+Each bucket is one reduction.  Tensors of one dtype are fused, also where others stand between them in the list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that the reductions of a rank work in: they run one at a time, so that one piece is enough for all of them."""
+"""Memory in which the reductions of a rank work.  They run one at a time, so one piece is enough."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ class SegmentAllReduce:
 class PlaceAllReduce(SegmentAllReduce):
     """The same through the places of `DirectSum`, which are longer: it takes one turn.
 
-    All have posted this call when a rank goes on to its next one, which they did after they had taken the turns before:
-    so nobody reads what it fills then.
+    A rank fills its place for the next call when all ranks have posted this one.  They posted it after their last turn,
+    so nobody reads the place any more.
     """
 
     def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
@@ -122,7 +122,7 @@ class PlaceAllReduce(SegmentAllReduce):
 class ShareAllReduce(PlaceAllReduce):
     """The same for more than two ranks, of which each adds up a share, and copies what the others have added up.
 
-    A rank puts the sums over its own values of its share, which no other rank reads before they are there.
+    A rank writes the sums of its share over its own values there.  No other rank reads them before they are complete.
     """
 
     def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:

@@ -14,8 +14,7 @@ _strides = attrgetter("strides")
 class Sources:
     """How tensors of some shapes and strides are made contiguous ones, once a list.
 
-    A tensor whose axes lie in memory in another order than they are counted is taken in the order of memory, which
-    costs nothing; one that has gaps is copied.
+    A transposed tensor is taken in the order of memory, which costs nothing.  A tensor with gaps is copied.
 
     Parameters
     ----------

@@ -3,19 +3,19 @@
 Nomenclature.  A *segment* is a cache-sized stretch of the buffer, a *bucket* some segments in a row, a *shard* a part
 of every segment; see `lanes` for who carries a shard.  For each bucket a rank
 
-1. fills, segment after segment, its place with its own values; when all ranks of the node have, it adds up the parts of
-   the shards that it carries over these ranks, into its slot (*gather*);
-2. starts the all-reduce of its shards between the nodes, which moves on whenever this rank polls it: after every
-   segment, and in every turn of every wait;
-3. says, when that is done, that its shards are *published*; all ranks of the node copy them out of its slot, and say
-   that the bucket is *taken*.
+1. *gathers*: segment after segment it fills its place with its own values.  When all ranks of the node have filled
+   theirs, it adds up the shards that it carries, into its slot;
+2. sends: it starts the all-reduce of its shards between the nodes.  This moves on whenever this rank polls it: after
+   every segment, and in every turn of every wait;
+3. *publishes*: it says that its shards are complete.  All ranks of the node copy them out of its slot, and say that the
+   bucket is *taken*.
 
 While one bucket is gathered, those before it are between the nodes.  In a slow network there are always two under way,
 so that the link is never idle.
 
-*Turns* number segments, and *buckets* are numbered, through all calls, alike on the ranks of a node.  Two places a rank
-take turns for filling: nobody overwrites what another still adds up, since it has seen all fill turn t - 1, which they
-did after they had added up turn t - 2.  A slot is written again when all have taken what was in it.
+*Turns* number segments, and *buckets* are numbered, through all calls, alike on the ranks of a node.  A rank has two
+places and fills them in turn.  It fills turn t when all ranks have filled turn t - 1; by then they have added up turn
+t - 2, so nobody reads the place any more.  A slot is written again when all ranks have taken its bucket.
 
 Sums are made in the order of the local ranks, then as the schedule between the nodes says.  So the bits do not depend
 on time, but on how ranks are placed; and on how the buffer is cut where that schedule is a ring of three nodes or more.

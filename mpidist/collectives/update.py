@@ -1,8 +1,7 @@
 """Reduce gradients and update parameters in one pass: each rank of a node updates the slices that it has reduced.
 
-A slice of a summed gradient is turned into new parameters while it is in cache, by the rank that owns it, and the new
-parameters are what the others get.  Which elements a rank owns does not depend on the way that is taken, so what an
-optimizer keeps for them can live on that rank alone.
+The rank that owns a slice turns its summed gradient into new parameters while it is in cache.  The others get the new
+parameters.  A rank owns the same elements whatever the way, so an optimizer can keep their slots on that rank alone.
 """
 
 from __future__ import annotations

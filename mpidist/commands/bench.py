@@ -48,7 +48,7 @@ The ratio is the time divided by that of the best Allreduce. The exit status is 
 
 
 @dataclass(frozen=True)
-class Row:
+class Timing:
     """The time of one reduction, of one contender.
 
     Attributes
@@ -141,7 +141,7 @@ def _measured(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD.Dup()
     vendor, version = MPI.get_vendor()
     title = f"{vendor} {'.'.join(map(str, version))}, {comm.size} ranks, {os.cpu_count()} cores"
-    rows: list[Row] = []
+    rows: list[Timing] = []
     if comm.rank == 0:
         print(f"# {title}\n{heading()}", flush=True)
     lists = [("array", [size // 4]) for size in options.sizes] + ([] if options.no_list else [("list", _LIST)])
@@ -173,7 +173,7 @@ class Turns:
         self._kept: Any = None
         self._wrong: dict[str, int] = {}
 
-    def rows(self, work: str, rounds: int) -> list[Row]:
+    def rows(self, work: str, rounds: int) -> list[Timing]:
         """Return a row for each contender.  Collective."""
         contenders = self._contenders(work)
         for who, run_all in contenders.items():
@@ -187,12 +187,12 @@ class Turns:
                 seconds[who].append(self._turn(who, contenders[who]))
         return self._rows(work, seconds)
 
-    def _rows(self, work: str, seconds: dict[str, list[float]]) -> list[Row]:
+    def _rows(self, work: str, seconds: dict[str, list[float]]) -> list[Timing]:
         quartiles = {who: [float(each) for each in numpy.percentile(own, [25, 50, 75])] for who, own in seconds.items()}
         best = min(median for who, (_, median, _) in quartiles.items() if who != OURS)
         count_of = len(self._elements)
         return [
-            Row(work, count_of, self._size, who, median, low, high, median / best, self._wrong[who])
+            Timing(work, count_of, self._size, who, median, low, high, median / best, self._wrong[who])
             for who, (low, median, high) in quartiles.items()
         ]
 
@@ -250,7 +250,7 @@ def heading() -> str:
     )
 
 
-def line(row: Row) -> str:
+def line(row: Timing) -> str:
     """Return a row of the table."""
     quartiles = f"{show_seconds(row.low)} - {show_seconds(row.high)}"
     speed = f"{row.size / row.seconds / 1e9:.2f}"

@@ -15,9 +15,9 @@ from mpidist.errors import CollectiveMismatchError
 from mpidist.input import structure
 from mpidist.input.dataset import Dataset
 from mpidist.input.files import FileRows
-from mpidist.input.node import Node
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sources import Arrays, Foreign, Generated
+from mpidist.input.stage import Stage
 
 #: Arrays (name, dtype, shape), and facts in the same form.
 Facts = list[tuple[str, Any, tuple[int, ...]]]
@@ -86,16 +86,16 @@ def described(dataset: Any) -> Facts:
     ]
     if policy in (AutoShardPolicy.OFF, AutoShardPolicy.HINT):  # each rank may have rows of its own
         return facts
-    facts += [fact("drop_remainder", dataset.drop_remainder), fact("order of the rows", _order(dataset._node))]
-    sources = list(dataset._node.sources())
+    facts += [fact("drop_remainder", dataset.drop_remainder), fact("order of the rows", _order(dataset._stage))]
+    sources = list(dataset._stage.sources())
     named = [(_title(number, len(sources)), source) for number, source in enumerate(sources)]
     tensors = [tensor for title, source in named for tensor in _tensors(title, source)]
     most_bytes = _MOST_BYTES // max(len(tensors), 1)
     return [*tensors, *facts, *(each for title, source in named for each in _contents(title, source, most_bytes))]
 
 
-def _order(node: Node) -> str:
-    words = node.words()
+def _order(stage: Stage) -> str:
+    words = stage.words()
     if words and words[-1].startswith("batch("):  # it has facts of its own
         words.pop()
     return ", ".join(words) or "as they are"
@@ -105,7 +105,7 @@ def _title(number: int, sources: int) -> str:
     return "" if sources == 1 else f" of source {number}"
 
 
-def _tensors(title: str, source: Node) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+def _tensors(title: str, source: Stage) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     """Yield the arrays of a source by name, with all their rows."""
     if isinstance(source, Arrays):
         for path, leaf in _sorted_paths(source.arrays):
@@ -115,7 +115,7 @@ def _tensors(title: str, source: Node) -> Iterator[tuple[str, Any, tuple[int, ..
             yield f"array {path}".rstrip() + title, spec.dtype, (int(source.length or 0), *spec.shape)
 
 
-def _contents(title: str, source: Node, most_bytes: int) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
+def _contents(title: str, source: Stage, most_bytes: int) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
     """Yield facts about the data of a source: checksums of some rows, the names of files."""
     if isinstance(source, FileRows):
         rows = [table.rows for table in source.tables]
@@ -128,7 +128,7 @@ def _contents(title: str, source: Node, most_bytes: int) -> Iterator[tuple[str, 
             yield fact(name, f"{checksum(leaf, most_bytes):#010x}")
 
 
-def _some_rows(source: Node) -> Any:
+def _some_rows(source: Stage) -> Any:
     if isinstance(source, Arrays):
         return source.arrays
     if isinstance(source, FileRows) and source.length:
@@ -165,6 +165,6 @@ def _spaced(length: int, most: int) -> numpy.ndarray:
 # -- what is compared at every step ------------------------------------------------------------------------------------
 
 
-def watched(node: Node) -> list[Generated | Foreign]:
+def watched(stage: Stage) -> list[Generated | Foreign]:
     """Return the sources of which only reading tells whether ranks have the same.  Local."""
-    return [source for source in node.sources() if isinstance(source, (Generated, Foreign))]
+    return [source for source in stage.sources() if isinstance(source, (Generated, Foreign))]

@@ -6,8 +6,8 @@ import logging
 
 from mpidist.input.dataset import Dataset
 from mpidist.input.files import FileRows
-from mpidist.input.node import Node
 from mpidist.input.options import AutoShardPolicy
+from mpidist.input.stage import Stage
 
 _logger = logging.getLogger("mpidist")
 
@@ -17,16 +17,16 @@ def policy_of(dataset: Dataset) -> AutoShardPolicy:
     return dataset.options().experimental_distribute.auto_shard_policy
 
 
-def file_count(node: Node) -> int:
+def file_count(stage: Stage) -> int:
     """Return the number of files of a data set, the smallest of its sources; 0 if one has no files.  Local."""
-    return min(len(source.tables) if isinstance(source, FileRows) else 0 for source in node.sources())
+    return min(len(source.tables) if isinstance(source, FileRows) else 0 for source in stage.sources())
 
 
-def by_file(node: Node, num_workers: int, index: int) -> Node:
-    """Return a tree of nodes with every `num_workers`-th file, from number `index` on.  Local."""
-    files = file_count(node)
+def by_file(stage: Stage, num_workers: int, index: int) -> Stage:
+    """Return a tree of stages with every `num_workers`-th file, from number `index` on.  Local."""
+    files = file_count(stage)
     if not files:
-        kinds = ", ".join(sorted({type(source).__name__ for source in node.sources()} - {"FileRows"}))
+        kinds = ", ".join(sorted({type(source).__name__ for source in stage.sources()} - {"FileRows"}))
         raise ValueError(
             f"Found an unshardable source dataset: AutoShardPolicy.FILE deals files, and {kinds} has none; use AUTO, "
             "which deals rows"
@@ -37,16 +37,16 @@ def by_file(node: Node, num_workers: int, index: int) -> Node:
             f"required {num_workers} shards/workers; use AUTO, which deals rows"
         )
 
-    def some_files(source: Node) -> Node:
+    def some_files(source: Stage) -> Stage:
         return FileRows(source.tables[index::num_workers]) if isinstance(source, FileRows) else source
 
-    return node.rebuilt(some_files)
+    return stage.rebuilt(some_files)
 
 
 def warn_of_reading_all(dataset: Dataset, num_workers: int) -> None:
     """Tell, in one line, that every rank must read all files, where FILE would spare it.  Local."""
-    node, files = dataset._node, file_count(dataset._node)
-    if num_workers > 1 and not node.indexed and files and policy_of(dataset) is AutoShardPolicy.AUTO:
+    stage, files = dataset._stage, file_count(dataset._stage)
+    if num_workers > 1 and not stage.indexed and files and policy_of(dataset) is AutoShardPolicy.AUTO:
         cure = (
             "AutoShardPolicy.FILE would deal them"
             if files >= num_workers
@@ -54,7 +54,7 @@ def warn_of_reading_all(dataset: Dataset, num_workers: int) -> None:
         )
         _logger.warning(
             "AUTO sharding deals rows (DATA): behind %s every rank reads all %d files; %s",
-            ", ".join(node.words()),
+            ", ".join(stage.words()),
             files,
             cure,
         )

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from mpidist.input import structure
-from mpidist.input.node import ArraySpec, Derived, Item, force, row_spec
 from mpidist.input.sharding import WHOLE, RowPart
+from mpidist.input.stage import ArraySpec, Derived, Item, force, row_spec
 
 
 @dataclass(eq=False)

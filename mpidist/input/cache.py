@@ -10,8 +10,8 @@ from typing import Any
 import numpy
 
 from mpidist.input import structure
-from mpidist.input.node import Derived, Item, Positions
 from mpidist.input.sharding import WHOLE, RowPart
+from mpidist.input.stage import Derived, Item, Positions
 
 
 @dataclass(eq=False)

@@ -17,12 +17,12 @@ from mpidist.input.cache import Cache
 from mpidist.input.files import FileRows, expanded, tables_of
 from mpidist.input.hdf5 import Hdf5Table, OpenFiles
 from mpidist.input.mapping import Filter, Map
-from mpidist.input.node import ArraySpec, Node
 from mpidist.input.numpy_files import npy_table, npz_table
 from mpidist.input.options import Options
 from mpidist.input.order import Repeat, Shard, Shuffle, Window
 from mpidist.input.prefetching import prefetched
 from mpidist.input.sources import Arrays, Generated, Range
+from mpidist.input.stage import ArraySpec, Stage
 from mpidist.input.text import CsvTable, TextTable
 from mpidist.input.zipped import Concatenate, Zip
 
@@ -53,7 +53,7 @@ class Dataset:
     walks through all of it, but maps its own rows only.
     """
 
-    _node: Node
+    _stage: Stage
     _options: Options = field(default_factory=Options)
     _ahead: int = 0
     _epochs: Iterator[int] = field(default_factory=itertools.count, repr=False)
@@ -223,24 +223,24 @@ class Dataset:
         """
         if buffer_size is not None and buffer_size < 1:
             raise ValueError(f"buffer_size must be 1 or more, got {buffer_size}")
-        return self._then(Shuffle(self._node, buffer_size, seed or 0, reshuffle_each_iteration))
+        return self._then(Shuffle(self._stage, buffer_size, seed or 0, reshuffle_each_iteration))
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Return the data set `count` times over; None or a negative count is forever.
 
         A shuffle before it gives every repetition an order of its own.
         """
-        if self._node.length == math.inf:
+        if self._stage.length == math.inf:
             return self if count != 0 else self.take(0)
-        return self._then(Repeat(self._node, None if count is None or count < 0 else count))
+        return self._then(Repeat(self._stage, None if count is None or count < 0 else count))
 
     def take(self, count: int) -> Dataset:
         """Return the first `count` elements; all of them if it is negative."""
-        return self if count < 0 else self._then(Window(self._node, 0, count))
+        return self if count < 0 else self._then(Window(self._stage, 0, count))
 
     def skip(self, count: int) -> Dataset:
         """Return the elements without the first `count`; none if it is negative."""
-        return self.take(0) if count < 0 else self._then(Window(self._node, count))
+        return self.take(0) if count < 0 else self._then(Window(self._stage, count))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Return every `num_shards`-th element, from number `index` on.
@@ -249,13 +249,13 @@ class Dataset:
         """
         if num_shards < 1 or not 0 <= index < num_shards:
             raise ValueError(f"shard needs 0 <= index < num_shards, got num_shards={num_shards} and index={index}")
-        return self._then(Shard(self._node, num_shards, index))
+        return self._then(Shard(self._stage, num_shards, index))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
         """Return the elements of this data set, and then those of another."""
-        if self._node.length == math.inf:
+        if self._stage.length == math.inf:
             return self
-        return self._then(Concatenate(self._node, dataset._node), dataset._ahead)
+        return self._then(Concatenate(self._stage, dataset._stage), dataset._ahead)
 
     @staticmethod
     def zip(*datasets: Any) -> Dataset:
@@ -268,11 +268,11 @@ class Dataset:
         """
         nested = datasets[0] if len(datasets) == 1 and not isinstance(datasets[0], Dataset) else datasets
         ahead = max((each._ahead for each in structure.leaves(nested)), default=0)
-        return Dataset(Zip(structure.map_leaves(lambda each: each._node, nested)), _ahead=ahead)
+        return Dataset(Zip(structure.map_leaves(lambda each: each._stage, nested)), _ahead=ahead)
 
     def enumerate(self, start: int = 0) -> Dataset:
         """Return pairs of a number and an element; the numbers count from `start`."""
-        return self._then(Zip((Range(start, None, 1), self._node)))
+        return self._then(Zip((Range(start, None, 1), self._stage)))
 
     # -- what becomes of the elements ---------------------------------------------------------------------------------
 
@@ -301,11 +301,11 @@ class Dataset:
         threads = len(os.sched_getaffinity(0)) if num_parallel_calls == AUTOTUNE else num_parallel_calls or 1
         if threads < 1:
             raise ValueError(f"num_parallel_calls must be 1 or more, or AUTOTUNE (-1), got {num_parallel_calls}")
-        return self._then(Map(self._node, map_func, threads, by_rows))
+        return self._then(Map(self._stage, map_func, threads, by_rows))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
         """Return the elements of which a function says True; a stream."""
-        return self._then(Filter(self._node, predicate))
+        return self._then(Filter(self._stage, predicate))
 
     def batch(
         self,
@@ -327,16 +327,16 @@ class Dataset:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
-        return self._then(Batch(self._node, batch_size, drop_remainder))
+        return self._then(Batch(self._stage, batch_size, drop_remainder))
 
     def unbatch(self) -> Dataset:
         """Return the rows of batches as elements."""
-        node = self._node
-        return self._then(node.child if isinstance(node, Batch) and not node.drop else Unbatch(node))
+        stage = self._stage
+        return self._then(stage.child if isinstance(stage, Batch) and not stage.drop else Unbatch(stage))
 
     def cache(self) -> Dataset:
         """Return the data set that keeps in memory the elements that this rank has made, in their first order."""
-        return self._then(Cache(self._node))
+        return self._then(Cache(self._stage))
 
     def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset:
         """Return the data set whose iterators make so many elements ahead of time, in a thread.
@@ -344,33 +344,33 @@ class Dataset:
         Wherever it stands, it is the last elements of the chain that are made ahead.  The thread ends with its
         iterator.
         """
-        return self._then(self._node, _AHEAD if buffer_size < 0 else buffer_size)
+        return self._then(self._stage, _AHEAD if buffer_size < 0 else buffer_size)
 
     def with_options(self, options: Options) -> Dataset:
         """Return the data set with options for its distribution."""
         if not isinstance(options, Options):
             raise TypeError(f"options must be a mpidist.data.Options, got {type(options).__name__}")
-        return Dataset(self._node, options, self._ahead)
+        return Dataset(self._stage, options, self._ahead)
 
-    def _then(self, node: Node, ahead: int = 0) -> Dataset:
-        return Dataset(node, self._options, max(ahead, self._ahead))
+    def _then(self, stage: Stage, ahead: int = 0) -> Dataset:
+        return Dataset(stage, self._options, max(ahead, self._ahead))
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int | None:
         """Rows of a global batch; None before `batch`."""
-        return self._node.batch_size
+        return self._stage.batch_size
 
     @property
     def is_batched(self) -> bool:
         """Whether elements are batches, which can be cut into parts."""
-        return self._node.batched
+        return self._stage.batched
 
     @property
     def drop_remainder(self) -> bool:
         """Whether all batches have `batch_size` rows."""
-        return self._node.drop_remainder
+        return self._stage.drop_remainder
 
     @property
     def element_spec(self) -> Any:
@@ -378,7 +378,7 @@ class Dataset:
 
         Where elements are mapped or generated, the first one is made to see what it is.
         """
-        return self._node.spec()
+        return self._stage.spec()
 
     def options(self) -> Options:
         """Return the options."""
@@ -386,12 +386,12 @@ class Dataset:
 
     def cardinality(self) -> int:
         """Return the number of elements; -1 is no end, -2 that only iterating tells."""
-        length = self._node.length
+        length = self._stage.length
         return -2 if length is None else -1 if length == math.inf else int(length)
 
     def __len__(self) -> int:
         """Return the number of elements: rows, or batches after `batch`; TypeError where there is none."""
-        length = self._node.length
+        length = self._stage.length
         if length is None:
             raise TypeError("this data set is a stream (of a generator, or filtered): only iterating tells its length")
         if length == math.inf:
@@ -399,7 +399,7 @@ class Dataset:
         return int(length)
 
     def __iter__(self) -> Iterator[Any]:
-        elements = (item() for item in self._node.items(next(self._epochs)))
+        elements = (item() for item in self._stage.items(next(self._epochs)))
         return prefetched(elements, self._ahead)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
@@ -411,5 +411,5 @@ class Dataset:
         return functools.reduce(reduce_func, self, initial_state)
 
     def __repr__(self) -> str:
-        words = "".join(f".{word}" for word in self._node.words())
-        return f"<Dataset of {' and '.join(type(source).__name__ for source in self._node.sources())}{words}>"
+        words = "".join(f".{word}" for word in self._stage.words())
+        return f"<Dataset of {' and '.join(type(source).__name__ for source in self._stage.sources())}{words}>"

@@ -13,12 +13,12 @@ from mpidist.input import autoshard, structure
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
 from mpidist.input.feeds import END, ExactFeed, Feed, InputPosition
-from mpidist.input.node import with_rows
 from mpidist.input.options import AutoShardPolicy, InputOptions
 from mpidist.input.own_feeds import FunctionFeed, WorkerFeed
 from mpidist.input.prefetching import prefetched
 from mpidist.input.sharding import RowPart, Share
 from mpidist.input.sources import Foreign, explained
+from mpidist.input.stage import with_rows
 
 
 class DistributedDataset:
@@ -60,7 +60,7 @@ class DistributedDataset:
         fetch_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         if feed is None:
-            feed = ExactFeed(batched(dataset, num_replicas)._node, RowPart(replica_id, num_replicas), Agreement())
+            feed = ExactFeed(batched(dataset, num_replicas)._stage, RowPart(replica_id, num_replicas), Agreement())
         self.dataset = dataset
         self.replica_id = replica_id
         self.num_replicas = num_replicas
@@ -268,7 +268,7 @@ class DistributedIterator(Iterator[Any]):
 
 def batched(dataset: Any, num_replicas: int) -> Dataset:
     """Return the data set; ValueError unless it has batches.  Local."""
-    if not isinstance(dataset, Dataset) or not dataset._node.batched:
+    if not isinstance(dataset, Dataset) or not dataset._stage.batched:
         raise ValueError(
             "Call the `batch` method on the input Dataset in order to be able to split your input across "
             f"{num_replicas} replicas; the size given to it is the global one."
@@ -291,7 +291,7 @@ def distributed(
     if is_one_worker or policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         if replica_id == 0 and not is_one_worker:
             autoshard.warn_of_reading_all(dataset, num_replicas)
-        feed = ExactFeed(dataset._node, RowPart(replica_id, num_replicas), agreement)
+        feed = ExactFeed(dataset._stage, RowPart(replica_id, num_replicas), agreement)
     else:
         feed = WorkerFeed(dataset, replica_id, num_replicas, agreement)
     return DistributedDataset(dataset, replica_id, num_replicas, feed, options, fetch_fn)

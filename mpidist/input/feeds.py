@@ -15,9 +15,9 @@ from mpidist.collectives.mismatch import fact
 from mpidist.errors import InputError
 from mpidist.input import structure
 from mpidist.input.agreement import Agreement, watched
-from mpidist.input.node import Node
 from mpidist.input.sharding import MeasuredPart, RowPart, Share
 from mpidist.input.sources import Foreign, Read
+from mpidist.input.stage import Stage
 
 #: In place of a batch: the epoch has no more.
 END: Any = object()
@@ -28,7 +28,7 @@ class InputPosition(NamedTuple):
 
     epoch: int = 0
     step: int = 0
-    #: Number of the batch's first row in the epoch, or of the batch; see `Node.by_row`.
+    #: Number of the batch's first row in the epoch, or of the batch; see `Stage.by_row`.
     offset: int = 0
     #: What was read before it, of batches that somebody else makes.
     read: Read | None = None
@@ -48,10 +48,10 @@ class Feed:
     #: A name for messages.
     title = ""
 
-    def __init__(self, node: Node, agreement: Agreement) -> None:
+    def __init__(self, stage: Stage, agreement: Agreement) -> None:
         self.agreement = agreement
-        self._node = node
-        self._foreign = node if isinstance(node, Foreign) else None
+        self._stage = stage
+        self._foreign = stage if isinstance(stage, Foreign) else None
 
     def open(self, position: InputPosition) -> Iterator[tuple[Any, Any]]:
         """Yield (batch, note) from a position on; may run in a thread.  The note is for `agreed`."""
@@ -86,7 +86,7 @@ class Feed:
 
     def at_step(self, epoch: int, step: int) -> InputPosition:
         """Return the position of a batch by its number.  Local."""
-        return InputPosition(epoch, step, self._node.offset_of(step))
+        return InputPosition(epoch, step, self._stage.offset_of(step))
 
     def _state(self, position: InputPosition) -> dict[str, Any]:
         """Return the other entries of a state."""
@@ -98,7 +98,7 @@ class Feed:
 
     @cached_property
     def _order(self) -> list[str]:
-        return self._node.order(not self._node.by_row)
+        return self._stage.order(not self._stage.by_row)
 
 
 class ExactFeed(Feed):
@@ -106,15 +106,15 @@ class ExactFeed(Feed):
 
     title = "global batches"
 
-    def __init__(self, node: Node, part: RowPart, agreement: Agreement) -> None:
-        super().__init__(node, agreement)
+    def __init__(self, stage: Stage, part: RowPart, agreement: Agreement) -> None:
+        super().__init__(stage, agreement)
         self._part = part
-        self._watched = watched(node) if agreement.needed else []
+        self._watched = watched(stage) if agreement.needed else []
 
     def open(self, position: InputPosition) -> Iterator[tuple[Any, Any]]:
         if self._foreign is not None:
             self._foreign.expected = position.read
-        for offset, item in self._node.batches_from(position.epoch, position.offset):
+        for offset, item in self._stage.batches_from(position.epoch, position.offset):
             part = MeasuredPart(self._part.replica_id, self._part.num_replicas)
             read = None if self._foreign is None else self._foreign.read
             seen = [source.seen for source in self._watched]
@@ -148,7 +148,7 @@ class ExactFeed(Feed):
         return len(self._part.of(batch_size))
 
     def _state(self, position: InputPosition) -> dict[str, Any]:
-        found = {"rows" if self._node.by_row else "step": position.offset, "of": self._order}
+        found = {"rows" if self._stage.by_row else "step": position.offset, "of": self._order}
         if position.read is not None:
             found |= {"rows": position.read.rows, "checksum": position.read.checksum}
         return found
@@ -157,7 +157,7 @@ class ExactFeed(Feed):
         require_same(state.get("of", self._order), self._order)
         offset = int(state["step"] if "step" in state else state["rows"])
         read = Read(int(state["rows"]), int(state["checksum"])) if "checksum" in state else None
-        return InputPosition(int(state["epoch"]), self._node.step_of(offset), offset, read)
+        return InputPosition(int(state["epoch"]), self._stage.step_of(offset), offset, read)
 
 
 def on_all_ranks(message: str) -> InputError:

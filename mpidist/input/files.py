@@ -13,8 +13,8 @@ import numpy
 
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import Node, Positions, as_array, gather_by, moved, row_spec, shown, spec_of
 from mpidist.input.sources import explained
+from mpidist.input.stage import Positions, Stage, as_array, gather_by, moved, row_spec, shown, spec_of
 
 #: Rows whose distance in bytes is at most this are read in one slice, with the rows between them.
 _GAP_BYTES = 1 << 16
@@ -46,7 +46,7 @@ class Table:
         return row_spec(structure.map_leaves(spec_of, self.read(range(min(self.rows, 1)))))
 
 
-class FileRows(Node):
+class FileRows(Stage):
     """The rows of several files, one file after the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:

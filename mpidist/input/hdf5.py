@@ -10,7 +10,7 @@ from typing import Any
 from mpidist.errors import MissingDependencyError
 from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
-from mpidist.input.node import Positions, row_spec
+from mpidist.input.stage import Positions, row_spec
 
 #: The most files of a data set that are open.
 _MOST_OPEN = 32

@@ -11,9 +11,9 @@ from typing import Any
 
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import Derived, Item, Node, Positions, cut, force
 from mpidist.input.sharding import WHOLE, RowPart
 from mpidist.input.sources import explained, name_of
+from mpidist.input.stage import Derived, Item, Positions, Stage, cut, force
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Map(Derived):
         return _called("map", self.function, element, place)
 
     def spec(self) -> Any:
-        return Node.spec(self)
+        return Stage.spec(self)
 
     def pool(self) -> Executor | None:
         return self._pool or self.child.pool()
@@ -93,8 +93,8 @@ class Filter(Derived):
 
     def _kept(self, epoch: int) -> Iterator[Item]:
         for number, item in enumerate(self.child.items(epoch)):
-            element, node = item(), self.child if self.child.indexed else self
-            if _called("filter", self.predicate, element, partial(node.place, epoch, number)):
+            element, stage = item(), self.child if self.child.indexed else self
+            if _called("filter", self.predicate, element, partial(stage.place, epoch, number)):
                 yield partial(cut, element) if self.batched else partial(_given, element)
 
     def place(self, epoch: int, position: int) -> str:

@@ -11,7 +11,7 @@ import numpy
 
 from mpidist.input import structure
 from mpidist.input.files import Table, read_rows
-from mpidist.input.node import Positions
+from mpidist.input.stage import Positions
 
 #: A zip file's local header before the name; it ends with the lengths of name and extra bytes.
 _LOCAL_HEADER = struct.Struct("<26x2H")

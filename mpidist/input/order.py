@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy
 
-from mpidist.input.node import Derived, Item, Length, Positions, Reordered, as_array, gather_by, moved
 from mpidist.input.sharding import WHOLE, RowPart
+from mpidist.input.stage import Derived, Item, Length, Positions, Reordered, as_array, gather_by, moved
 
 
 @dataclass(eq=False)

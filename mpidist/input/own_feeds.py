@@ -19,10 +19,10 @@ from mpidist.input.agreement import Agreement
 from mpidist.input.batches import Batch, rebatched
 from mpidist.input.dataset import Dataset
 from mpidist.input.feeds import END, Feed, InputPosition, on_all_ranks, require_same
-from mpidist.input.node import Node
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sharding import Share
 from mpidist.input.sources import Read
+from mpidist.input.stage import Stage
 
 #: The vote of a rank at a step: it has nothing; it knows shapes; it has a batch, whose rows are added.
 _NOTHING, _SHAPES, _BATCH = range(3)
@@ -31,8 +31,8 @@ _NOTHING, _SHAPES, _BATCH = range(3)
 class _OwnFeed(Feed):
     """A feed whose ranks may be out of batches at different steps."""
 
-    def __init__(self, node: Node, pipeline: int, pipelines: int, agreement: Agreement) -> None:
-        super().__init__(node, agreement)
+    def __init__(self, stage: Stage, pipeline: int, pipelines: int, agreement: Agreement) -> None:
+        super().__init__(stage, agreement)
         self._pipeline, self._pipelines = pipeline, pipelines
         self._empty: Any = END
         self._orders: list[list[str]] | None = None
@@ -103,19 +103,19 @@ class WorkerFeed(_OwnFeed):
     """
 
     def __init__(self, dataset: Dataset, pipeline: int, pipelines: int, agreement: Agreement) -> None:
-        super().__init__(dataset._node, pipeline, pipelines, agreement)
+        super().__init__(dataset._stage, pipeline, pipelines, agreement)
         policy = autoshard.policy_of(dataset)
         self._by_file = policy is AutoShardPolicy.FILE
         self.title = f"batches of each rank's own by {policy.name}"
         self._batch_size = dataset.batch_size or 1
         # all batches but the last have as many rows
-        self._is_even = isinstance(self._node, Batch)
+        self._is_even = isinstance(self._stage, Batch)
         if self._by_file:
-            autoshard.by_file(self._node, pipelines, pipeline)  # raises where it cannot be
+            autoshard.by_file(self._stage, pipelines, pipeline)  # raises where it cannot be
 
     @cached_property
     def _order(self) -> list[str]:
-        return self._node.order(not self._is_even)
+        return self._stage.order(not self._is_even)
 
     def _sizes(self, pipeline: int) -> list[int]:
         return sharding.rotated_batch_sizes(self._batch_size, pipeline, self._pipelines, 1)
@@ -138,18 +138,18 @@ class WorkerFeed(_OwnFeed):
     def _batches(self, epoch: int, rows: numpy.ndarray, begun: list[tuple[int, int]]) -> Iterator[Any]:
         read = 0
         for pipeline in self._mine(rows):
-            node = autoshard.by_file(self._node, len(rows), pipeline) if self._by_file else self._node
+            stage = autoshard.by_file(self._stage, len(rows), pipeline) if self._by_file else self._stage
             begun.append((pipeline, read))
-            for batch in self._from_row(node, epoch, int(rows[pipeline])):
+            for batch in self._from_row(stage, epoch, int(rows[pipeline])):
                 read += structure.rows_of(batch)
                 yield batch
 
-    def _from_row(self, node: Node, epoch: int, first: int) -> Iterator[Any]:
+    def _from_row(self, stage: Stage, epoch: int, first: int) -> Iterator[Any]:
         """Yield the batches of an epoch from row number `first` on; those before it are read where need be."""
-        size = self._batch_size if node.indexed and self._is_even else 0
+        size = self._batch_size if stage.indexed and self._is_even else 0
         step = first // size if size else 0
         left = first - step * size
-        for item in node.items(epoch, step):
+        for item in stage.items(epoch, step):
             batch = item()
             rows = structure.rows_of(batch)
             if left < rows:
@@ -196,14 +196,14 @@ class FunctionFeed(_OwnFeed):
         first, *read = self._next(position)
         if self._foreign is not None:
             self._foreign.expected = Read(*read) if position.handed is not None else None
-        for offset, item in self._node.batches_from(position.epoch, first):
+        for offset, item in self._stage.batches_from(position.epoch, first):
             seen = Read() if self._foreign is None else self._foreign.read
             yield item(), (offset, seen.rows, seen.checksum)
 
     def _next(self, position: InputPosition) -> Sequence[int]:
         """Return this rank's offset, and the rows and the checksum that it has read."""
         if position.handed is None:
-            return self._node.offset_of(position.step), 0, 0
+            return self._stage.offset_of(position.step), 0, 0
         return position.handed[self._pipeline].tolist()
 
     def _own(self, note: Any, position: InputPosition) -> numpy.ndarray:

@@ -16,8 +16,8 @@ import numpy
 from mpidist import arrays
 from mpidist.errors import InputError
 from mpidist.input import structure
-from mpidist.input.node import ArraySpec, Item, Node, Positions, as_array, cut, row_spec, shown
 from mpidist.input.sharding import WHOLE, RowPart
+from mpidist.input.stage import ArraySpec, Item, Positions, Stage, as_array, cut, row_spec, shown
 
 #: A checksum covers about so many values of every array or list, and values of these types.
 _MOST_CHECKED, _PLAIN = 64, (bool, int, float, str, bytes)
@@ -25,7 +25,7 @@ _MOST_CHECKED, _PLAIN = 64, (bool, int, float, str, bytes)
 _AGAIN = "for several epochs give something that can be iterated again, such as a list or a DataLoader"
 
 
-class Arrays(Node):
+class Arrays(Stage):
     """The rows of arrays in memory."""
 
     def __init__(self, arrays: Any) -> None:
@@ -54,7 +54,7 @@ class Arrays(Node):
         return f"row {position}"
 
 
-class Range(Node):
+class Range(Stage):
     """The numbers of a range, as int64; without an end where `stop` is None."""
 
     def __init__(self, start: int, stop: int | None, step: int) -> None:
@@ -72,7 +72,7 @@ class Range(Node):
         return ArraySpec((), numpy.dtype(numpy.int64))
 
 
-class Generated(Node):
+class Generated(Stage):
     """What a function's iterable gives; the function is called again for every epoch."""
 
     indexed = False
@@ -117,7 +117,7 @@ class Generated(Node):
         return super().spec() if self.signature is None else self.signature
 
 
-class Foreign(Node):
+class Foreign(Stage):
     """Batches that somebody else makes: any iterable of them, begun anew for every epoch."""
 
     indexed = False

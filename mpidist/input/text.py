@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from mpidist.input.files import Table, read_rows
-from mpidist.input.node import ArraySpec, Positions
+from mpidist.input.stage import ArraySpec, Positions
 
 _BLOCK_BYTES, _NEWLINE = 1 << 24, 10
 

@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 from mpidist.input import structure
-from mpidist.input.node import Item, Node, Positions, as_array, gather_by
 from mpidist.input.sharding import WHOLE, RowPart
+from mpidist.input.stage import Item, Positions, Stage, as_array, gather_by
 
 
-class Zip(Node):
-    """Elements that are structures of the elements of several nodes; as many as the shortest has."""
+class Zip(Stage):
+    """Elements that are structures of the elements of several stages; as many as the shortest has."""
 
-    def __init__(self, nodes: Any) -> None:
-        self.nodes = nodes
-        self.children = tuple(structure.leaves(nodes))
+    def __init__(self, stages: Any) -> None:
+        self.stages = stages
+        self.children = tuple(structure.leaves(stages))
         if not self.children:
             raise ValueError("zip needs at least one data set")
         lengths = [child.length for child in self.children]
@@ -28,10 +28,10 @@ class Zip(Node):
         self.drop_remainder = self.batched and any(child.drop_remainder for child in self.children)
 
     def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
-        return self._each(lambda node: node.at(epoch, position, part) if node.batched else node.at(epoch, position))
+        return self._each(lambda stage: stage.at(epoch, position, part) if stage.batched else stage.at(epoch, position))
 
     def gather(self, epoch: int, positions: Positions) -> Any:
-        return self._each(lambda node: node.gather(epoch, positions))
+        return self._each(lambda stage: stage.gather(epoch, positions))
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         for items in zip(*(child.items(epoch, start) for child in self.children), strict=False):
@@ -39,30 +39,30 @@ class Zip(Node):
 
     def _made(self, items: tuple[Item, ...], part: RowPart = WHOLE) -> Any:
         elements = (item() if part is WHOLE else item(part) for item in items)
-        return self._each(lambda node: next(elements))
+        return self._each(lambda stage: next(elements))
 
-    def _each(self, function: Callable[[Node], Any]) -> Any:
-        return structure.map_leaves(function, self.nodes)
+    def _each(self, function: Callable[[Stage], Any]) -> Any:
+        return structure.map_leaves(function, self.stages)
 
     def spec(self) -> Any:
-        return self._each(lambda node: node.spec())
+        return self._each(lambda stage: stage.spec())
 
     def words(self) -> list[str]:
-        inside = (f"{path}: {', '.join(node.words()) or 'as it is'}" for path, node in structure.paths(self.nodes))
+        inside = (f"{path}: {', '.join(stage.words()) or 'as it is'}" for path, stage in structure.paths(self.stages))
         return [f"zip({'; '.join(inside)})"]
 
     def order(self, batch_size: bool = True) -> list[str]:
-        inside = (f"{path}: {', '.join(node.order())}" for path, node in structure.paths(self.nodes))
+        inside = (f"{path}: {', '.join(stage.order())}" for path, stage in structure.paths(self.stages))
         return [f"zip({'; '.join(inside)})"]
 
-    def rebuilt(self, change: Callable[[Node], Node]) -> Node:
-        return Zip(self._each(lambda node: node.rebuilt(change)))
+    def rebuilt(self, change: Callable[[Stage], Stage]) -> Stage:
+        return Zip(self._each(lambda stage: stage.rebuilt(change)))
 
 
-class Concatenate(Node):
-    """The elements of one node that ends, and then those of another."""
+class Concatenate(Stage):
+    """The elements of one stage that ends, and then those of another."""
 
-    def __init__(self, first: Node, second: Node) -> None:
+    def __init__(self, first: Stage, second: Stage) -> None:
         self.children = (first, second)
         self.indexed = first.indexed and second.indexed
         self.length = None if first.length is None or second.length is None else first.length + second.length
@@ -70,14 +70,14 @@ class Concatenate(Node):
         self.batch_size = first.batch_size if first.batch_size == second.batch_size else None
         self.drop_remainder = first.drop_remainder and second.drop_remainder and self.batch_size is not None
 
-    def _origin(self, position: int) -> tuple[Node, int]:
+    def _origin(self, position: int) -> tuple[Stage, int]:
         first, second = self.children
         length = first.length or 0
         return (first, position) if position < length else (second, position - int(length))
 
     def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
-        node, inside = self._origin(position)
-        return node.at(epoch, inside, part)
+        stage, inside = self._origin(position)
+        return stage.at(epoch, inside, part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
         first, second = self.children
@@ -107,8 +107,8 @@ class Concatenate(Node):
         return [f"concatenate({'; '.join(', '.join(child.order()) for child in self.children)})"]
 
     def place(self, epoch: int, position: int) -> str:
-        node, inside = self._origin(position)
-        return node.place(epoch, inside)
+        stage, inside = self._origin(position)
+        return stage.place(epoch, inside)
 
-    def rebuilt(self, change: Callable[[Node], Node]) -> Node:
+    def rebuilt(self, change: Callable[[Stage], Stage]) -> Stage:
         return Concatenate(*(child.rebuilt(change) for child in self.children))

@@ -44,7 +44,7 @@ class OptionsButDecay(TypedDict, total=False):
     skip_nonfinite: bool
 
 
-class Options(OptionsButDecay, total=False):
+class OptimizerOptions(OptionsButDecay, total=False):
     """The options of every `Optimizer`."""
 
     weight_decay: float | None
@@ -86,7 +86,7 @@ class Optimizer(Rule):
         The arrays kept for every variable.
     """
 
-    #: Who updates in its place, where other processes hold the variables; None where this one does.
+    #: The updates by other processes that hold the variables; None where this process holds them.
     remote: RemoteUpdates | None = None
 
     def __init__(
@@ -512,7 +512,7 @@ class Optimizer(Rule):
         Raises
         ------
         TypeError
-            It has: what it knows of them is not true of copies of them.
+            It has met some: its state belongs to these, not to copies of them.
         """
         has_named = any(isinstance(each, DistributedVariable) for each in self.without_decay)
         if self._slots.has_met or self._accumulation.micro_step or has_named or self.remote is not None:
@@ -533,7 +533,7 @@ class Optimizer(Rule):
         name.
         """
         new = copy.copy(self)
-        new.scratch = slices.Scratch()
+        new.scratch = slices.SliceScratch()
         new.without_decay = [by_name(each) for each in self.without_decay]
         new._begin(Clipping(clipvalue=self.clipvalue), LossScale(1.0), False, 1)
         return new

@@ -1,4 +1,4 @@
-"""`SavedSlots`: what a state has of one variable, and to which variable here it belongs.
+"""`SavedSlots`: the slots of one variable in a saved state, and the variable here to which they belong.
 
 A checkpoint knows the paths of its variables; what has a path that is known here belongs to the variable of that path.
 The rest is matched by name.

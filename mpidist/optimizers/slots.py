@@ -19,12 +19,12 @@ class Slots:
     names : sequence of str
         The arrays that every variable has.
     initial : mapping of str to float
-        What they are filled with at first; 0 for those that are not named.
+        The first value of each slot; 0 for a slot that is not named.
 
     Attributes
     ----------
     has_unbound : bool
-        Whether there are restored slots of which it is not known yet to which variables they belong.
+        Whether there are restored slots whose variables are not known yet.
     """
 
     def __init__(self, names: Sequence[str], initial: Mapping[str, float]) -> None:

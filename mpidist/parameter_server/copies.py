@@ -261,7 +261,7 @@ class Buffers(Variables):
             self._file.unlink()
 
 
-class Slots(Copies):
+class SlotCopies(Copies):
     """The slots of one optimizer for the variables of one layout: two sides, or one that is written in place."""
 
     def __init__(self, layout: Layout, names: Sequence[str], sides: int, memory: Any) -> None:
@@ -278,13 +278,13 @@ class Slots(Copies):
         return {name: array[where] for name, array in zip(self.names, whole, strict=True)}
 
     @classmethod
-    def mapped(cls, layout: Layout, names: Sequence[str], sides: int, path: str, token: int) -> Slots:
+    def mapped(cls, layout: Layout, names: Sequence[str], sides: int, path: str, token: int) -> SlotCopies:
         """Return slots that a server has made; FileNotFoundError if it has others by now."""
         places = _Places(layout, _slot_sections(layout, len(names)), sides, 0)
         return cls(layout, names, sides, mapped(path, places.nbytes, token))
 
 
-class OwnSlots(Slots):
+class OwnSlotCopies(SlotCopies):
     """Slots: the server's side, which makes them.  A variable gets its slots when it is first updated.
 
     In private memory where there is no room to share: who has not mapped them pushes by messages.

@@ -1,7 +1,8 @@
 """Where variables lie in a server's memory, and where gradients lie in a push.  Pure: no memory is owned here.
 
-A `Layout` puts variables of one dtype side by side, without gaps, in the order of their keys; a `Plan` puts gradients
-in the same order.  So gradients of all variables of a server are one run of elements, and are applied by one call.
+A `Layout` puts variables of one dtype side by side, without gaps, in the order of their keys; a `PushPlan` puts
+gradients in the same order.  So gradients of all variables of a server are one run of elements, and are applied by one
+call.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PushPlan:
     """Which gradients one push carries, and where they lie in its message.
 
     First those of whole variables, section by section.  Behind them, for each variable of which rows are pushed: the

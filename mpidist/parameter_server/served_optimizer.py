@@ -9,7 +9,7 @@ import numpy
 
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.slices import SLICE_ELEMENTS
-from mpidist.parameter_server.copies import Slots
+from mpidist.parameter_server.copies import SlotCopies
 
 #: Where this package's rules are.
 _OURS = Optimizer.__module__.rpartition(".")[0] + "."
@@ -18,7 +18,7 @@ _OURS = Optimizer.__module__.rpartition(".")[0] + "."
 class ServedOptimizer:
     """An optimizer that updates the variables of a server, in the server or in a client on its node."""
 
-    slots: Slots | None = None
+    slots: SlotCopies | None = None
 
     def __init__(self, content: bytes, number: int) -> None:
         self.optimizer: Optimizer = pickle.loads(content)

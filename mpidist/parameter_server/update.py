@@ -12,7 +12,7 @@ import numpy
 from mpidist.optimizers.base import Step
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.copies import Variables
-from mpidist.parameter_server.layout import Plan
+from mpidist.parameter_server.layout import PushPlan
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
 from mpidist.parameter_server.stored_variable import StoredVariable
 
@@ -71,7 +71,7 @@ class Update:
     def __init__(
         self,
         served: ServedOptimizer,
-        plan: Plan,
+        plan: PushPlan,
         variables: Iterable[StoredVariable],
         copies: Variables,
     ) -> None:
@@ -84,7 +84,7 @@ class Update:
             self._complete(run)
         self.is_empty = not self._runs
 
-    def _found_runs(self, plan: Plan, variables: Iterable[StoredVariable]) -> list[_Run]:
+    def _found_runs(self, plan: PushPlan, variables: Iterable[StoredVariable]) -> list[_Run]:
         layout, found = self._copies.layout, list[_Run]()
         for variable, (number, at) in zip(variables, plan.places, strict=True):
             if variable.spec.key not in layout.index:

@@ -21,7 +21,7 @@ class Attendance:
         return sorted(here + (control.arbiter.missing(call) if control.arbiter is not None else []))
 
     def silent(self, call: int, waited: float) -> list[int]:
-        """Return the ranks that have come to `call` and do not wait in it, where this one has `waited` seconds."""
+        """Return the ranks that have come to `call` but do not wait in it; this rank has waited so many seconds."""
         if not call:
             return []
         control, least = self._control, min(_SILENT_SECONDS, waited / 2)

@@ -1,8 +1,8 @@
 """The status board: a row of words for each rank, in memory that all its ranks see.
 
 A row holds the numbers of the rank's last two collective calls with their digests, its state, and who it is.
-Two calls are kept, by parity, so that a rank that is already in call k + 1 does not hide its digest of call k
-from a slower one; it cannot be in call k + 2 before that one has posted k + 1.
+Two calls are kept, by parity: a rank in call k + 1 still shows its digest of call k to a slower rank.  It does not
+reach call k + 2 before that rank has posted call k + 1.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class StatusBoard:
         return max(self.words[even], self.words[odd])
 
     def digest(self, index: int, call: int) -> int:
-        """Return the digest the rank posted with `call`, one of its last two calls, to which it has come."""
+        """Return the digest that a rank posted with `call`, which is one of its last two calls."""
         fence()
         return self.words[(1 + index) * _ROW_WORDS + 2 * (call & 1) + 1]
 

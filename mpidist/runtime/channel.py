@@ -1,4 +1,4 @@
-"""What the parts of a control channel see of it, and of each other: Protocols, so that no part imports another."""
+"""Protocols of a control channel and its parts, by which they see each other: no part imports another."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ControlChannel:
     pause : callable, optional
         Called in every turn of a waiting loop to let others run; None to spin, where cores suffice.
     whole : ControlChannel, optional
-        Of the world that this one's ranks are a part of: its fate is theirs.
+        The channel of the whole world, where this one is of a part of it.  When one breaks, both do.
     members : sequence of int, optional
         By rank of this channel: its rank in `whole`.
 
@@ -64,7 +64,7 @@ class ControlChannel:
         The ranks that a fault-tolerant job cannot do without; to be set alike on all ranks.  While it is empty, the job
         can do without none.
     duties : dict of int to (str, str)
-        By rank, where it has one of its own: what it is, such as "ps 1", and what to do when it has died.
+        By rank that has a duty: its title, such as "ps 1", and the cure when the rank has died.
     attendance : Attendance
     failures : Failures
     missed : MissedCalls
@@ -202,7 +202,7 @@ class ControlChannel:
     def fail(self, text: str, tell: bool = True) -> None:
         """Tell all ranks that this one has failed, with the text of its error; Local.
 
-        Without `tell` only those of the board learn it: for errors that every rank raises on its own account.
+        Without `tell` only the ranks of the board learn it: for errors that every rank raises by itself.
         """
         if (
             self.board.state(self.board_index) != states.EXPIRED
@@ -255,7 +255,7 @@ class ControlChannel:
         return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
 
     def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
-        """Return an error that begins with this rank's name; what else there is, is the rank that it is about."""
+        """Return an error that begins with this rank's name; `rest` is the rank that the error is about, if any."""
         return kind(f"{self.own_name}: {text}", *map(self.world_rank, rest))
 
     def warn(self, text: str) -> None:
@@ -283,7 +283,7 @@ class ControlChannel:
     def breaks(self, error: MpidistError) -> MpidistError:
         """Remember `error` as the end of the channel and return it: every later call raises it again.
 
-        It is the end of the whole world's channel too, and of those of its other parts.
+        It also ends the channel of the whole world, and the channels of its other parts.
         """
         if self._whole is not None:
             return self._whole.breaks(error)

@@ -27,7 +27,7 @@ from mpidist.runtime.failures import ENDED, is_consequence, last_line
 _GRACE_SECONDS = 1.0
 #: How long a rank that leaves the printing to another waits to be ended, before it speaks and aborts itself.
 _PATIENCE_SECONDS = 3.0
-#: How long a rank that has printed waits before it aborts: launchers drop what they have not passed on by then.
+#: How long a rank waits between printing and aborting: launchers drop output that they have not passed on.
 _PASS_ON_SECONDS = 0.1
 #: How often a rank that waits for the end of the job looks whether the processes of the others are alive.
 _LOOK_SECONDS = 0.05
@@ -108,7 +108,7 @@ class ExitHooks:
         self._control.fail(text)
         self._control.warn(f"leaves the job, which goes on without it: {last_line(text)}")
         sys.stderr.flush()
-        # as if killed, too: any other way out is one that the launcher, or MPI at the end of the others, waits for
+        # SIGKILL: after any other exit the launcher, or MPI_Finalize of the others, waits for this process
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _told_elsewhere(self, error: BaseException) -> bool:
@@ -128,7 +128,7 @@ class ExitHooks:
         return self._control.failures.state_of(rank)[0] in ENDED
 
     def _speaks_for_all(self, error: BaseException) -> bool:
-        """Whether this rank prints: it alone failed, or it is the lowest of those that raise the same."""
+        """Whether this rank prints: it alone failed, or it is the lowest rank that raises this error."""
         control = self._control
         on_all_ranks = getattr(error, "on_all_ranks", False)
         common = on_all_ranks or isinstance(error, (RankFailedError, RemoteReplicaError, KeyboardInterrupt))
@@ -233,7 +233,7 @@ class ExitHooks:
             time.sleep(0.001)
 
     def _failure_is_known(self) -> bool:
-        """Whether some rank has said that it failed: then the launcher ends the others, and who dies is no news.
+        """Whether some rank has said that it failed: then the launcher ends the others, and further deaths are no news.
 
         A rank that is about to say that another has died may be ended before it does.
         """

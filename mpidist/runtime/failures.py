@@ -80,7 +80,7 @@ class Failures:
         return control.arbiter.failure(watch) if control.arbiter is not None else None
 
     def vital(self, watch: Wait) -> MpidistError | None:
-        """Return the error that names a rank which this job cannot do without, and which has failed or was killed."""
+        """Return the error that names a vital rank that has failed or was killed, None if there is none."""
         control, board = self._control, self._control.board
         for rank in sorted(control.vital_ranks - {control.rank}):
             if rank in control.board_ranks:
@@ -97,7 +97,7 @@ class Failures:
         return None
 
     def _has_left(self, rank: int) -> bool:
-        """Whether a rank of another board has said that it leaves; it may be gone when that is read."""
+        """Whether a rank of another board has said that it leaves; its notice may come after its end."""
         arbiter = self._control.arbiter
         if arbiter is None:
             return False
@@ -117,7 +117,7 @@ class Failures:
         return self._gone(rank, f"died in {watch.what}: {text}")
 
     def _gone(self, rank: int, how: str) -> MpidistError:
-        """Return the error that names a rank that is gone, and says what to do where it had a duty."""
+        """Return the error that names a dead rank, with the cure where that rank had a duty."""
         control, name = self._control, self._control.name(rank)
         if rank not in control.duties:
             return control.error(RankFailedError, f"{name} {how}", rank)

@@ -1,13 +1,13 @@
 """Calls that a rank does not make because the function given to `Strategy.run` raised there.
 
 Ranks know where they are by counting calls.  When the function raises on one rank only, the others go on to the next
-collective, call k, and wait there.  The rank that raised posts call k as *missed*, with the text of its error, and goes
-on as k's other side: it does not wait, and if its program catches the error, its next collective is call k + 1.  The
-others see in call k that it was missed, before any data has moved, and raise `RemoteReplicaError`.  So all ranks agree
-again on where they are, a run that succeeds pays nothing, and nobody votes.
+collective, call k, and wait there.  The rank that raised posts call k as *missed*, with the text of its error.
+It does not wait.  If its program catches the error, its next collective is call k + 1.  The others see the mark in call
+k, before any data has moved, and raise `RemoteReplicaError`.  So all ranks are in step again, a run that succeeds pays
+nothing, and nobody votes.
 
-A rank may be no more than one call ahead of the others, since the board keeps two.  So before it posts anything after a
-missed call, it waits until all have come to that one; if the function raises again and again, its errors queue up.
+A rank may be no more than one call ahead of the others, since the board keeps two.  So a rank that
+missed a call waits until all have come to it before it posts the next one.  Until then further errors queue up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mpidist.runtime.watch import Watch
 #: The digest of a missed call; no description has it.
 MISSED = 0
 
-#: Where mpidist is: the line that matters to a user is outside of it.
+#: The folder of mpidist: users want the innermost line outside of it.
 _PACKAGE = str(Path(__file__).parents[1])
 
 #: How a rank takes part in the comparison of digests between nodes, for a call that it misses.
@@ -42,7 +42,7 @@ class Counted(Channel, Protocol):
 
 
 class MissedCalls:
-    """The missed calls of one rank, and what it knows of those of others.
+    """The missed calls of one rank, and the missed calls of others that it has heard of.
 
     Attributes
     ----------

@@ -18,7 +18,7 @@ _ASK_LOOKS = 256
 
 
 class NodeLock:
-    """A lock that belongs to a file, seen from one process, or from one thread of it.
+    """The lock of a file, as one process or one thread holds it.
 
     Parameters
     ----------

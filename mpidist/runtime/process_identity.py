@@ -1,6 +1,6 @@
-"""`ProcessIdentity`: which process on which machine, in a form that others can read, and whether it lives.
+"""`ProcessIdentity`: a process and its machine as text, and whether the process lives.
 
-Process numbers mean something on one machine only, and within one start of it, and within one container.
+A process number is valid on one machine, between two starts of it, and inside one container.
 """
 
 from __future__ import annotations

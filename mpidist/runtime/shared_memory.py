@@ -91,7 +91,7 @@ def map_file(path: str, start: int = 0, reserved: int = 0) -> mmap.mmap:
     ------
     OSError
         When it cannot be opened: the owner is in another container, or belongs to another user.  FileNotFoundError also
-        when it is empty: the owner has closed it, and is making another one that got its number.
+        for an empty file: its owner has closed it, and makes another file with the same number.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -1,9 +1,13 @@
 """How ranks of several nodes find out who is missing: rank 0 asks, everyone who waits answers.
 
-Ranks that share a status board see each other's call numbers there.  Ranks of other nodes are told by *notices*: a
-rank that fails tells all; a rank that leaves tells rank 0, and rank 0 tells all; a rank whose deadline has passed asks
-rank 0 for a verdict, which asks all ranks where they are, waits a moment, and tells all who is missing.  So a failure
-costs one message a rank, and a good run costs each rank one, at its end.
+Ranks that share a status board see each other's call numbers there.  Between nodes ranks send *notices*:
+
+- A rank that fails tells all.
+- A rank that leaves tells rank 0, and rank 0 tells all.
+- A rank whose deadline has passed asks rank 0 for a verdict.  Rank 0 asks all ranks where they are, waits a moment, and
+  tells all who is missing.
+
+So a failure costs one message a rank, and a good run costs one message a rank, at its end.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ class Arbiter:
 
     @property
     def _told_of_leaving(self) -> list[int]:
-        """The ranks that learn from this one that it leaves; they tell this one too."""
+        """The ranks that this rank tells when it leaves; they tell it when they leave."""
         return self._away if self._control.rank == 0 else [0] if 0 in self._calls else []
 
     def _tell(self, ranks: list[int], **notice: Any) -> None:
@@ -129,7 +133,7 @@ class Arbiter:
         return [rank for rank in asked if self._calls[rank] < call]
 
     def silent(self, least: float) -> list[int]:
-        """Return the ranks of other nodes that have not said for more than `least` seconds that they wait."""
+        """Return the ranks of other nodes whose last word that they wait is more than `least` seconds old."""
         return [rank for rank, seconds in self._silences.items() if seconds > least]
 
     @property

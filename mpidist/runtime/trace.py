@@ -1,6 +1,6 @@
-"""The trace of one rank: what it did when, kept in memory that is there beforehand, written when that is full.
+"""The trace of one rank: its events, kept in memory of a fixed size and written when this is full.
 
-An event is five 64-bit numbers: what, from when, until when, in which collective call, and on which part of it.  Adding
+An event is five 64-bit numbers: kind, begin, end, number of the collective call, part of the call.  Adding
 one stores them and reads the clock; nothing is allocated but the integers themselves.  Nothing of this module runs
 unless a trace was asked for: what is traced is wrapped then, and only then.
 

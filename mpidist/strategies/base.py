@@ -22,6 +22,7 @@ from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
 from mpidist.strategies.keras_guard import guarded_keras
 from mpidist.strategies.mirrored_extended import MirroredExtended
+from mpidist.strategies.persistent_all_reduce import PersistentAllReduce, persistent_all_reduce
 from mpidist.strategies.run_options import RunOptions
 from mpidist.variables.components import component, dense_component
 
@@ -292,6 +293,38 @@ class ReplicaContext:
         results = extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
         pairs = zip(results, leaves, strict=True)
         return nest.pack(value, [reduction.like_given(result, leaf) for result, leaf in pairs])
+
+    def all_reduce_init(
+        self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
+    ) -> PersistentAllReduce:
+        """Bind an all-reduce to the shapes and dtypes of a value, for tight loops.
+
+        What `all_reduce` finds out at each call is settled once.  The result is called with values, or started and
+        waited for.  Where the strategy reduces in a way of its own (a `CrossDeviceOps` or an `extended` of the user's),
+        every value goes that way.
+
+        Collective: every replica calls it in the same order, with the same structure, shapes and dtypes.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM or MEAN, also by name in any case.
+        like : array, or nested tuples, lists and dicts of arrays
+            No reference to it is kept.
+        options : CommunicationOptions, optional
+            Fields that are set win over the strategy's.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of this replica: in `Strategy.scope` or in a `merge_call`.
+        TypeError
+            An IndexedSlices: its rows differ from step to step.
+        """
+        context.require_replica(self)
+        if type(reduce_op) is not ReduceOp:
+            reduce_op = ReduceOp.parse(reduce_op)
+        return persistent_all_reduce(self.strategy.extended, reduce_op, like, options)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order; a nested structure leaf by leaf.

@@ -13,6 +13,7 @@ from mpidist import context, transports
 from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.fused import Packed
+from mpidist.collectives.lists import BoundList
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
@@ -183,6 +184,12 @@ class StrategyExtended:
         """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
         return None
 
+    def bind_all_reduce(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> BoundList | None:
+        """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
+        return None
+
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
         """Return sums over all replicas as they were packed, good until the next call; None where nothing is packed.
 
@@ -312,7 +319,7 @@ class StrategyExtended:
         """Return the batches of the data set that a function makes on every rank.  Collective when iterated."""
         number, replicas = self.replica_id, self.num_replicas
         dataset = dataset_fn(InputContext(replicas, number, replicas))
-        feed = FunctionFeed(as_dataset(dataset)._node, number, replicas, self._agreement())
+        feed = FunctionFeed(as_dataset(dataset)._stage, number, replicas, self._agreement())
         return DistributedDataset(dataset, number, replicas, feed, options, fetch_to(self.device_name))
 
     def _agreement(self) -> Agreement:

@@ -11,6 +11,7 @@ from mpidist.arrays import is_device
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import Packed
 from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.lists import BoundList
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import CrossDeviceOps
@@ -87,6 +88,13 @@ class MirroredExtended(StrategyExtended):
             return None
         options = self._options if options is None else self._options.merge(options)
         return self.cross_device_ops.reduce_again(reduce_op, values, options)
+
+    def bind_all_reduce(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
+    ) -> BoundList | None:
+        """Return the bound all-reduce of lists like this one; None where each passes through methods.  Collective."""
+        options = self._options if options is None else self._options.merge(options)
+        return self.cross_device_ops.bind_all_reduce(reduce_op, values, options) if self._is_plain and values else None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
         """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""

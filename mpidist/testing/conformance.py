@@ -36,7 +36,7 @@ OnRank = Callable[[Transport], Any]
 _LIMIT_SECONDS = 30.0
 
 
-class Ranks(abc.ABC):
+class RankRunner(abc.ABC):
     """How a suite runs a function on some ranks, and on how many.
 
     Attributes
@@ -61,7 +61,7 @@ def on_every_rank(test: Callable[..., None]) -> Callable[..., None]:
     """Return the test method that calls ``test(self, transport, ...)`` on each of `size` ranks, with its fixtures."""
     own, _, *fixtures = inspect.signature(test).parameters.values()
 
-    def method(self: Ranks, size: int, **values: Any) -> None:
+    def method(self: RankRunner, size: int, **values: Any) -> None:
         self.run(size, lambda transport: test(self, transport, **values))
 
     method.__name__, method.__doc__ = test.__name__, test.__doc__
@@ -70,7 +70,7 @@ def on_every_rank(test: Callable[..., None]) -> Callable[..., None]:
     return method
 
 
-class LoopbackRanks(Ranks):
+class LoopbackRanks(RankRunner):
     """Ranks as threads, without buffering, so that code which relies on it hangs."""
 
     faults: Faults | None = None
@@ -97,7 +97,7 @@ def assert_same_on_all_ranks(transport: Transport, array: Any) -> None:
     np.testing.assert_array_equal(theirs, mine, err_msg=f"rank {transport.rank} and rank {left} differ")
 
 
-class TransportTests(Ranks):
+class TransportTests(RankRunner):
     """What a transport must do: see `mpidist.transports.base.Transport`."""
 
     #: Length in bytes of the message that is to be longer than any buffer on the way.
@@ -290,7 +290,7 @@ def _too_long(transport: Transport) -> None:
     group.close()
 
 
-class DeadlineTests(Ranks):
+class DeadlineTests(RankRunner):
     """What a transport must do when messages do not come.  Afterwards its world is broken: each test needs its own."""
 
     @on_every_rank
@@ -313,7 +313,7 @@ _REDUCTIONS = {
 }
 
 
-class CollectiveTests(Ranks):
+class CollectiveTests(RankRunner):
     """What an algorithm must do, for every one in the table: see `mpidist.schedules.table`."""
 
     sizes: Sequence[int] = tuple(range(1, 9))

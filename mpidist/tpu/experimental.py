@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from mpidist.hints import public_module
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
-from mpidist.strategies.tpu.topology import Topology, initialize_tpu_system, shutdown_tpu_system
+from mpidist.strategies.tpu.topology import MeshTopology as Topology
+from mpidist.strategies.tpu.topology import initialize_tpu_system, shutdown_tpu_system
 
 __all__ = ["DeviceAssignment", "Topology", "initialize_tpu_system", "shutdown_tpu_system"]
 

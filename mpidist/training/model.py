@@ -50,7 +50,7 @@ class Model:
         self._are_here = all(variable.is_here for variable in self.variables)
         self._values: list[Any] = []
         self._parameters: Any = None
-        self._copies = [snapshots.Copies() for _ in self.variables]
+        self._copies = [snapshots.SnapshotMemory() for _ in self.variables]
 
     def read_variables(self) -> None:
         """Look at the variables anew; to be called in a replica, before the first step."""

@@ -21,7 +21,7 @@ class _ThreadWorld(threading.local):
 
 
 _of_thread = _ThreadWorld()
-#: The world that this process joined, and the one that it was told to enter in its place; each empty or of one.
+#: The world that this process joined, and the world that it entered instead: lists of one world or none.
 _of_process: list[World] = []
 _entered: list[World] = []
 _joining = threading.Lock()
@@ -44,7 +44,7 @@ def world() -> World:
 
 
 def joined() -> World | None:
-    """Return the world that this process joined by itself; None where it was only given one.
+    """Return the world that this process joined by itself; None where it was given a world.
 
     Errors, and when it is collective, as for `world`.
     """
@@ -87,7 +87,7 @@ def installed(world: World) -> Iterator[World]:
 
 
 def enter(world: World) -> None:
-    """Make `world` the one of this process, or of this thread if it is a rank of its own, from here on.  Local.
+    """Make `world` the world of this process from here on; of this thread, where threads are ranks.  Local.
 
     For jobs that part into groups of ranks, which have nothing to do with each other's collectives any more.
     """

@@ -114,7 +114,7 @@ class Transport(abc.ABC):
         _abandoned.extend(pendings)
 
     def among(self, members: Sequence[int], channel: int) -> Transport:
-        """Return a transport over some ranks of this one, whose messages do not mix with those of other channels.
+        """Return a transport over some ranks of this transport.  Its messages do not mix with those of other channels.
 
         Local, unlike `split`: nothing is agreed.  So the members must give the same list of ranks, in the same order,
         and two groups that have a pair of ranks in common must have different channels.
@@ -122,7 +122,7 @@ class Transport(abc.ABC):
         Parameters
         ----------
         members : sequence of int
-            Ranks of this transport, this one among them; a member's place in the list is its rank in the result.
+            Ranks of this transport, this rank included.  The position of a rank in the list is its rank in the result.
         channel : int
             1 or more, and below 4096.
 

@@ -34,7 +34,7 @@ def map_together(nbytes: int, rank: int, exchange: Exchange, own: tuple[int, int
     exchange : callable
         Small all-gather over the group.
     own : (start, bytes), optional
-        The part that this rank touches first, so that it lies on this rank's NUMA node.  The parts of all ranks cover
+        The part that this rank touches first: it then lies on the NUMA node of this rank.  The parts of all ranks cover
         the memory.  By default rank 0 touches all of it.
 
     Raises
@@ -70,8 +70,8 @@ def map_together(nbytes: int, rank: int, exchange: Exchange, own: tuple[int, int
 class SharedSegments:
     """Memory of the ranks of a node that all of them see: flags, two segments a rank for small calls, and places.
 
-    The two segments are used in turn by even and odd calls.  A rank that writes into its segment of call k + 2 knows
-    that all others are done reading it for call k, since they have posted call k + 1 on the status board before that.
+    The two segments are used in turn by even and odd calls.  A rank writes into its segment of
+    call k + 2 when all ranks have posted call k + 1 on the status board.  By then nobody reads the segment of call k.
     Places and flags are for longer calls: `PlaceAllReduce`, `ShareAllReduce` and `DirectSum` say how they use places,
     and those and `SharedSum` count turns by the flags.  On several nodes all of it is for `TwoLevel`.
 
@@ -95,25 +95,22 @@ class SharedSegments:
     taken_words : tuple of int
         By rank: where in `flags` the last bucket stands that the rank has taken.
     verdict_words : tuple of int
-        Where in `flags` local rank 0 tells the others what it knows of other nodes: a call, and two words about it.
-    ping_words : tuple of int
-        By rank: where in `flags` it answers the others at once (`Nearness`).
-    turn, bucket, pings : int
-        The numbers of turns, of buckets and of pings made so far; the same on all ranks between calls.
+        Where in `flags` local rank 0 writes the header of other nodes: the number of a call, and two words.
+    turn, bucket : int
+        The numbers of turns and of buckets made so far; the same on all ranks between calls.
     """
 
     PLACES = 4
 
     def __init__(self, memory: Any, size: int, segment_bytes: int, place_bytes: int) -> None:
         self.segment_bytes, self.place_bytes = segment_bytes, place_bytes
-        self.turn = self.bucket = self.pings = 0
+        self.turn = self.bucket = 0
         nbytes, part_bytes = self.nbytes(size, segment_bytes, place_bytes), self.part_bytes(segment_bytes, place_bytes)
         self.flags = memoryview(memory)[:nbytes].cast("Q")
         self.filled_words = tuple(rank * part_bytes // 8 for rank in range(size))
         self.reduced_words = tuple(word + _LINE_WORDS for word in self.filled_words)
         self.taken_words = tuple(word + 1 for word in self.reduced_words)
         self.verdict_words = (1, 2, 3)  # behind the first word of local rank 0
-        self.ping_words = tuple(word + 4 for word in self.filled_words)
         parts = numpy.frombuffer(memory, dtype=numpy.uint8)[:nbytes].reshape(size, part_bytes)
         middle = 2 * _LINE_BYTES + 2 * segment_bytes
         self.segments = _cut(parts[:, 2 * _LINE_BYTES : middle], segment_bytes)

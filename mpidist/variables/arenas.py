@@ -22,7 +22,7 @@ _BLOCK_BYTES, _OWN_BLOCK_BYTES = 1 << 20, 1 << 17
 _ALIGNED_BYTES = 1 << 14
 
 
-class Stretch(NamedTuple):
+class BlockSlice(NamedTuple):
     """Where a variable lies.
 
     Attributes
@@ -49,16 +49,16 @@ class Arenas:
         self._open: dict[numpy.dtype, tuple[ref[Any], int]] = {}
         self._count = 0
 
-    def take(self, size: int, dtype: Any) -> Stretch:
+    def take(self, size: int, dtype: Any) -> BlockSlice:
         """Return memory for `size` elements, with anything in it."""
         dtype = numpy.dtype(dtype)
         with self._lock:
             self._count += 1
             if size * dtype.itemsize >= _OWN_BLOCK_BYTES:
-                return Stretch(aligned(size, dtype), 0, size, self._count)
+                return BlockSlice(aligned(size, dtype), 0, size, self._count)
             block, start = self._room(size, dtype)
             self._open[dtype] = ref(block), start + size
-            return Stretch(block, start, start + size, self._count)
+            return BlockSlice(block, start, start + size, self._count)
 
     def _room(self, size: int, dtype: numpy.dtype) -> tuple[Any, int]:
         """Return a block with room for so many elements, and the first of them."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class IndexedSlices:
     """Some rows of a larger array, as values and the numbers of the rows.
 
-    It stands for an array that is zero but for these rows; a row that is named twice counts as the sum of its values.
+    It stands for an array of zeros with these rows.  A row that is named twice has the sum of its values.
     Local.
 
     Parameters

@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 class OneCopy:
     """The memory that the ranks of a node have in common for variables, and for what optimizers keep of them.
 
-    It has no name, and goes when the last process that maps it is gone, however that ends.
+    The memory has no name, and goes with the last process that maps it.
 
     Parameters
     ----------

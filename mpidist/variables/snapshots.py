@@ -53,7 +53,7 @@ def _asked() -> str:
     return settings().snapshots
 
 
-class Copies:
+class SnapshotMemory:
     """Copies of arrays of one shape and dtype; nobody's memory is written while anybody holds it, or a part of it."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Snapshot:
     """What an array held at a moment: one read-only object for all who ask before the array changes.  Local."""
 
     def __init__(self) -> None:
-        self._copies = Copies()
+        self._copies = SnapshotMemory()
         self._shown: tuple[int, Any] | None = None
         self._lock = threading.Lock()
 

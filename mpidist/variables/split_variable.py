@@ -69,7 +69,7 @@ class SplitVariable(DistributedVariable):
 
 
 def sums_over_parts(variables: Sequence[DistributedVariable], numbers: Sequence[float]) -> list[float]:
-    """Return one number for each variable, summed over the ranks that hold its parts; as it is for a whole variable.
+    """Return one number for each variable: for a split variable the sum over the ranks that hold its parts.
 
     Collective where a variable is split, with the same variables on every rank; all ranks of a replica get the same
     bits.  Local otherwise.

@@ -15,7 +15,7 @@ import numpy
 from mpidist import arrays, context
 from mpidist.errors import TornVariableError, UnsupportedDtypeError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
-from mpidist.variables.arenas import Stretch
+from mpidist.variables.arenas import BlockSlice
 from mpidist.variables.array_reading import ArrayReading
 from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
@@ -129,7 +129,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     """
 
     #: Where it lies among its neighbours; None where its array is by itself.
-    stretch: Stretch | None = None
+    stretch: BlockSlice | None = None
     #: What the ranks of a node keep it in together, where there is one copy for all; None where each has its own.
     one_copy: OneCopy | None = None
     #: Whether this process holds its array; if not, `value` is what was read from elsewhere last.
@@ -146,7 +146,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         trainable: bool,
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
-        stretch: Stretch | None = None,
+        stretch: BlockSlice | None = None,
     ) -> None:
         if stretch is not None:
             values = stretch.block[stretch.start : stretch.stop].reshape(storage.shape)
@@ -433,7 +433,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return False
 
     def _require_aggregation(self) -> None:
-        """Raise ValueError unless it is known what becomes of the values that replicas write to one copy."""
+        """Raise ValueError for one copy without an aggregation: the values of several replicas could not be joined."""
         if self._is_shared and self.aggregation is VariableAggregation.NONE:
             raise ValueError(
                 "You must specify an aggregation method to update a AggregatingVariable in Replica Context: the "

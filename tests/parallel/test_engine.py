@@ -219,7 +219,7 @@ def test_random_lists_however_they_lie_in_memory(communicator, op):
 
 
 def test_memory_orders_that_change_from_step_to_step_on_one_rank(communicator):
-    """The lists are long enough for a trial: all ranks must be at the same way in the same step."""
+    """The lists are long enough to go by segments: all ranks must take the same way in the same step."""
     size, rank = communicator.size, communicator.rank
     fused = FusedAllReduce(communicator)
     problems = []

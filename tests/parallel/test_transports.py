@@ -12,7 +12,7 @@ from mpidist.cluster.launchers import detect_launcher
 from mpidist.testing.conformance import (
     CollectiveTests,
     OnRank,
-    Ranks,
+    RankRunner,
     TransportTests,
     assert_same_on_all_ranks,
     contribution,
@@ -34,7 +34,7 @@ SIZES = tuple(sorted({min(2, _TOTAL), _TOTAL}))
 _groups: dict[tuple[str, int], Transport] = {}
 
 
-class ProcessRanks(Ranks):
+class ProcessRanks(RankRunner):
     """The first ranks of the world form the group; the others wait until it is done.
 
     A check that fails on some ranks raises on all of them, so that they stay in step for the next test.

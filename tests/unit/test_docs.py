@@ -115,6 +115,30 @@ def test_files_and_constants_that_the_architecture_names_are_there():
     assert [path for path in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|json))`", text) if not _is_file(path)] == []
 
 
+def test_functions_that_the_architecture_names_are_in_the_files_beside_them():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([A-Za-z_][\w.]*)` in\s+`([a-z_0-9/]+\.py)`", text)
+    assert len(named) > 60
+    assert [pair for pair in named if not _is_defined(*pair)] == []
+
+
+def _is_defined(name: str, path: str) -> bool:
+    """Return whether a module has a function, class, constant, or method of a class, of this dotted name."""
+    body: list[ast.AST] = [parsed((ROOT / "mpidist" / path).read_text())]
+    for part in name.split("."):
+        inside = [node for each in body for node in ast.iter_child_nodes(each)]
+        body = [node for node in inside if part in _names_of(node)]
+    return bool(body)
+
+
+def _names_of(node: ast.AST) -> set[str]:
+    """Return what a statement defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+
+
 def _is_file(path: str) -> bool:
     return (ROOT / path).exists() or (ROOT / "mpidist" / path).exists()
 

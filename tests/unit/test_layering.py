@@ -185,6 +185,37 @@ def test_the_package_has_no_breach(check):
     assert check(files) == []
 
 
+#: Of a function, its docstring not counted.
+MOST_LINES = 40
+
+
+def long_functions(files: Mapping[str, str]) -> list[str]:
+    return [
+        f"{path}:{node.lineno}: {node.name} has {lines} lines, more than {MOST_LINES}"
+        for path, text in files.items()
+        for node in ast.walk(parsed(text))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for lines in [_lines(node)]
+        if lines > MOST_LINES
+    ]
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    docstring = node.body[0] if ast.get_docstring(node) is not None else None
+    own = 0 if docstring is None else docstring.end_lineno - docstring.lineno + 1
+    return node.end_lineno - node.lineno + 1 - own
+
+
+def test_no_function_is_longer_than_a_screen():
+    assert long_functions(sources()) == []
+
+
+@pytest.mark.parametrize(("lines", "found"), [(39, 0), (40, 1)])
+def test_a_long_function_is_found_and_its_docstring_is_not_counted(lines, found):
+    text = "def f():\n" + '    """What it does.\n\n    More of it.\n    """\n' + "    x = 1\n" * lines
+    assert len(long_functions({"errors.py": text})) == found
+
+
 def test_there_are_no_circles_of_files():
     assert circles(sources()) == set()
 

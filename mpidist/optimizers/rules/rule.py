@@ -69,7 +69,7 @@ class Rule(abc.ABC):
         self.weight_decay = weight_decay
         self.clipvalue = clipvalue
         self.without_decay: list[DistributedVariable | re.Pattern[str]] = []
-        self.scratch = slices.Scratch()
+        self.scratch = slices.SliceScratch()
 
     # -- what a family says -------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Rule(abc.ABC):
         scratch: list[Any],
         coefficients: tuple[float, ...],
     ) -> None:
-        """Write to `new`, which is other memory, what `update_slice` would make of `parameter`, which stays.
+        """Write to `new` the parameter that `update_slice` would make; `parameter` is other memory and stays unchanged.
 
         Local; everything else as for `update_slice`, and the same bits.  A family may do it with fewer passes.
         """

@@ -1,4 +1,4 @@
-"""The step of variables of which this rank has a copy of its own, from gradients that are summed already."""
+"""The step of variables on this rank's own copies, from summed gradients."""
 
 from __future__ import annotations
 

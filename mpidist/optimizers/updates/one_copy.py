@@ -1,4 +1,4 @@
-"""The update of variables of which the ranks of a node share one copy: each rank updates its part of them.
+"""The update of variables in one copy: each rank of the node updates its part of the shared arrays.
 
 All ranks have the same gradients, summed already.  The work is dealt by elements, whatever variables these belong to:
 a rank gets some of the small variables, and a stretch of a large one.
@@ -15,7 +15,7 @@ from mpidist.optimizers.rules.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
 
 
-class Part(NamedTuple):
+class Span(NamedTuple):
     """Elements `start` to `stop` of the `number`-th of some things."""
 
     number: int
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     stop: int
 
 
-def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[Part]:
+def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[Span]:
     """Return what one rank gets of some things; all ranks together get every element once.  Pure.
 
     Parameters
@@ -45,7 +45,7 @@ def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[P
         else:  # all of it is for the rank to which its middle belongs
             start, stop = (begin, end) if first <= begin + length // 2 < last else (begin, begin)
         if start < stop:
-            found.append(Part(number, start - begin, stop - begin))
+            found.append(Span(number, start - begin, stop - begin))
     return found
 
 

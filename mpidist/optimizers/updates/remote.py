@@ -1,4 +1,4 @@
-"""What stands between an optimizer and variables that other processes hold, and update in its place."""
+"""`RemoteUpdates`: the updates of an optimizer by other processes that hold its variables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RemoteUpdates(abc.ABC):
 
     @abc.abstractmethod
     def match(self, saved: Sequence[SavedSlots]) -> None:
-        """Bind saved slots to variables; ValueError where it cannot be told to which one they belong."""
+        """Bind saved slots to variables; ValueError where the variable cannot be found."""
 
     @abc.abstractmethod
     def restore(self, state: Mapping[str, Any], saved: Sequence[SavedSlots]) -> None:

@@ -65,7 +65,7 @@ class VariableList:
     is_packed : bool
         Whether its gradients are packed.
     is_light : bool
-        Whether it is quicker that every rank applies all packed gradients than that each has slices of them.
+        Whether every rank applies all packed gradients: for short lists that is quicker than slices.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:

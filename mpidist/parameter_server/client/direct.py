@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy
 
-from mpidist.parameter_server.client.part import Part
+from mpidist.parameter_server.client.part import PushPart
 from mpidist.parameter_server.client.reader import Reader
-from mpidist.parameter_server.copies import Slots
+from mpidist.parameter_server.copies import SlotCopies
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
 from mpidist.parameter_server.stored_variable import StoredVariable
@@ -61,7 +61,7 @@ class Direct:
         #: Where the gradients of any list are packed, one list at a time.
         self._packed = numpy.empty(0, numpy.uint8)
 
-    def push(self, number: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+    def push(self, number: int, part: PushPart, gradients: Sequence[Any], rate: float, scale: float) -> bool:
         """Apply gradients as one step of an optimizer; return False, with nothing done, if the server is to do it."""
         update = self.settle(number, part)
         if update is None:
@@ -75,7 +75,7 @@ class Direct:
         self._look(part.nbytes)
         return done
 
-    def settle(self, number: int, part: Part) -> Update | None:
+    def settle(self, number: int, part: PushPart) -> Update | None:
         """Return what `push` would do, None if nothing; wait until what went by message is applied, or raises."""
         if self._words[_TORN]:
             return None
@@ -147,7 +147,7 @@ class Direct:
         self._copies, self._layout = self._server.newest()
         self._updates, self._optimizers = {}, {}
 
-    def _find(self, number: int, part: Part) -> Update | None:
+    def _find(self, number: int, part: PushPart) -> Update | None:
         plan, copies = part.plan, self._copies
         index = copies.layout.index
         if plan.sparse or plan.push_dtype is not None or any(spec.key not in index for spec in plan.dense):
@@ -161,7 +161,7 @@ class Direct:
             self._server.views.clear()
         return Update(served, plan, [StoredVariable(spec, None) for spec in plan.dense], copies)
 
-    def _optimizer(self, number: int, part: Part) -> ServedOptimizer | None:
+    def _optimizer(self, number: int, part: PushPart) -> ServedOptimizer | None:
         """Return this process's copy of an optimizer's rule, None if only the server may apply it."""
         known = self._optimizers.get(number)
         if known is not None and known.slots is None:
@@ -173,7 +173,9 @@ class Direct:
             served = ServedOptimizer(content.tobytes(), number)
             if answer["slots"]:
                 try:
-                    served.slots = Slots.mapped(self._copies.layout, served.optimizer.slot_names, 2, *answer["slots"])
+                    served.slots = SlotCopies.mapped(
+                        self._copies.layout, served.optimizer.slot_names, 2, *answer["slots"]
+                    )
                 except FileNotFoundError:  # they lie elsewhere by now: the next push finds them
                     return None
             self._optimizers[number] = served

@@ -10,7 +10,7 @@ import numpy
 
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.optimizers.base import Optimizer
-from mpidist.parameter_server.layout import Key, Plan, VariableSpec, in_order
+from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec, in_order
 from mpidist.parameter_server.pickles import packed
 from mpidist.parameter_server.server.store import Store
 from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
@@ -94,7 +94,7 @@ class LocalClient:
         specs = [self._store.variables[key].spec for key in gradients]
         dense = in_order(spec for spec in specs if not isinstance(gradients[spec.key], IndexedSlices))
         sparse = in_order(spec for spec in specs if isinstance(gradients[spec.key], IndexedSlices))
-        plan = Plan(tuple(dense), tuple(sparse))
+        plan = PushPlan(tuple(dense), tuple(sparse))
         counts = [len(gradients[spec.key].indices) for spec in sparse]
         nbytes = plan.nbytes(counts)
         if self._packed.size < nbytes:
@@ -140,7 +140,7 @@ class LocalClient:
         """Do nothing: nobody waits."""
 
 
-def _pack(plan: Plan, counts: Sequence[int], gradients: Mapping[Key, Any], payload: Any) -> None:
+def _pack(plan: PushPlan, counts: Sequence[int], gradients: Mapping[Key, Any], payload: Any) -> None:
     """Copy gradients to where a plan has them."""
     for spec, (section, first) in zip(plan.dense, plan.places, strict=True):
         plan.sections[section].of(payload)[first : first + spec.size] = gradients[spec.key].reshape(-1)

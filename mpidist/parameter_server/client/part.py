@@ -1,4 +1,4 @@
-"""`Part`: what goes to one server of the gradients of one list of variables, and how they are packed."""
+"""`PushPart`: what goes to one server of the gradients of one list of variables, and how they are packed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from mpidist.collectives.rows import Rows
-from mpidist.parameter_server.layout import Key, Plan, VariableSpec
+from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.variables import IndexedSlices
 
@@ -47,13 +47,13 @@ class Residues:
         return [(count, memory[first:stop]) for count, memory, first, stop in found]
 
 
-class Part:
+class PushPart:
     """What goes to one server of the gradients of one list of variables."""
 
     def __init__(
         self,
         number: int,
-        plan: Plan,
+        plan: PushPlan,
         dense: list[int],
         sparse: list[int],
         residues: Residues,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 
 from mpidist.collectives.plan_cache import PlanCache
-from mpidist.parameter_server.client.part import Part, Residues
+from mpidist.parameter_server.client.part import PushPart, Residues
 from mpidist.parameter_server.client.server_end import ServerEnd
-from mpidist.parameter_server.layout import Key, Plan, VariableSpec, dtype_name, in_order
+from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec, dtype_name, in_order
 from mpidist.variables import IndexedSlices
 
 
@@ -20,7 +20,7 @@ class PlannedList:
     No cycle of references leads back to it: when the client drops it, its parts say so to their servers.
     """
 
-    def __init__(self, key: Any, parts: list[tuple[ServerEnd, Part]]) -> None:
+    def __init__(self, key: Any, parts: list[tuple[ServerEnd, PushPart]]) -> None:
         self.key = key
         self.parts = parts
         # a server that gathers has memory for the mean of a list's gradients
@@ -55,12 +55,12 @@ class Plans:
         found = self.lists.find(key)
         return PlannedList(key, self._made(keys, gradients)) if found is None else found
 
-    def _made(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[tuple[ServerEnd, Part]]:
+    def _made(self, keys: Sequence[Key], gradients: Sequence[Any]) -> list[tuple[ServerEnd, PushPart]]:
         """Make the plans for one list of variables, and tell the servers."""
         if len(set(keys)) != len(keys):
             raise ValueError(f"a variable has two gradients in one push: {keys}")
         place_of = {key: place for place, key in enumerate(keys)}
-        parts: list[tuple[ServerEnd, Part]] = []
+        parts: list[tuple[ServerEnd, PushPart]] = []
         for end in self._servers:
             own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
             is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
@@ -68,10 +68,10 @@ class Plans:
                 continue
             dense = tuple(spec for spec in own if not is_sparse[spec])
             sparse = tuple(spec for spec in own if is_sparse[spec])
-            plan = Plan(dense, sparse, self._push_dtype)
+            plan = PushPlan(dense, sparse, self._push_dtype)
             self._count += 1
             places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
-            parts.append((end, Part(self._count, plan, places, rows, self._residues, end.views, end.forget_plan)))
+            parts.append((end, PushPart(self._count, plan, places, rows, self._residues, end.views, end.forget_plan)))
             narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
             its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}
             end.tell_plan(self._count, push_dtype=narrow, **its)

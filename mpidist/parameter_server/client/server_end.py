@@ -7,7 +7,7 @@ from typing import Any
 
 from mpidist.errors import ServerError, TornVariableError, TransportError
 from mpidist.parameter_server import protocol
-from mpidist.parameter_server.client.part import Part
+from mpidist.parameter_server.client.part import PushPart
 from mpidist.parameter_server.layout import Key
 from mpidist.parameter_server.protocol import Kind
 from mpidist.transports.connections.base import Area, Connection, Message
@@ -105,7 +105,7 @@ class ServerEnd:
         self.views.pop(number, None)
 
     def push(
-        self, optimizer: int, part: Part, chosen: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
+        self, optimizer: int, part: PushPart, chosen: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
     ) -> None:
         """Send a push; does not wait for it to be applied."""
         seen = self.steps_of(optimizer) if self.gathers else 0
@@ -119,11 +119,11 @@ class ServerEnd:
         self.pushed += 1
         self.line.send(part.header(optimizer, seen, rate, scale, counts), area, nbytes)
 
-    def apply(self, optimizer: int, part: Part, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+    def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], rate: float, scale: float) -> bool:
         """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
         return False
 
-    def settle(self, optimizer: int, part: Part) -> None:
+    def settle(self, optimizer: int, part: PushPart) -> None:
         """Raise what would keep `apply` from doing it, as far as that is known; nothing is done yet."""
 
     def set_rate(self, optimizer: int, value: float) -> None:

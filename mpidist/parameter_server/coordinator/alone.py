@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NoReturn
 
-from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
-from mpidist.parameter_server.coordinator.executor import Executor
+from mpidist.parameter_server.coordinator.conversation import Conversation, Topic
+from mpidist.parameter_server.coordinator.executor import FunctionExecutor
 
 
 class WorkerHere(Conversation):
@@ -14,11 +14,11 @@ class WorkerHere(Conversation):
 
     def __init__(self, client: Any) -> None:
         self._answers: deque[tuple[Any, ...]] = deque()
-        self._executor = Executor(_ChiefHere(self._answers), client, 0, 1, "this process")
+        self._executor = FunctionExecutor(_ChiefHere(self._answers), client, 0, 1, "this process")
 
     def say(self, *content: Any) -> None:
         """Have it done, now."""
-        if content[0] not in (Kind.CANCEL, Kind.END):
+        if content[0] not in (Topic.CANCEL, Topic.END):
             self._executor.do(*content)
 
     def hear(self) -> tuple[Any, ...] | None:

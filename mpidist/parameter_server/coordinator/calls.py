@@ -18,13 +18,13 @@ from typing import Any
 from mpidist.errors import CancelledError, FunctionTimeoutError, MpidistError, PeerLostError
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.coordinator import failures, functions
-from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
+from mpidist.parameter_server.coordinator.conversation import Conversation, Topic
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, UNKNOWN_SECONDS, Function
-from mpidist.parameter_server.coordinator.lane import Batch, Lane
 from mpidist.parameter_server.coordinator.packed import size_of
 from mpidist.parameter_server.coordinator.recovery import Recovery
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
+from mpidist.parameter_server.coordinator.worker_end import CallBatch, WorkerEnd
 from mpidist.parameter_server.layout import Key
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.waiting import Patience
@@ -55,8 +55,8 @@ class Calls:
         #: What watches over the servers, in jobs that may go on without one.
         self.recovery: Recovery | None = None
         self._is_quiet = False  # no calls are given to workers
-        self._to_be_quiet: set[Lane] = set()
-        self.lanes = [Lane(index, talk) for index, talk in workers.items()]
+        self._to_be_quiet: set[WorkerEnd] = set()
+        self.worker_ends = [WorkerEnd(index, talk) for index, talk in workers.items()]
         self.waiting: deque[RemoteValue] = deque()
         self.error: BaseException | None = None
         self.done = 0
@@ -91,22 +91,22 @@ class Calls:
 
     def tell(self, *content: Any) -> None:
         """Say something to all workers."""
-        for lane in list(self.lanes):
-            self._say(lane, *content)
+        for end in list(self.worker_ends):
+            self._say(end, *content)
 
     def pump(self) -> bool:
         """Take in what workers have answered, and give them work; return whether there was an answer.  Local."""
         heard = False
-        for lane in list(self.lanes):
-            if lane.is_gone:  # since this look began
+        for end in list(self.worker_ends):
+            if end.is_gone:  # since this look began
                 continue
-            content = lane.talk.hear()
-            if content is None and lane.talk.is_lost:
-                self._lose(lane)
-            while content is not None and not lane.is_gone:
+            content = end.talk.hear()
+            if content is None and end.talk.is_lost:
+                self._lose(end)
+            while content is not None and not end.is_gone:
                 heard = True
-                self._take(lane, *content)
-                content = lane.talk.hear()
+                self._take(end, *content)
+                content = end.talk.hear()
         if heard:
             self._refresh()
         if self.recovery is not None:
@@ -120,13 +120,13 @@ class Calls:
         if self._is_quiet:
             return
         now = time.monotonic()
-        with_room = [lane for lane in self.lanes if lane.has_room(now)]
+        with_room = [end for end in self.worker_ends if end.has_room(now)]
         with_room.sort(key=_has_work)
         while self.waiting and with_room:
-            for lane in with_room:
-                if self.waiting and not lane.is_gone:
-                    self._give(lane)
-            with_room = [lane for lane in with_room if lane.has_room(now)]
+            for end in with_room:
+                if self.waiting and not end.is_gone:
+                    self._give(end)
+            with_room = [end for end in with_room if end.has_room(now)]
         self.hungry = bool(with_room)
 
     def make_room(self) -> None:
@@ -145,7 +145,7 @@ class Calls:
     @property
     def running(self) -> int:
         """How many calls workers have."""
-        return sum(len(batch.calls) for lane in self.lanes for batch in lane.batches)
+        return sum(len(batch.calls) for end in self.worker_ends for batch in end.batches)
 
     def surface(self) -> None:
         """Raise the first error, if there is one, and forget it."""
@@ -166,18 +166,18 @@ class Calls:
                 "a function failed, and nothing has asked since: call join() before the program ends",
                 exc_info=self.error,
             )
-        self.tell(Kind.END)
-        self.lanes = []
+        self.tell(Topic.END)
+        self.worker_ends = []
         if self.recovery is not None:
             self.recovery.end()
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
-    def _give(self, lane: Lane) -> None:
+    def _give(self, end: WorkerEnd) -> None:
         """Send a worker its part of the waiting calls, as much as it does in a moment."""
         waiting, seconds, nbytes = self.waiting, 0.0, 0
         calls: list[RemoteValue] = []
-        most = min(_MOST_CALLS, -(-len(waiting) // len(self.lanes)))
+        most = min(_MOST_CALLS, -(-len(waiting) // len(self.worker_ends)))
         while len(calls) < most and seconds < _BATCH_SECONDS and nbytes < _MOST_BYTES:
             if calls and waiting[0]._function.seconds >= UNKNOWN_SECONDS:
                 break  # results of a batch come together: none is to wait for one that may take long
@@ -186,48 +186,48 @@ class Calls:
             seconds += call._function.seconds
             nbytes += size_of(call._payload)
         self._batches += 1
-        begin = max(time.monotonic(), lane.batches[-1].end if lane.batches else 0.0)
-        lane.batches.append(Batch(self._batches, calls, seconds, begin))
+        begin = max(time.monotonic(), end.batches[-1].end if end.batches else 0.0)
+        end.batches.append(CallBatch(self._batches, calls, seconds, begin))
         numbers = [call._function.number for call in calls]
         payloads = [call._payload for call in calls]
         if not any(payload is not None for payload in payloads):
             payloads = []
-        self._say(lane, Kind.CALLS, self._batches, numbers, payloads, self._definitions(lane, calls, numbers))
+        self._say(end, Topic.CALLS, self._batches, numbers, payloads, self._definitions(end, calls, numbers))
 
-    def _definitions(self, lane: Lane, calls: Sequence[RemoteValue], numbers: Sequence[int]) -> dict[int, bytes]:
+    def _definitions(self, end: WorkerEnd, calls: Sequence[RemoteValue], numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the definitions of the functions that a worker does not know, by number."""
-        new = set(numbers) - lane.known
-        lane.known |= new
+        new = set(numbers) - end.known
+        end.known |= new
         return {call._function.number: call._function.definition for call in calls if call._function.number in new}
 
     def _forget_function(self, key: Any) -> None:
         number = self._functions.pop(key).number
-        for lane in self.lanes:
-            if number in lane.known:
-                lane.known.discard(number)
-                self._say(lane, Kind.FORGET, [number], [])
+        for end in self.worker_ends:
+            if number in end.known:
+                end.known.discard(number)
+                self._say(end, Topic.FORGET, [number], [])
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
-    def _take(self, lane: Lane, kind: Kind, *content: Any) -> None:
-        if kind == Kind.RESULTS:
-            self._results(lane, *content)
-        elif kind == Kind.UNKNOWN:
-            self._define(lane, *content)
-        elif kind == Kind.QUIET:
-            self._to_be_quiet.discard(lane)
+    def _take(self, end: WorkerEnd, kind: Topic, *content: Any) -> None:
+        if kind == Topic.RESULTS:
+            self._results(end, *content)
+        elif kind == Topic.UNKNOWN:
+            self._define(end, *content)
+        elif kind == Topic.QUIET:
+            self._to_be_quiet.discard(end)
         else:
-            raise AssertionError(f"{lane} sent a message of kind {kind} out of turn")
+            raise AssertionError(f"{end} sent a message of kind {kind} out of turn")
 
     def _results(
-        self, lane: Lane, number: int, seconds: float, results: Sequence[Any], failure: Failure | None
+        self, end: WorkerEnd, number: int, seconds: float, results: Sequence[Any], failure: Failure | None
     ) -> None:
-        batch = lane.batches.popleft()
+        batch = end.batches.popleft()
         assert batch.number == number, (batch.number, number)
         calls = batch.calls
-        if lane.batches:
-            lane.batches[0].began = time.monotonic()
-            lane.batches[0].end = lane.batches[0].began + lane.batches[0].seconds
+        if end.batches:
+            end.batches[0].began = time.monotonic()
+            end.batches[0].end = end.batches[0].began + end.batches[0].seconds
         if results:
             _learn(batch, seconds, len(results))
         self.done += len(results) - (failure is not None and failure.place is not None)
@@ -235,13 +235,13 @@ class Calls:
             call._result = result
             call._payload = None
         if len(results) < len(calls) or failure is not None:
-            self._not_run(lane, batch, calls[len(results) :], failure)
+            self._not_run(end, batch, calls[len(results) :], failure)
 
-    def _not_run(self, lane: Lane, batch: Batch, calls: Sequence[RemoteValue], failure: Failure | None) -> None:
+    def _not_run(self, end: WorkerEnd, batch: CallBatch, calls: Sequence[RemoteValue], failure: Failure | None) -> None:
         """Settle the calls of a batch from the one that failed, or was cancelled, on."""
         if failure is not None:
             failed = calls[0] if failure.place is None else batch.calls[failure.place]
-            error = failures.raised(failure, str(lane), str(failed._function))
+            error = failures.raised(failure, str(end), str(failed._function))
             if self.recovery is not None and self.recovery.takes(error):
                 self.waiting.extendleft(reversed(calls))
                 return
@@ -257,25 +257,25 @@ class Calls:
         _cancel(self.waiting, why)
         self.waiting.clear()
         self._cancelled = self._batches
-        for lane in self.lanes:
-            if lane.batches:
-                self._say(lane, Kind.CANCEL, self._cancelled)
+        for end in self.worker_ends:
+            if end.batches:
+                self._say(end, Topic.CANCEL, self._cancelled)
 
-    def _define(self, lane: Lane, number: int, why: str) -> None:
+    def _define(self, end: WorkerEnd, number: int, why: str) -> None:
         """Send a function by value to a worker that does not have it by name."""
-        function = next(function for function in self._all_functions(lane) if function.number == number)
+        function = next(function for function in self._all_functions(end) if function.number == number)
         try:
             function.definition = functions.by_value(function.fn)  # for the workers that will ask next
         except (MpidistError, TypeError, ValueError) as error:
             kind = type(error)
-            told = kind(f"{lane} does not have {function} ({why}). {error}")
-            self._say(lane, Kind.DEFINE, number, None, pickle.dumps(told, PROTOCOL))
-            lane.known.discard(number)
+            told = kind(f"{end} does not have {function} ({why}). {error}")
+            self._say(end, Topic.DEFINE, number, None, pickle.dumps(told, PROTOCOL))
+            end.known.discard(number)
             return
-        self._say(lane, Kind.DEFINE, number, function.definition, None)
+        self._say(end, Topic.DEFINE, number, function.definition, None)
 
-    def _all_functions(self, lane: Lane) -> list[Function]:
-        of_calls = [call._function for batch in lane.batches for call in batch.calls if call._function is not None]
+    def _all_functions(self, end: WorkerEnd) -> list[Function]:
+        of_calls = [call._function for batch in end.batches for call in batch.calls if call._function is not None]
         return [*of_calls, *self._functions.values()]
 
     # -- servers that are gone ----------------------------------------------------------------------------------------
@@ -287,35 +287,35 @@ class Calls:
     def be_quiet(self, server: int) -> None:
         """Have the workers finish, as far as they can, what they have; give them nothing more."""
         self._is_quiet = True
-        self._to_be_quiet = set(self.lanes)
-        self.tell(Kind.SERVER_LOST, server)
-        self._until(lambda: not self._to_be_quiet & set(self.lanes), f"for the workers to do without ps {server}")
+        self._to_be_quiet = set(self.worker_ends)
+        self.tell(Topic.SERVER_LOST, server)
+        self._until(lambda: not self._to_be_quiet & set(self.worker_ends), f"for the workers to do without ps {server}")
 
     def go_on(self, places: dict[Key, int]) -> None:
         """Tell the workers the servers of variables that were moved, and give them work again."""
-        self.tell(Kind.MOVED, places)
+        self.tell(Topic.MOVED, places)
         self._is_quiet = False
 
     # -- workers that are gone ----------------------------------------------------------------------------------------
 
-    def _say(self, lane: Lane, *content: Any) -> None:
+    def _say(self, end: WorkerEnd, *content: Any) -> None:
         try:
-            lane.talk.say(*content)
+            end.talk.say(*content)
         except PeerLostError:
-            if not lane.is_gone:
-                self._lose(lane)
+            if not end.is_gone:
+                self._lose(end)
 
-    def _lose(self, lane: Lane) -> None:
+    def _lose(self, end: WorkerEnd) -> None:
         """Take a worker out; what it had to do waits again, before all else, and runs on another."""
-        error = lane.talk.lost(f"{self._name} schedules functions on {lane}")
+        error = end.talk.lost(f"{self._name} schedules functions on {end}")
         if not isinstance(error, PeerLostError):
             raise error
-        if len(self.lanes) == 1:
+        if len(self.worker_ends) == 1:
             raise PeerLostError(f"{error}; no worker is left", error.rank)
-        self.lanes.remove(lane)
-        lane.is_gone = True
-        calls = [call for batch in lane.batches for call in batch.calls if call._result is PENDING]
-        lane.batches.clear()
+        self.worker_ends.remove(end)
+        end.is_gone = True
+        calls = [call for batch in end.batches for call in batch.calls if call._result is PENDING]
+        end.batches.clear()
         self.waiting.extendleft(reversed(calls))
         _log.warning("%s; %d functions run again elsewhere", error, len(calls))
         self.feed()
@@ -334,7 +334,7 @@ class Calls:
                 raise FunctionTimeoutError(self._what_is_late(f"{self._name} waited {what} for {timeout:g} s"))
             self._warn_of_long_calls(what)
             if patience is None:
-                patience = self.lanes[0].talk.patience(f"{self._name} waits {what}")
+                patience = self.worker_ends[0].talk.patience(f"{self._name} waits {what}")
             patience.tick()
             nap = self._nap_seconds()
             if nap >= _NAP_SECONDS:
@@ -342,19 +342,19 @@ class Calls:
 
     def _warn_of_long_calls(self, what: str) -> None:
         """Say which worker runs what for how long: after `warn_seconds`, and again whenever that time has doubled."""
-        for lane in self.lanes:
-            if lane.batches:
-                batch = lane.batches[0]
-                batch.warn_after = batch.warn_after or lane.talk.control.settings.warn_seconds
+        for end in self.worker_ends:
+            if end.batches:
+                batch = end.batches[0]
+                batch.warn_after = batch.warn_after or end.talk.control.settings.warn_seconds
                 if 0 < batch.warn_after < batch.running_seconds:
                     batch.warn_after = 2 * batch.running_seconds
-                    lane.talk.control.warn(
-                        f"{self._name} waits {what}: {lane.state}. Look at what it does (py-spy dump); join(timeout=) "
+                    end.talk.control.warn(
+                        f"{self._name} waits {what}: {end.state}. Look at what it does (py-spy dump); join(timeout=) "
                         "waits no longer than that"
                     )
 
     def _what_is_late(self, began: str) -> str:
-        states = [lane.state for lane in self.lanes if lane.batches]
+        states = [end.state for end in self.worker_ends if end.batches]
         return (
             f"{began}: {'; '.join(states) or 'no worker runs any'}; {len(self.waiting)} more wait. They go on: call "
             "join again, or look at what that worker does (py-spy dump)"
@@ -362,19 +362,19 @@ class Calls:
 
     def _nap_seconds(self) -> float:
         """Return how long the chief may sleep without anybody waiting for it, as far as is known."""
-        busy = [lane for lane in self.lanes if lane.batches]
+        busy = [end for end in self.worker_ends if end.batches]
         if not busy:
             return 0.0
-        left = min(lane.next_look for lane in busy) - time.monotonic()
-        shortest = min(lane.batches[0].seconds for lane in busy)
+        left = min(end.next_look for end in busy) - time.monotonic()
+        shortest = min(end.batches[0].seconds for end in busy)
         return min(max(left, shortest * _LATE_SHARE), _LONG_NAP_SECONDS)
 
 
-def _has_work(lane: Lane) -> bool:
-    return bool(lane.batches)
+def _has_work(end: WorkerEnd) -> bool:
+    return bool(end.batches)
 
 
-def _learn(batch: Batch, seconds: float, count: int) -> None:
+def _learn(batch: CallBatch, seconds: float, count: int) -> None:
     """Learn from a batch, of which so many calls were run in so many seconds, how long its functions take."""
     share = seconds / (batch.seconds * count / len(batch.calls))  # of what was believed
     for function in {call._function for call in batch.calls if call._function is not None}:

@@ -25,7 +25,7 @@ _LONG_BYTES = 1 << 14
 _SMALLEST_AREA_BYTES = 1 << 16
 
 
-class Kind(enum.IntEnum):
+class Topic(enum.IntEnum):
     """What a message is about: its first item."""
 
     #: To a worker: number of the batch, numbers of the functions, arguments, definitions of functions that are new.

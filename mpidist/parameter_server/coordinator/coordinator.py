@@ -14,11 +14,11 @@ from mpidist.input.dataset import Dataset
 from mpidist.parameter_server.coordinator import functions
 from mpidist.parameter_server.coordinator.alone import WorkerHere
 from mpidist.parameter_server.coordinator.calls import Calls
-from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
-from mpidist.parameter_server.coordinator.executor import Executor
+from mpidist.parameter_server.coordinator.conversation import Conversation, Topic
+from mpidist.parameter_server.coordinator.executor import FunctionExecutor
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotAnArgument
 from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
-from mpidist.parameter_server.coordinator.packed import Packed, packed
+from mpidist.parameter_server.coordinator.packed import PackedValue, packed
 from mpidist.parameter_server.coordinator.recovery import Checkpoints, Restore
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
 from mpidist.world import world_communicator
@@ -239,12 +239,12 @@ class ClusterCoordinator:
         else:
             number, definition = calls.new_number(), _carried_dataset(dataset_fn)
         made = calls.new_number()
-        calls.tell(Kind.DATASET, made, number, definition)
+        calls.tell(Topic.DATASET, made, number, definition)
         return PerWorkerDataset(made, self._iterate, spec)
 
     def _iterate(self, dataset: int) -> PerWorkerIterator:
         number = self._calls.new_number()
-        self._calls.tell(Kind.ITERATOR, number, dataset)
+        self._calls.tell(Topic.ITERATOR, number, dataset)
         return PerWorkerIterator(number)
 
     # -- servers that die ---------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class ClusterCoordinator:
         raise NotAnArgument("a ClusterCoordinator belongs to the chief: scheduled functions cannot schedule functions")
 
     def __repr__(self) -> str:
-        return f"<ClusterCoordinator of {len(self._calls.lanes)} workers>"
+        return f"<ClusterCoordinator of {len(self._calls.worker_ends)} workers>"
 
 
 def _workers(roles: Roles) -> list[tuple[int, ...]]:
@@ -311,16 +311,16 @@ def _execute(strategy: Any, index: int, workers: Sequence[Sequence[int]]) -> NoR
     chief = None if line is None else Conversation(line)
     place = (strategy._client, index, len(workers), name)
     if len(workers[index]) > 1:
-        executor: Executor = GroupExecutor(chief, *place, world_communicator())
+        executor: FunctionExecutor = GroupExecutor(chief, *place, world_communicator())
     else:
         assert chief is not None
-        executor = Executor(chief, *place)
+        executor = FunctionExecutor(chief, *place)
     with strategy.scope():
         executor.serve()
     sys.exit(0)
 
 
-def _packed(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes | Packed:
+def _packed(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes | PackedValue:
     """Return arguments as they are now."""
     if not isinstance(args, (list, tuple)):
         raise ValueError(f"positional args must be a list or tuple, got {type(args)}")

@@ -16,7 +16,7 @@ from mpidist.parameter_server import registry
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.coordinator import failures, functions, recovery
-from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
+from mpidist.parameter_server.coordinator.conversation import Conversation, Topic
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import NotHere
 from mpidist.parameter_server.coordinator.packed import packed, unpacked
@@ -31,7 +31,7 @@ _NO_KWARGS: dict[str, Any] = {}
 _LOOK_SECONDS = 1e-3
 
 
-class Executor:
+class FunctionExecutor:
     """What a worker rank is from its `ClusterCoordinator` line on."""
 
     def __init__(self, chief: Conversation, client: Any, index: int, count: int, name: str) -> None:
@@ -49,10 +49,10 @@ class Executor:
 
     def serve(self) -> None:
         """Run functions until the chief has no more.  Local."""
-        while (content := self._next())[0] != Kind.END:
+        while (content := self._next())[0] != Topic.END:
             self.do(*content)
 
-    def do(self, kind: Kind, *content: Any) -> None:
+    def do(self, kind: Topic, *content: Any) -> None:
         """Do one thing that the chief has said."""
         on_worker.index, on_worker.count = self._place
         on_worker.made = self._made_here
@@ -83,21 +83,21 @@ class Executor:
                     raise self._chief.lost(patience.what)
         return content
 
-    def _do(self, kind: Kind, *content: Any) -> None:
-        if kind == Kind.CALLS:
+    def _do(self, kind: Topic, *content: Any) -> None:
+        if kind == Topic.CALLS:
             self._calls(*content)
-        elif kind == Kind.CANCEL:
+        elif kind == Topic.CANCEL:
             (self._cancelled,) = content
-        elif kind == Kind.DATASET:
+        elif kind == Topic.DATASET:
             self._make_dataset(*content)
-        elif kind == Kind.ITERATOR:
+        elif kind == Topic.ITERATOR:
             number, dataset = content
             self._make(number, lambda: _WorkerIterator(iter(self._made_here(dataset))), "the iterator of a data set")
-        elif kind == Kind.FORGET:
+        elif kind == Topic.FORGET:
             self._forget(*content)
-        elif kind == Kind.SERVER_LOST:
+        elif kind == Topic.SERVER_LOST:
             self._lose_server(*content)
-        elif kind == Kind.MOVED:
+        elif kind == Topic.MOVED:
             recovery.moved(self._own_client, *content)
         else:
             raise AssertionError(f"{self._name} got a message of kind {kind} out of turn")
@@ -111,7 +111,7 @@ class Executor:
         for sums in registry.served_sums():
             with suppress(PeerLostError, ServerError):  # another one is gone
                 sums.server_lost(number)
-        self._chief.say(Kind.QUIET, number)
+        self._chief.say(Topic.QUIET, number)
 
     @property
     def _own_client(self) -> Client | None:
@@ -133,7 +133,7 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - whatever a server says of what a function has pushed
             if results:
                 failure = self._failure_at_the_end(error, numbers, results, failure)
-        self._chief.say(Kind.RESULTS, batch, time.perf_counter() - began, results, failure)
+        self._chief.say(Topic.RESULTS, batch, time.perf_counter() - began, results, failure)
 
     def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:
         """Run the calls of a batch and add what they return to `results`, up to the first that raises."""
@@ -191,7 +191,7 @@ class Executor:
 
     def _is_cancelled(self, batch: int) -> bool:
         while (content := self._chief.hear()) is not None:
-            if content[0] == Kind.CANCEL:
+            if content[0] == Topic.CANCEL:
                 (_, self._cancelled) = content
             else:
                 self._waiting.append(content)
@@ -216,8 +216,8 @@ class Executor:
 
     def _asked_for(self, number: int, why: str) -> bytes:
         """Return the definition by value of what this worker does not have."""
-        self._chief.say(Kind.UNKNOWN, number, why)
-        while (content := self._heard())[0] != Kind.DEFINE:
+        self._chief.say(Topic.UNKNOWN, number, why)
+        while (content := self._heard())[0] != Topic.DEFINE:
             self._waiting.append(content)
         _, _, definition, failure = content
         if definition is None:

@@ -11,7 +11,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.errors import RemoteReplicaError
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.coordinator.conversation import Conversation
-from mpidist.parameter_server.coordinator.executor import Executor
+from mpidist.parameter_server.coordinator.executor import FunctionExecutor
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import PROTOCOL
 from mpidist.parameter_server.coordinator.packed import packed
@@ -20,7 +20,7 @@ from mpidist.parameter_server.coordinator.packed import packed
 _SIGN_SECONDS = 15.0
 
 
-class GroupExecutor(Executor):
+class GroupExecutor(FunctionExecutor):
     """What the ranks of a worker are from their `ClusterCoordinator` line on.
 
     What the chief says is passed on to all ranks.  After each function they tell each other how it ended, so that all

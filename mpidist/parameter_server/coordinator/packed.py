@@ -19,7 +19,7 @@ from mpidist.parameter_server.layout import aligned
 _LARGE_BYTES = 1 << 12
 
 
-class Packed:
+class PackedValue:
     """A pickled value beside which its large buffers lie."""
 
     __slots__ = ("_text", "_buffers")
@@ -38,23 +38,23 @@ class Packed:
         return pickle.loads(self._text, buffers=self._buffers)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return Packed, (self._text, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
+        return PackedValue, (self._text, [pickle.PickleBuffer(buffer) for buffer in self._buffers])
 
 
-def packed(value: Any) -> bytes | Packed:
+def packed(value: Any) -> bytes | PackedValue:
     """Return a value as it is now, with copies of its arrays."""
     text, buffers = parted(value)
-    return Packed(text, [buffer.copy() for buffer in buffers]) if buffers else text
+    return PackedValue(text, [buffer.copy() for buffer in buffers]) if buffers else text
 
 
-def unpacked(value: bytes | Packed) -> Any:
+def unpacked(value: bytes | PackedValue) -> Any:
     """Return what was packed; once."""
-    return value.value() if type(value) is Packed else pickle.loads(value)  # type: ignore[arg-type]
+    return value.value() if type(value) is PackedValue else pickle.loads(value)  # type: ignore[arg-type]
 
 
 def size_of(payload: Any) -> int:
     """Return the size in bytes of what was packed, 0 of anything else."""
-    return len(payload) if type(payload) is bytes else payload.nbytes if type(payload) is Packed else 0
+    return len(payload) if type(payload) is bytes else payload.nbytes if type(payload) is PackedValue else 0
 
 
 def parted(value: Any) -> tuple[bytes, list[Any]]:

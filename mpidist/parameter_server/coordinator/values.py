@@ -8,12 +8,12 @@ from typing import Any, NoReturn, Protocol
 
 from mpidist import nest
 from mpidist.parameter_server.coordinator.functions import Function, NotAnArgument
-from mpidist.parameter_server.coordinator.packed import Packed, unpacked
+from mpidist.parameter_server.coordinator.packed import PackedValue, unpacked
 
 #: What a `RemoteValue` has before its function has run.
 PENDING: Any = object()
 
-_PACKED = (bytes, Packed)
+_PACKED = (bytes, PackedValue)
 
 _OUTSIDE = (
     "Cannot retrieve the worker index. `experimental_get_current_worker_index` should be called from a dataset "

@@ -1,4 +1,4 @@
-"""`Progress`: what a server shows in its ledger, and learns from it."""
+"""`ServerProgress`: what a server shows in its ledger, and learns from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpidist.runtime.shared_memory import SharedFile
 from mpidist.transports.connections.base import Connection
 
 
-class Progress:
+class ServerProgress:
     """How far a server is, in words that the clients on its node read."""
 
     def __init__(self, lines: Sequence[Connection], number: int) -> None:

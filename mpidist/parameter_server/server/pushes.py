@@ -11,7 +11,7 @@ from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.copies import NoCopy
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.parameter_server.server.peer import Peer
-from mpidist.parameter_server.server.progress import Progress
+from mpidist.parameter_server.server.progress import ServerProgress
 from mpidist.parameter_server.server.store import Planned
 from mpidist.transports.connections.base import Message
 
@@ -44,7 +44,7 @@ class Pushes:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: ServerProgress,
         consistency: Consistency,
         peers: Sequence[Peer],
         tell_failure: Callable[[Peer, dict[str, Any]], None],

@@ -10,11 +10,11 @@ import numpy
 
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.consistency import Consistency
-from mpidist.parameter_server.layout import Key, Plan, VariableSpec
+from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec
 from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger
 from mpidist.parameter_server.pickles import packed
 from mpidist.parameter_server.server.peer import Peer
-from mpidist.parameter_server.server.progress import Progress
+from mpidist.parameter_server.server.progress import ServerProgress
 from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
 
 SEE = "; see 'What memory it takes' in the documentation of parameter servers"
@@ -30,7 +30,7 @@ class Requests:
     _has_warned = False
 
     def __init__(
-        self, number: int, progress: Progress, consistency: Consistency, peers: Sequence[Peer], gives_lock: bool
+        self, number: int, progress: ServerProgress, consistency: Consistency, peers: Sequence[Peer], gives_lock: bool
     ) -> None:
         self._number = number
         self._progress, self._store = progress, progress.store
@@ -140,7 +140,7 @@ class Requests:
         narrow = None if request["push_dtype"] is None else numpy.dtype(request["push_dtype"])
         for number in request["forgotten"]:
             peer.plans.pop(number, None)
-        peer.plans[request["number"]] = self._store.planned(Plan(tuple(dense), tuple(sparse), narrow))
+        peer.plans[request["number"]] = self._store.planned(PushPlan(tuple(dense), tuple(sparse), narrow))
         return ({},)
 
     # -- optimizers ---------------------------------------------------------------------------------------------------

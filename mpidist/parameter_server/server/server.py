@@ -19,7 +19,7 @@ from mpidist.parameter_server.copies import NoCopy
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.parameter_server.protocol import Kind
 from mpidist.parameter_server.server.peer import Peer
-from mpidist.parameter_server.server.progress import Progress
+from mpidist.parameter_server.server.progress import ServerProgress
 from mpidist.parameter_server.server.pushes import Pushes, described
 from mpidist.parameter_server.server.requests import SEE, Requests, Waiting
 from mpidist.parameter_server.write_lock import WriteLock
@@ -37,7 +37,7 @@ class Server:
     def __init__(self, lines: Sequence[Connection], number: int = 0, consistency: Consistency | None = None) -> None:
         self.number = number
         self._lines = list(lines)
-        self._progress = Progress(self._lines, number)
+        self._progress = ServerProgress(self._lines, number)
         self.ledger, self.store = self._progress.ledger, self._progress.store
         self._short = Patience(self._lines, f"ps {number}", idle=True, warns=True)
         self.consistency = (consistency or Asynchronous()).start(range(len(lines)))

@@ -17,7 +17,7 @@ import numpy
 from mpidist.errors import TornVariableError
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.parameter_server.copies import Buffers, NoCopy
-from mpidist.parameter_server.layout import Key, Layout, Plan, VariableSpec
+from mpidist.parameter_server.layout import Key, Layout, PushPlan, VariableSpec
 from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
 from mpidist.parameter_server.stored_variable import StoredVariable
 from mpidist.parameter_server.update import Update
@@ -47,7 +47,7 @@ class _Target:
     """
 
     update: Update
-    plan: Plan
+    plan: PushPlan
     alone: list[tuple[StoredVariable, slice, numpy.dtype]]
     mean: Any = None
 
@@ -66,7 +66,7 @@ class _Target:
 class Planned:
     """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PushPlan) -> None:
         self.plan = self.key = plan
         self.targets: dict[int, _Target] = {}
         self.nbytes, self.last_call = plan.own_nbytes, 0
@@ -88,7 +88,7 @@ class Store:
         self.layout_number = self.rules_number = 0
         self.buffers = Buffers(Layout([]), readers)
         #: Those that somebody keeps.
-        self.plans: WeakValueDictionary[Plan, Planned] = WeakValueDictionary()
+        self.plans: WeakValueDictionary[PushPlan, Planned] = WeakValueDictionary()
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Store:
         self.require_whole([key])
         return self.make_table(key).storage[indices]
 
-    def planned(self, plan: Plan) -> Planned:
+    def planned(self, plan: PushPlan) -> Planned:
         """Return what is known of a plan here, the same object for equal ones."""
         unknown = [spec.name for spec in (*plan.dense, *plan.sparse) if spec.key not in self.variables]
         if unknown:
@@ -299,12 +299,12 @@ class Store:
             self._table_versions[variable.spec.key] += 1
         optimizer.optimizer.iterations += 1
 
-    def _require_unbroken(self, optimizer: StoredOptimizer, plan: Plan) -> None:
+    def _require_unbroken(self, optimizer: StoredOptimizer, plan: PushPlan) -> None:
         optimizer.require_whole()
         if self._torn:
             self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
 
-    def _in_place(self, plan: Plan) -> list[Key]:
+    def _in_place(self, plan: PushPlan) -> list[Key]:
         """Return the variables of a plan of which there is one copy, but for tables."""
         return [spec.key for spec in plan.dense if spec.key not in self._tables] if self.buffers.count == 1 else []
 
@@ -321,7 +321,7 @@ class Store:
             planned.targets[number] = self._made_target(self.optimizers[number], planned.plan)
         return planned.targets[number]
 
-    def make_room(self, number: int, plan: Plan) -> None:
+    def make_room(self, number: int, plan: PushPlan) -> None:
         """Have places for the variables of a plan, and for an optimizer's slots of them."""
         for spec in plan.sparse:
             self.make_table(spec.key)
@@ -342,7 +342,7 @@ class Store:
         if self.optimizers[number].restore(state, self.variables, self.buffers):
             self.slots_moved(number)
 
-    def _made_target(self, optimizer: StoredOptimizer, plan: Plan) -> _Target:
+    def _made_target(self, optimizer: StoredOptimizer, plan: PushPlan) -> _Target:
         variables = [self.variables[spec.key] for spec in plan.dense]
         alone = []
         for variable, (section, first) in zip(variables, plan.places, strict=True):
@@ -352,7 +352,9 @@ class Store:
                 alone.append((variable, slice(begin, end), wire.dtype))
         return _Target(Update(optimizer, plan, variables, self.buffers), plan, alone)
 
-    def _rows(self, plan: Plan, pushed: Sequence[tuple[Sequence[int], Any]]) -> list[tuple[StoredVariable, Any, Any]]:
+    def _rows(
+        self, plan: PushPlan, pushed: Sequence[tuple[Sequence[int], Any]]
+    ) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the rows that pushes carry: variable, numbers of rows, rows, each row once."""
         places = [plan.row_places(counts) for counts, _ in pushed]
         found = []
@@ -370,13 +372,13 @@ class Store:
         return found
 
 
-def _rows_of(plan: Plan, spec: VariableSpec, payload: Any, numbers: slice, where: slice) -> tuple[Any, Any]:
+def _rows_of(plan: PushPlan, spec: VariableSpec, payload: Any, numbers: slice, where: slice) -> tuple[Any, Any]:
     indices = payload[numbers].view(numpy.int64)
     _check_rows(spec, indices)
     return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
 
 
-def _mean(plan: Plan, payloads: Sequence[Any], mean: Any) -> None:
+def _mean(plan: PushPlan, payloads: Sequence[Any], mean: Any) -> None:
     """Write the mean of gradients of whole variables to `mean`; 16-bit floats are added in float32."""
     for section in plan.sections:
         total = section.of(payloads[0]).astype(compute_dtype(section.dtype))

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpidist.errors import TornVariableError
 from mpidist.optimizers.saved_slots import SavedSlots
-from mpidist.parameter_server.copies import Buffers, OwnSlots
+from mpidist.parameter_server.copies import Buffers, OwnSlotCopies
 from mpidist.parameter_server.layout import Key
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
 from mpidist.parameter_server.stored_variable import StoredVariable
@@ -17,7 +17,7 @@ from mpidist.variables import IndexedSlices
 class StoredOptimizer(ServedOptimizer):
     """An optimizer of a server; its slots for tables are those of `optimizer` itself."""
 
-    slots: OwnSlots | None = None
+    slots: OwnSlotCopies | None = None
 
     def __init__(self, content: bytes, number: int) -> None:
         super().__init__(content, number)
@@ -42,15 +42,15 @@ class StoredOptimizer(ServedOptimizer):
         before.close()
         return True
 
-    def _made(self, buffers: Buffers, keys: Iterable[Key], shares: bool = True) -> OwnSlots:
+    def _made(self, buffers: Buffers, keys: Iterable[Key], shares: bool = True) -> OwnSlotCopies:
         names, initial, sides = self.optimizer.slot_names, self.optimizer.initial_slots(), min(2, buffers.count)
         keys = list(keys)
         if shares and sides > 1:
-            slots = OwnSlots(buffers.layout, names, sides, initial, shares=True)
+            slots = OwnSlotCopies(buffers.layout, names, sides, initial, shares=True)
             if slots.admit(keys):
                 return slots
             slots.close()
-        slots = OwnSlots(buffers.layout, names, sides, initial, shares=False)
+        slots = OwnSlotCopies(buffers.layout, names, sides, initial, shares=False)
         slots.admit(keys)
         return slots
 

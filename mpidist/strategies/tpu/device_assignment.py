@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.strategies.tpu.topology import Topology
+from mpidist.strategies.tpu.topology import MeshTopology
 
 
 class DeviceAssignment:
@@ -15,13 +15,13 @@ class DeviceAssignment:
 
     Parameters
     ----------
-    topology : Topology
+    topology : MeshTopology
     core_assignment : array of int, shape (replicas, logical devices, 4)
         The place in the mesh of each logical device of each replica.  Every rank must have one.
 
     Attributes
     ----------
-    topology : Topology
+    topology : MeshTopology
     core_assignment : array
     num_replicas, num_cores_per_replica : int
         The number of groups, and of ranks in each.
@@ -32,8 +32,8 @@ class DeviceAssignment:
         The places are not in the mesh, or a rank belongs to no replica, or to two.
     """
 
-    def __init__(self, topology: Topology, core_assignment: Any) -> None:
-        if not isinstance(topology, Topology):
+    def __init__(self, topology: MeshTopology, core_assignment: Any) -> None:
+        if not isinstance(topology, MeshTopology):
             raise ValueError(f"topology is not a Topology object: got {type(topology).__name__}")
         core_assignment = numpy.asarray(core_assignment, dtype=int)
         if core_assignment.ndim != 3 or core_assignment.shape[2] != topology.mesh_rank:
@@ -53,7 +53,7 @@ class DeviceAssignment:
 
     @staticmethod
     def build(
-        topology: Topology,
+        topology: MeshTopology,
         computation_shape: Sequence[int] | None = None,
         computation_stride: Sequence[int] | None = None,
         num_replicas: int | None = None,
@@ -62,7 +62,7 @@ class DeviceAssignment:
 
         Parameters
         ----------
-        topology : Topology
+        topology : MeshTopology
         computation_shape : sequence of 4 int, optional
             ``[1, 1, 1, 2]`` makes two ranks of a node one replica; by default each rank is one.
         computation_stride : sequence of 4 int, optional
@@ -75,7 +75,7 @@ class DeviceAssignment:
         ValueError
             Shapes and strides are not 4 positive numbers, or blocks do not fit into the mesh, or not evenly.
         """
-        if not isinstance(topology, Topology):
+        if not isinstance(topology, MeshTopology):
             raise ValueError(f"topology is not a Topology object: got {type(topology).__name__}")
         shape = _lengths("computation_shape", computation_shape, topology)
         stride = _lengths("computation_stride", computation_stride, topology)
@@ -116,7 +116,7 @@ class DeviceAssignment:
         return f"<DeviceAssignment {self.num_replicas} replicas of {self.num_cores_per_replica} ranks>"
 
 
-def _lengths(name: str, given: Sequence[int] | None, topology: Topology) -> Any:
+def _lengths(name: str, given: Sequence[int] | None, topology: MeshTopology) -> Any:
     lengths = numpy.ones(topology.mesh_rank, int) if given is None else numpy.asarray(given, dtype=int)
     if lengths.shape != (topology.mesh_rank,):
         raise ValueError(f"{name} must have shape [{topology.mesh_rank}]; got {list(lengths.shape)}")

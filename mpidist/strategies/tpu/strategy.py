@@ -16,7 +16,7 @@ from mpidist.strategies.base import Strategy
 from mpidist.strategies.devices_of_ranks import gpu_count
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.strategies.tpu.mesh import MeshExtended, MeshReplicaContext
-from mpidist.strategies.tpu.topology import Topology
+from mpidist.strategies.tpu.topology import MeshTopology
 from mpidist.variables.components import component
 from mpidist.variables.partition import check_partition, part_of
 from mpidist.world import world_communicator
@@ -154,7 +154,7 @@ class TPUStrategy(Strategy):
 
 def _assignment(given: Any, communicator: Communicator) -> DeviceAssignment:
     if given is None:
-        return DeviceAssignment.build(Topology.of(communicator.topology))
+        return DeviceAssignment.build(MeshTopology.of(communicator.topology))
     if not isinstance(given, DeviceAssignment):
         raise TypeError(f"experimental_device_assignment must be a DeviceAssignment, got {given!r}")
     if given.ranks.size != communicator.size:

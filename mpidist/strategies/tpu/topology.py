@@ -1,4 +1,4 @@
-"""`Topology`: the mesh that the ranks form."""
+"""`MeshTopology`, the public `Topology`: the mesh that the ranks form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpidist.world import world_communicator
 _log = logging.getLogger("mpidist")
 
 
-class Topology:
+class MeshTopology:
     """The ranks as cells of a mesh with four axes, as TPU cores are.  Local.
 
     The first axis is the node, the last one the rank in its node; the two between have length 1.  Where nodes have
@@ -45,7 +45,7 @@ class Topology:
         self.mesh_shape = tuple(int(length) for length in self.ranks.shape)
 
     @classmethod
-    def of(cls, topology: cluster.Topology) -> Topology:
+    def of(cls, topology: cluster.Topology) -> MeshTopology:
         """Return the mesh of a world's ranks.  Local."""
         if not topology.is_uniform:
             return cls(numpy.arange(topology.size).reshape(1, 1, 1, -1))
@@ -65,14 +65,14 @@ class Topology:
         return f"<Topology mesh_shape={list(self.mesh_shape)}>"
 
 
-def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> Topology:
+def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> MeshTopology:
     """Return the mesh that the ranks form.
 
     Collective: every rank calls it in the same order; it may start MPI.  There is no TPU to be initialized, and
     nothing is wiped: calling it again returns the same.
     """
     communicator = world_communicator()
-    topology = Topology.of(communicator.topology)
+    topology = MeshTopology.of(communicator.topology)
     if communicator.rank == 0:
         _log.info("Finished initializing TPU system: a mesh of MPI ranks, of shape %s", list(topology.mesh_shape))
     return topology

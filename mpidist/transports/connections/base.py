@@ -141,7 +141,7 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def take_in(self) -> bool:
-        """Move what has come to where `receive` finds it, and what is to be sent on its way; whether anything moved."""
+        """Take in messages for `receive`, and send messages that wait; return whether any moved."""
 
     def _checked(self, area: Any, nbytes: int | None) -> tuple[Any, int]:
         """Return an area that may be sent, and how many of its bytes are; errors as for `send`."""

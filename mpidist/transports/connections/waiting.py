@@ -42,7 +42,7 @@ class Presence:
     def __init__(self, control: ControlChannel, world_ranks: Sequence[int]) -> None:
         self.control = control
         self.connections: list[Awaited] = []
-        #: Called when this rank has waited for a moment, for whatever it is.
+        #: Called when this rank has waited for a moment.
         self.while_waiting: list[Callable[[], object]] = []
         self._world_ranks = tuple(world_ranks)
         self._looked = self._looked_at_alarm = 0.0
@@ -57,7 +57,7 @@ class Presence:
             self.connections.remove(connection)
 
     def look(self) -> bool:
-        """Look, if it is time for it, who has ended, and tell the connections; return whether it was time.  Local."""
+        """Look now and then which peers have ended, and tell the connections; return whether it looked.  Local."""
         now = time.monotonic()
         thorough = now - self._looked > _LOOK_SECONDS
         if not thorough and not (self.control.board.alarm and now - self._looked_at_alarm > _ALARM_SECONDS):
@@ -90,7 +90,7 @@ class Presence:
 
 
 class Patience:
-    """What a loop calls that has found nothing to do: lets others run, and looks who is still there.
+    """The pause of a loop that has nothing to do: lets others run, and looks which peers are still there.
 
     Parameters
     ----------

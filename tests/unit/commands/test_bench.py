@@ -58,7 +58,7 @@ def test_options_are_passed_to_the_ranks(monkeypatch, tmp_path):
 
 
 def test_a_row_of_the_table_has_time_quartiles_speed_and_ratio():
-    row = bench.Row("list", 160, 10**8, "mpidist", 0.02, 0.01, 0.04, 0.5, 0)
+    row = bench.Timing("list", 160, 10**8, "mpidist", 0.02, 0.01, 0.04, 0.5, 0)
     assert bench.line(row).split() == [
         *("160", "100", "MB", "mpidist", "20", "ms", "10", "ms", "-", "40", "ms", "5.00", "0.50", "0")
     ]

@@ -58,9 +58,9 @@ def for_worker(dataset, workers, worker):
     """Return what a worker reads where TensorFlow deals elements: whole files, or every so manyth element."""
     policy = autoshard.policy_of(dataset).name
     if policy == "AUTO":
-        policy = "FILE" if autoshard.file_count(dataset._node) >= workers else "DATA"
+        policy = "FILE" if autoshard.file_count(dataset._stage) >= workers else "DATA"
     if policy == "FILE":
-        return Dataset(autoshard.by_file(dataset._node, workers, worker))
+        return Dataset(autoshard.by_file(dataset._stage, workers, worker))
     return dataset.shard(workers, worker) if policy == "DATA" else dataset
 
 

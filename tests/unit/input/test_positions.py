@@ -43,9 +43,9 @@ ROWS = {
 BATCHES = {
     "map": lambda d: d.map(twice),
     "map by rows": lambda d: d.map(twice, by_rows=True),
-    "cache": lambda d: d.cache() if d._node.indexed else d,  # a cached stream is gone on with by batches
+    "cache": lambda d: d.cache() if d._stage.indexed else d,  # a cached stream is gone on with by batches
     "prefetch": lambda d: d.prefetch(2),
-    "repeat": lambda d: d.repeat(2) if d._node.indexed else d,
+    "repeat": lambda d: d.repeat(2) if d._stage.indexed else d,
 }
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpidist.errors import CancelledError, PeerLostError
 from mpidist.parameter_server.coordinator.calls import Calls
-from mpidist.parameter_server.coordinator.conversation import Conversation, Kind
+from mpidist.parameter_server.coordinator.conversation import Conversation, Topic
 from mpidist.parameter_server.coordinator.failures import described, described_of_push
 from mpidist.parameter_server.coordinator.values import PENDING, Failed, RemoteValue
 
@@ -30,10 +30,10 @@ class Worker(Conversation):
         self.answers: deque[tuple[Any, ...]] = deque()
         self.is_dead = False
 
-    def say(self, kind: Kind, *content: Any) -> None:
+    def say(self, kind: Topic, *content: Any) -> None:
         if self.is_dead:
             raise PeerLostError("gone", 1)
-        if kind == Kind.CALLS:
+        if kind == Topic.CALLS:
             number, _, payloads, _ = content
             self.batches.append((number, payloads))
 
@@ -50,7 +50,7 @@ class Worker(Conversation):
         failure = described(ValueError("boom"), "fn") if fails else None
         if refused:
             failure = described_of_push(ValueError("boom"), "fn", 0)
-        self.answers.append((Kind.RESULTS, number, 1e-6 * len(payloads), [float(each) for each in done], failure))
+        self.answers.append((Topic.RESULTS, number, 1e-6 * len(payloads), [float(each) for each in done], failure))
 
     @property
     def peer_name(self) -> str:

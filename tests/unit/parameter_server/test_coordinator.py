@@ -21,9 +21,9 @@ from mpidist.errors import FunctionTimeoutError, OutOfRangeError, RemoteFunction
 from mpidist.input.dataset import Dataset
 from mpidist.optimizers import SGD
 from mpidist.parameter_server.coordinator import failures, functions
-from mpidist.parameter_server.coordinator.conversation import Kind
+from mpidist.parameter_server.coordinator.conversation import Topic
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
-from mpidist.parameter_server.coordinator.executor import Executor
+from mpidist.parameter_server.coordinator.executor import FunctionExecutor
 from mpidist.parameter_server.coordinator.values import (
     PerWorkerValues,
     experimental_get_current_worker_index,
@@ -220,7 +220,7 @@ class Recorder:
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
 
-    def say(self, kind: Kind, *content: Any) -> None:
+    def say(self, kind: Topic, *content: Any) -> None:
         self.said.append((kind, *content))
 
     def hear(self) -> None:
@@ -273,11 +273,11 @@ def test_the_call_is_blamed_that_pushed_what_could_not_be_applied(calls, outcome
         numbers = [[each.__name__ for each in known].index(name) for name in calls.split()]
         arguments = [pickle.dumps(((n,), {})) for n in range(len(numbers))]
         chief = Recorder()
-        worker = Executor(chief, strategy._client, 0, 1, "worker 0")
-        worker.do(Kind.CALLS, 5, numbers, arguments, {n: functions.by_value(each) for n, each in enumerate(known)})
+        worker = FunctionExecutor(chief, strategy._client, 0, 1, "worker 0")
+        worker.do(Topic.CALLS, 5, numbers, arguments, {n: functions.by_value(each) for n, each in enumerate(known)})
         ((kind, batch, _, results, failure),) = chief.said
         expected, place, text = outcome
-        assert (kind, batch, results) == (Kind.RESULTS, 5, expected), failure
+        assert (kind, batch, results) == (Topic.RESULTS, 5, expected), failure
         if text:
             name = calls.split()[len(results) if place is None else place]
             error = failures.raised(failure, "worker 0", name)

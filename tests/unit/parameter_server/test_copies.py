@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.parameter_server.client.reader import Reader
-from mpidist.parameter_server.copies import Buffers, NoCopy, OwnSlots, Slots, Variables
+from mpidist.parameter_server.copies import Buffers, NoCopy, OwnSlotCopies, SlotCopies, Variables
 from mpidist.parameter_server.layout import Layout, VariableSpec
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime import shared_memory
@@ -129,7 +129,7 @@ def test_a_pinned_copy_never_changes_and_the_current_one_is_up_to_date(actions):
     buffers.close()
 
 
-def step(writer: Variables, slots: Slots, number: int, changed: list[int], value: float, stores: int) -> None:
+def step(writer: Variables, slots: SlotCopies, number: int, changed: list[int], value: float, stores: int) -> None:
     """Write some variables and their slots of one optimizer; die after so many stores to words."""
     where, kept = (
         writer.layout.places_of([(index, 0) for index in changed]),
@@ -186,9 +186,9 @@ def take_steps(steps):
     """Make steps, each of an optimizer, for some variables, up to so many stores; check all after each."""
     buffers, _ = published(3, 1)
     names = ("m", "vv")
-    own = [OwnSlots(buffers.layout, names, 2, {"vv": 0.5}, shares=True) for _ in range(2)]
+    own = [OwnSlotCopies(buffers.layout, names, 2, {"vv": 0.5}, shares=True) for _ in range(2)]
     assert all(slots.admit([(index, 0) for index in range(3)]) for slots in own)
-    mapped = [Slots.mapped(buffers.layout, names, 2, slots.path, slots.token) for slots in own]
+    mapped = [SlotCopies.mapped(buffers.layout, names, 2, slots.path, slots.token) for slots in own]
     values, kept = [0.0] * 3, [{index: [0.0, 0.5] for index in range(3)} for _ in range(2)]
     for value, (number, changed, stores) in enumerate(steps, start=1):
         before = buffers.current
@@ -211,7 +211,7 @@ def take_steps(steps):
 
 def test_slots_have_memory_for_those_variables_that_have_some():
     layout = Layout(VariableSpec((number, 0), f"v{number}", (1 << 12,), numpy.dtype("float32")) for number in range(4))
-    slots = OwnSlots(layout, ("m", "v"), 2, {}, shares=True)
+    slots = OwnSlotCopies(layout, ("m", "v"), 2, {}, shares=True)
     words = os.stat(slots.path).st_blocks * 512
     for count, keys in enumerate([[(2, 0)], [(2, 0), (0, 0)]], start=1):
         assert slots.admit(keys)

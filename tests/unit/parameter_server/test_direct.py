@@ -12,7 +12,7 @@ import pytest
 from mpidist.errors import TransportTimeoutError
 from mpidist.optimizers import LARS, SGD, Adam, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
-from mpidist.parameter_server.copies import OwnSlots
+from mpidist.parameter_server.copies import OwnSlotCopies
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime.control import ControlChannel
 from tests.served import run, spec, value
@@ -460,7 +460,7 @@ def test_slots_follow_their_variable_to_another_layout_and_into_a_table():
 
 
 def test_without_room_for_slots_the_server_applies_what_it_gets_by_message(monkeypatch):
-    monkeypatch.setattr(OwnSlots, "_reserve", no_room)
+    monkeypatch.setattr(OwnSlotCopies, "_reserve", no_room)
     (got,), (server,) = run(1, lambda client: pushed(client, SGD(0.5, momentum=0.5)))
     assert got == [-0.5 * (5 + 4 * 0.5 + 3 * 0.25 + 2 * 0.125 + 0.0625)] * 4
     assert server.clients[0].arrived == 5
@@ -472,7 +472,7 @@ def test_slots_that_have_no_room_any_more_move_to_the_server(monkeypatch):
         client.create(spec(1, (4,), "float32"), 0, numpy.zeros(4))
         client.value((1, 0))  # a layout with both, in which the second has no slots yet
         client.push(0, [(KEY, numpy.ones(4, "float32"))])
-        monkeypatch.setattr(OwnSlots, "_reserve", no_room)
+        monkeypatch.setattr(OwnSlotCopies, "_reserve", no_room)
         client.push(0, [(KEY, numpy.ones(4, "float32")), ((1, 0), numpy.ones(4, "float32"))])
         client.push(0, [(KEY, numpy.ones(4, "float32"))])
         return client.value(KEY).tolist(), client.value((1, 0)).tolist(), client.iterations(0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.parameter_server.layout import Layout, Plan, VariableSpec, in_order
+from mpidist.parameter_server.layout import Layout, PushPlan, VariableSpec, in_order
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
@@ -58,7 +58,7 @@ def test_neighbours_are_one_stretch():
 @given(specs(), st.sampled_from([None, "float16"]))
 def test_a_push_lies_in_the_order_of_the_layout(some, narrow):
     floats = [each for each in some if each.dtype.kind == "f"]
-    plan = Plan(tuple(in_order(floats)), push_dtype=None if narrow is None else numpy.dtype(narrow))
+    plan = PushPlan(tuple(in_order(floats)), push_dtype=None if narrow is None else numpy.dtype(narrow))
     assert list(plan.dense) == Layout(floats).specs
     marked = numpy.zeros(plan.nbytes(), numpy.uint8)
     for each, (number, first) in zip(plan.dense, plan.places, strict=True):
@@ -71,9 +71,11 @@ def test_a_push_lies_in_the_order_of_the_layout(some, narrow):
 
 def test_wide_gradients_are_sent_narrow_and_narrow_ones_as_they_are():
     dtypes = {name: VariableSpec((0, 0), name, (2,), numpy.dtype(name)) for name in ("float16", "float32", "float64")}
-    plan = Plan((), push_dtype=numpy.dtype("float16"))
+    plan = PushPlan((), push_dtype=numpy.dtype("float16"))
     assert {name: plan.wire_dtype(each).name for name, each in dtypes.items()} == dict.fromkeys(dtypes, "float16")
-    assert {name: Plan(()).wire_dtype(each).name for name, each in dtypes.items()} == {name: name for name in dtypes}
+    assert {name: PushPlan(()).wire_dtype(each).name for name, each in dtypes.items()} == {
+        name: name for name in dtypes
+    }
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=3))
@@ -82,7 +84,7 @@ def test_rows_lie_behind_whole_gradients_and_do_not_overlap(counts):
     tables = tuple(
         VariableSpec((number + 1, 0), "table", (9, 2), numpy.dtype("float64")) for number in range(len(counts))
     )
-    plan = Plan((dense,), tables)
+    plan = PushPlan((dense,), tables)
     marked = numpy.zeros(plan.nbytes(counts), numpy.uint8)
     plan.sections[0].of(marked).view(numpy.uint8)[...] += 1
     for (numbers, rows), count in zip(plan.row_places(counts), counts, strict=True):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mpidist.errors import TransportError
-from mpidist.testing.conformance import CollectiveTests, DeadlineTests, OnRank, Ranks, TransportTests
+from mpidist.testing.conformance import CollectiveTests, DeadlineTests, OnRank, RankRunner, TransportTests
 from mpidist.transports.single import SingleTransport
 
 
-class SingleRank(Ranks):
+class SingleRank(RankRunner):
     sizes = (1,)
 
     def run(self, size: int, fn: OnRank) -> None:

@@ -1,4 +1,4 @@
-"""`Lane`: one worker, as the chief sees it, with the batches of calls that it has."""
+"""`WorkerEnd`: one worker, as the chief sees it, with the batches of calls that it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AHEAD_SECONDS = 5e-3
 _LONG_SECONDS = 20e-3
 
 
-class Batch:
+class CallBatch:
     """Calls that one worker has."""
 
     __slots__ = ("number", "calls", "seconds", "end", "began", "warn_after")
@@ -33,13 +33,13 @@ class Batch:
         return time.monotonic() - self.began
 
 
-class Lane:
+class WorkerEnd:
     """One worker, as the chief sees it."""
 
     def __init__(self, index: int, talk: Conversation) -> None:
         self.index = index
         self.talk = talk
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[CallBatch] = deque()
         self.known: set[int] = set()
         self.is_gone = False
 

@@ -1,10 +1,11 @@
-"""`Node`: a step of a data set.
+"""`Stage`: a step of a data set.
 
-A data set is a tree of nodes, its sources at the leaves.  A node answers one of two questions:
+A data set is a tree of stages, its sources at the leaves.  A stage answers one of two questions:
 
-- an *indexed* node, ``at(epoch, position)`` and ``gather(epoch, positions)``: the elements at these places of an epoch.
-  Arrays, HDF5 files, lines of text are indexed, and so is everything made of them by index arithmetic: shuffles,
-  repetitions, batches.  A rank reads its own rows and no others, and a run resumes without reading what it has seen.
+- an *indexed* stage, ``at(epoch, position)`` and ``gather(epoch, positions)``: the elements at these places of an
+  epoch.  Arrays, HDF5 files, lines of text are indexed, and so is everything made of them by index arithmetic:
+  shuffles, repetitions, batches.  A rank reads its own rows and no others, and a run resumes without reading what it
+  has seen.
 - a *stream*, ``items(epoch, start)``: one element after the other, from element number `start` on.  Generators are
   streams, and everything behind a filter.
 
@@ -51,7 +52,7 @@ class ArraySpec:
     dtype: Any
 
 
-class Node:
+class Stage:
     """Elements, epoch by epoch; see the module's text.
 
     Attributes
@@ -68,7 +69,7 @@ class Node:
     by_row : bool
         Whether the offset of a batch is the number of its first row, and so the same whatever the batch size; elsewhere
         it is the number of the batch.
-    children : tuple of Node
+    children : tuple of Stage
     """
 
     length: Length = None
@@ -77,7 +78,7 @@ class Node:
     batch_size: int | None = None
     drop_remainder: bool = False
     by_row: bool = False
-    children: tuple[Node, ...] = ()
+    children: tuple[Stage, ...] = ()
 
     def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         """Return one element, of a batch the rows of `part`."""
@@ -137,23 +138,23 @@ class Node:
         """Return the threads that are to force the items of a batch together."""
         return None
 
-    def sources(self) -> Iterator[Node]:
+    def sources(self) -> Iterator[Stage]:
         """Yield the leaves of the tree."""
         if not self.children:
             yield self
         for child in self.children:
             yield from child.sources()
 
-    def rebuilt(self, change: Callable[[Node], Node]) -> Node:
+    def rebuilt(self, change: Callable[[Stage], Stage]) -> Stage:
         """Return the tree with ``change(source)`` in place of every source."""
         return change(self)
 
 
 @dataclass(eq=False)
-class Derived(Node):
-    """A node that has its elements from one other node, and by default is like it."""
+class Derived(Stage):
+    """A stage that has its elements from one other stage, and by default is like it."""
 
-    child: Node
+    child: Stage
 
     def __post_init__(self) -> None:
         for name in ("length", "indexed", "batched", "batch_size", "drop_remainder"):
@@ -167,7 +168,7 @@ class Derived(Node):
         return [*self.child.words(), *filter(None, [self.word()])]
 
     def word(self) -> str:
-        """Return the operation of this node."""
+        """Return the operation of this stage."""
         return ""
 
     def order(self, batch_size: bool = True) -> list[str]:
@@ -185,7 +186,7 @@ class Derived(Node):
     def pool(self) -> Executor | None:
         return self.child.pool()
 
-    def rebuilt(self, change: Callable[[Node], Node]) -> Node:
+    def rebuilt(self, change: Callable[[Stage], Stage]) -> Stage:
         return replace(self, child=self.child.rebuilt(change))
 
 
@@ -208,7 +209,7 @@ class Reordered(Derived):
         return self.child.place(there, int(origin))
 
 
-# -- what nodes share --------------------------------------------------------------------------------------------------
+# -- what stages share -------------------------------------------------------------------------------------------------
 
 
 def cut(batch: Any, part: RowPart = WHOLE) -> Any:

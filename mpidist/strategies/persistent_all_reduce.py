@@ -1,0 +1,177 @@
+"""`PersistentAllReduce`: an all-reduce over replicas that is bound once and called, or started, every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy
+
+from mpidist import nest
+from mpidist.arrays import plain
+from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.variables import IndexedSlices
+from mpidist.variables.components import component
+
+
+class _Bound(Protocol):
+    """What is called, or started, with a list of arrays."""
+
+    def __call__(self, arrays: Any) -> Any:
+        """Return the results, None for other arrays."""
+
+    def start(self, arrays: Any) -> PersistentHandle | Any:
+        """Return a handle."""
+
+
+class PersistentHandle(Protocol):
+    """A collective that was started."""
+
+    def wait(self) -> Any:
+        """Return the results.  Collective: every rank waits, or makes a later call, in the same order."""
+
+
+class PersistentAllReduce:
+    """An all-reduce over all replicas for values of one structure; `ReplicaContext.all_reduce_init` makes it.
+
+    Parameters
+    ----------
+    bind : callable
+        ``bind(arrays)`` returns the bound all-reduce of lists like this one, or None where none can be bound.
+    reduce : callable
+        ``reduce(arrays)`` reduces a list where none is bound.
+    like : array, or nested tuples, lists and dicts of arrays
+        Its shapes and dtypes count; no reference to it is kept.
+    """
+
+    def __init__(
+        self, bind: Callable[[list[Any]], _Bound | None], reduce: Callable[[list[Any]], list[Any]], like: Any
+    ) -> None:
+        leaves = nest.flatten(like)
+        if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
+            raise TypeError("all_reduce_init binds arrays, got an IndexedSlices: its rows differ from step to step")
+        examples = [plain(component(leaf)) for leaf in leaves]
+        self._signatures = [(each.dtype, each.shape) for each in examples]
+        self._structure = nest.pack(like, list(range(len(leaves))))
+        self._is_list = type(like) is list and self._structure == list(range(len(leaves)))
+        self._bound = bind(examples) or _Unbound(reduce)
+
+    def __call__(self, value: Any) -> Any:
+        """Reduce a value like the one that this was made for.
+
+        Collective: every replica calls it in the same order.
+
+        Parameters
+        ----------
+        value : array or nested structure
+            Unchanged.
+
+        Returns
+        -------
+        array or nested structure
+            As `value`, with new arrays that are the caller's; the same on every replica.
+
+        Raises
+        ------
+        ValueError
+            The structure, a shape or a dtype is another one; before any communication.
+        CollectiveMismatchError
+            On all replicas: they called something else.
+        """
+        arrays = self._arrays(value)
+        results = self._bound(arrays)
+        if results is None:
+            raise self._refused(arrays)
+        return self._packed(results)
+
+    def start(self, value: Any) -> PersistentHandle:
+        """Start the reduction; parameters and errors as for a call.
+
+        Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
+        before the handle's ``wait()`` has returned the results.  Values move when a replica waits, or makes a later
+        call.
+
+        Raises
+        ------
+        RuntimeError
+            This all-reduce is under way already.
+        """
+        arrays = self._arrays(value)
+        if [(each.dtype, each.shape) for each in arrays] != self._signatures:
+            raise self._refused(arrays)
+        return _Packing(self._bound.start(arrays), self._packed)
+
+    def _arrays(self, value: Any) -> list[Any]:
+        """Return the arrays of a value; ValueError unless its structure is as it was when this was bound."""
+        if self._is_list and type(value) is list and len(value) == len(self._signatures):
+            leaves = value
+        else:
+            leaves = nest.flatten(value)
+            numbered = nest.pack(value, list(range(len(leaves))))
+            if numbered != self._structure:
+                raise ValueError(
+                    f"this all-reduce was bound to {len(self._signatures)} arrays as {self._structure}, got {numbered} "
+                    "(numbers stand for arrays); bind another one with all_reduce_init"
+                )
+        if {*map(type, leaves)} <= {numpy.ndarray}:
+            return leaves
+        return [plain(component(leaf)) for leaf in leaves]
+
+    def _refused(self, arrays: Sequence[Any]) -> ValueError:
+        """Return the error for arrays of other shapes, dtypes or kinds."""
+        for number, (array, (dtype, shape)) in enumerate(zip(arrays, self._signatures, strict=True)):
+            if array.dtype != dtype or array.shape != shape:
+                return ValueError(
+                    f"this all-reduce was bound to {dtype}{list(shape)} as array {number}, "
+                    f"got {array.dtype}{list(array.shape)}; bind another one with all_reduce_init"
+                )
+        kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
+        return ValueError(f"this all-reduce was bound to arrays of another kind, got {kinds}")
+
+    def _packed(self, results: Sequence[Any]) -> Any:
+        return results if self._is_list else nest.pack(self._structure, list(results))
+
+
+class _Packing:
+    """A handle whose results are given back in the structure of the values."""
+
+    def __init__(self, handle: Any, pack: Callable[[Sequence[Any]], Any]) -> None:
+        self._handle, self._pack = handle, pack
+
+    def wait(self) -> Any:
+        """Return the results."""
+        return self._pack(self._handle.wait())
+
+
+class _Unbound:
+    """Reduces by a strategy's own way, which nothing is bound past: at the start already."""
+
+    def __init__(self, reduce: Callable[[list[Any]], list[Any]]) -> None:
+        self._reduce = reduce
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        return self._reduce(arrays)
+
+    def start(self, arrays: list[Any]) -> _Over:
+        """Reduce, and return a handle that has the results."""
+        return _Over(self._reduce(arrays))
+
+
+class _Over:
+    """The handle of a collective that is over."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self._results = results
+
+    def wait(self) -> list[Any]:
+        """Return the results."""
+        return self._results
+
+
+def persistent_all_reduce(extended: Any, reduce_op: ReduceOp, like: Any, options: CommunicationOptions | None) -> Any:
+    """Return the all-reduce of values like this one over the replicas of a strategy."""
+    return PersistentAllReduce(
+        lambda examples: extended.bind_all_reduce(reduce_op, examples, options),
+        lambda arrays: extended.reduce_arrays(reduce_op, arrays, options) if arrays else [],
+        like,
+    )

@@ -1,0 +1,141 @@
+"""Words: the glossary has the terms that modules and classes are named by, and no two classes have one name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT
+from tests.parsed import parsed
+
+PACKAGE = ROOT / "mpidist"
+
+_GLOSSARY = re.compile(r"^```\{glossary\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
+
+#: Words that need no entry: they mean what they mean in every English book about programs.
+EVERYDAY = set(
+    """
+    about accumulation all alone an and argument array assignment auto awaited bar base bench but by cache
+    caller cancelled cause check chooser clock command communication comparison conformance connecting core
+    counted current curve data deadline death default dependency derived destination device differ dtype
+    elsewhere ended entered error evaluation event exact failed failure fault file fixed foreign found from
+    function fused generated given guard here hint host hostlist identity implausible implementation info
+    injected input join judged kept killed kind lambda launch lazy leftover level line list log lone loopback
+    lost machine main manager mapping max measure measured membership memory merge message method min missing
+    mode monitoring name neighbour nest network no not note of on once open option order origin out outcome
+    output own owner packed page parallel parameter part path per pickle piped pipeline placement plain planned
+    plausibility plot probe process processor progress proof protocol quantity question random range read reader
+    reading record recording reduction remote reordered request resolution restore room row runner runtime saved
+    seen served setting shape sharding shared short simple simulate simulation single slice span spec split
+    stall start started state stopwatch store stored stream structure sum supervisor taken temporary terminal
+    termination test testing text time timeout timing to total traceback tracing traffic tune tuning two union
+    unowned unsupported up use wait waiting watchdog watched window word writing
+    """.split()
+)
+
+#: Names that TensorFlow, Keras, papers, formats and programs gave.
+GIVEN = set(
+    """
+    absolute accuracy adagrad adam aggregating aggregation asynchronous auc autoshard backup binary binomial
+    callback categorical central checkpoint clipping concatenate config confusion constant context coordinator
+    cosine cross csv dataset decay distribute distributed doubling dynamic early experimental exponential
+    extended filter handler hdf hierarchical history indexed inverse iterator k keras lamb lars learning logger
+    loss lr map mean metric mirrored model monitor mpi mpidist mpirun multi n na nan nccl numpy op ops optimizer
+    optional partitioner physical piecewise plateau policy polynomial power precision prediction preemption
+    prefetcher prefetching rabenseifner rate recall recursive reduce regression repeat replication ring rm
+    rmsprop scale scheduler sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
+    synchronization synchronous tensor tensorboard terminate tf threshold top tpu train trainer training unbatch
+    value variable w warm zip zipped
+    """.split()
+)
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def classes() -> dict[str, list[str]]:
+    """Return where each class is, by its name, private ones included."""
+    found = defaultdict(list)
+    for path in modules():
+        for node in ast.walk(parsed(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    return found
+
+
+def named() -> Iterator[tuple[str, str]]:
+    """Yield each word of the name of a module or a public class, in the singular, and that name."""
+    for path in modules():
+        for part in path.relative_to(PACKAGE).with_suffix("").parts:
+            yield from ((singular(word), part) for word in _WORD.findall(part) if part != "__init__")
+    for name in classes():
+        if not name.startswith("_"):
+            yield from ((singular(word.lower()), name) for word in _WORD.findall(name))
+
+
+def singular(word: str) -> str:
+    """Return the singular of a regular plural; names, and "ss", "us" and "is" at the end, are none."""
+    if word.endswith(("ss", "us", "is")) or len(word) < 4 or word in ("keras", "lars"):
+        return word
+    if word.endswith("ies"):
+        return f"{word[:-3]}y"
+    if word.endswith(("ches", "shes", "xes", "sses")):
+        return word[:-2]
+    return word.removesuffix("s")
+
+
+def terms() -> list[str]:
+    """Return the terms of the glossary, without what stands in brackets behind them."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    lines = [line for block in _GLOSSARY.findall(text) for line in block.splitlines()]
+    return [line.partition(" (")[0] for line in lines if line and not line.startswith(" ")]
+
+
+TERMS = terms()
+
+
+def test_no_two_classes_have_one_name() -> None:
+    assert len(classes()) > 400
+    assert {name: places for name, places in classes().items() if len(places) > 1} == {}
+
+
+def test_no_term_is_explained_twice() -> None:
+    assert len(TERMS) > 100
+    assert [term for term in set(TERMS) if TERMS.count(term) > 1] == []
+
+
+def test_every_word_of_a_name_is_in_the_glossary_or_everyday_english() -> None:
+    known = EVERYDAY | GIVEN | {singular(word) for term in TERMS for word in term.split()}
+    unknown = defaultdict(set)
+    for word, name in named():
+        if word not in known:
+            unknown[word].add(name)
+    assert dict(unknown) == {}
+
+
+def test_the_lists_of_words_without_an_entry_have_no_others() -> None:
+    used = {word for word, _ in named()}
+    explained = {singular(word) for term in TERMS for word in term.split()}
+    assert {"unused": (EVERYDAY | GIVEN) - used, "twice": EVERYDAY & GIVEN} == {"unused": set(), "twice": set()}
+    assert (EVERYDAY | GIVEN) & explained == set()
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    sources = [*modules(), *(ROOT / "benchmarks").rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources).lower()
+    return frozenset(singular(word) for word in re.findall(r"[a-z]+", text.replace("_", " ")))
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_every_term_is_used_in_the_code(term: str) -> None:
+    assert [word for word in term.split() if singular(word) not in words_of_the_code()] == []
