@@ -26,7 +26,6 @@ from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.updates.remote import RemoteUpdates
 from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
 from mpidist.strategies.reduction import like_given
-from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 from mpidist.variables.components import component
 
@@ -88,7 +87,7 @@ class StrategyExtended:
         try:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
-                self._replica_mode = context.Mode(self._strategy, self.make_replica_context())
+                self._replica_mode = context.Mode(self._strategy, self._strategy._make_replica_context())
             result = context.call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
             is_known = self._tell(error, begun_at)
@@ -120,10 +119,6 @@ class StrategyExtended:
     def first_in_replica(self, value: float) -> float:
         """Return the number of this replica's first rank.  Local; Collective where a replica is a group."""
         return value
-
-    def make_replica_context(self) -> ReplicaContext:
-        """Return the context of this rank's replica.  Local."""
-        return ReplicaContext(self._strategy, self.replica_id)
 
     def update(
         self,
