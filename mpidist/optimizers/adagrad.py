@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpidist.optimizers.base import LearningRate, Optimizer, Options
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
 from mpidist.optimizers.rules.adagrad import AdagradRule
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Adagrad(AdagradRule, Optimizer):
         learning_rate: LearningRate = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         if not initial_accumulator_value >= 0:
             raise ValueError(f"initial_accumulator_value must be 0 or more, got {initial_accumulator_value}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpidist.optimizers.base import LearningRate, Optimizer, Options, OptionsButDecay
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
 from mpidist.optimizers.rules.adam import AdamRule
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Adam(AdamRule, Optimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         self.beta_1 = beta_1

@@ -14,11 +14,11 @@ from typing import Any, TypedDict, TypeVar
 
 from mpidist import context
 from mpidist.optimizers.clipping import Clipping
+from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import checked_gradients, place_of_call
 from mpidist.optimizers.loss_scale import LossScale
 from mpidist.optimizers.rules.rule import LearningRate, Rule, by_name
 from mpidist.optimizers.saved_slots import SLOTS, SavedSlots, described, slots_in
-from mpidist.optimizers.stages import Stages
 from mpidist.optimizers.updates.local import LocalUpdates
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.optimizers.updates.variable_list import VariableList, VariableLists
@@ -38,7 +38,7 @@ class OptionsButDecay(TypedDict, total=False):
     skip_nonfinite: bool
 
 
-class Options(OptionsButDecay, total=False):
+class OptimizerOptions(OptionsButDecay, total=False):
     """The options of every `Optimizer`."""
 
     weight_decay: float | None
@@ -98,7 +98,7 @@ class Optimizer(Rule):
         super().__init__(learning_rate, weight_decay, clipvalue)
         loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
         clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
-        self._stages = Stages(gradient_accumulation_steps or 1, loss_scale, skip_nonfinite, clipping)
+        self._stages = GradientStages(gradient_accumulation_steps or 1, loss_scale, skip_nonfinite, clipping)
         self._lists = VariableLists()
         # What was looked at last, and where: the same list needs no other look there.
         self._checked: tuple[Any, VariableList | None] = (None, None)
@@ -360,7 +360,7 @@ class Optimizer(Rule):
         Raises
         ------
         TypeError
-            It has: what it knows of them is not true of copies of them.
+            It has met some: its state belongs to these, not to copies of them.
         """
         has_named = any(isinstance(each, DistributedVariable) for each in self.without_decay)
         if self._of_updates.has_met or self.micro_step or has_named:

@@ -54,7 +54,7 @@ class Clipping:
         return self.clipnorm is not None or self.global_clipnorm is not None
 
     def factors(
-        self, gradients: Sequence[Any], variables: Sequence[Any], factor: float, scratch: slices.Scratch
+        self, gradients: Sequence[Any], variables: Sequence[Any], factor: float, scratch: slices.SliceScratch
     ) -> list[float]:
         """Return what to multiply every gradient by, so that `factor` times the gradient is within the norm.
 
@@ -71,7 +71,7 @@ class Clipping:
         return [factor * _shrinkage(math.hypot(*norms), self.global_clipnorm)] * len(gradients)
 
 
-def square_sum(gradient: Any, scratch: slices.Scratch) -> float:
+def square_sum(gradient: Any, scratch: slices.SliceScratch) -> float:
     """Return the sum of the squares of an array, in float64, slice by slice in a fixed order.  Local."""
     flat = gradient.reshape(-1)
     (buffer,) = scratch.arrays(flat, numpy.dtype("float64"), 1)

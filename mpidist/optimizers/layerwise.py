@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mpidist.optimizers.base import LearningRate, Optimizer, Options, OptionsButDecay
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
 from mpidist.optimizers.rules.layerwise import LAMBRule, LARSRule, LayerwiseRule
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ class LayerwiseOptimizer(LayerwiseRule, Optimizer):
     """
 
     def __init__(
-        self, learning_rate: LearningRate, exclude_from_layer_adaptation: Iterable[str] = (), **options: Unpack[Options]
+        self,
+        learning_rate: LearningRate,
+        exclude_from_layer_adaptation: Iterable[str] = (),
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         self.not_adapted = [re.compile(pattern) for pattern in exclude_from_layer_adaptation]
         super().__init__(learning_rate, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpidist.optimizers.base import LearningRate, Optimizer, Options
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
 from mpidist.optimizers.rules.rmsprop import RMSpropRule
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RMSprop(RMSpropRule, Optimizer):
         momentum: float = 0.0,
         epsilon: float = 1e-7,
         centered: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be from 0 to 1, got {momentum}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpidist.optimizers.base import LearningRate, Optimizer, Options
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
 from mpidist.optimizers.rules.sgd import SGDRule
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class SGD(SGDRule, Optimizer):
         learning_rate: LearningRate = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         if not 0 <= momentum <= 1:
             raise ValueError(f"momentum must be from 0 to 1, got {momentum}")

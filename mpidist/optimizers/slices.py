@@ -23,7 +23,7 @@ def compute_dtype(dtype: Any) -> numpy.dtype:
     return numpy.dtype("float32") if dtype.itemsize < 4 else dtype
 
 
-class Scratch:
+class SliceScratch:
     """Short arrays for intermediate results, made on first use and kept: one set a dtype and kind of memory."""
 
     def __init__(self) -> None:

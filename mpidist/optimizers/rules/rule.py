@@ -77,7 +77,7 @@ class Rule(abc.ABC):
         self.weight_decay = weight_decay
         self.clipvalue = clipvalue
         self.without_decay: list[DistributedVariable | re.Pattern[str]] = []
-        self.scratch = slices.Scratch()
+        self.scratch = slices.SliceScratch()
 
     # -- how fast, and how far ----------------------------------------------------------------------------------------
 

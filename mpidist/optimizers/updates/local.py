@@ -7,12 +7,12 @@ from typing import Any
 
 from mpidist import context
 from mpidist.collectives.fused import Packed
+from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import sum_over_replicas
 from mpidist.optimizers.rules.rule import Rule, Step
 from mpidist.optimizers.saved_slots import SavedSlots
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
-from mpidist.optimizers.stages import Stages
 from mpidist.optimizers.updates.one_copy import OneCopyUpdates
 from mpidist.optimizers.updates.parts import update_part
 from mpidist.optimizers.updates.sharded import ShardedUpdate, ShardedUpdates
@@ -63,7 +63,7 @@ class LocalUpdates(Updates):
     def step(
         self,
         rule: Rule,
-        stages: Stages,
+        stages: GradientStages,
         gradients: list[Any],
         listed: VariableList,
         *,

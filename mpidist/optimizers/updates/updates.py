@@ -6,23 +6,23 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.rules.rule import LearningRate, Rule
 from mpidist.optimizers.saved_slots import SavedSlots
-from mpidist.optimizers.stages import Stages
 from mpidist.optimizers.updates.variable_list import VariableList
 
 
 class Updates(abc.ABC):
     """The steps of one optimizer, and the slots of its variables.  Given by `StrategyExtended.updates`."""
 
-    def step_again(self, stages: Stages, pairs: Sequence[tuple[Any, Any]]) -> bool:
+    def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Make a step for a list of variables that is known, with no need to look at each.
 
         Return whether it was such a list; if not, nothing has been done.  Errors as for `step`.
 
         Parameters
         ----------
-        stages : Stages
+        stages : GradientStages
         pairs : sequence of (gradient, variable)
             As given to `Optimizer.apply_gradients`, not looked at yet.
         """
@@ -32,7 +32,7 @@ class Updates(abc.ABC):
     def step(
         self,
         rule: Rule,
-        stages: Stages,
+        stages: GradientStages,
         gradients: list[Any],
         listed: VariableList,
         *,
@@ -47,7 +47,7 @@ class Updates(abc.ABC):
         Parameters
         ----------
         rule : Rule
-        stages : Stages
+        stages : GradientStages
             Those between the sum and the rule.
         gradients : list of array or IndexedSlices
         listed : VariableList

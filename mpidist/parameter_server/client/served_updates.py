@@ -12,11 +12,11 @@ import numpy
 
 from mpidist import context
 from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import sum_over_replicas
 from mpidist.optimizers.rules.rule import Rule
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.optimizers.sparse import values_of
-from mpidist.optimizers.stages import Stages
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.parameter_server.client.client import Client
@@ -80,7 +80,7 @@ class ServedUpdates(Updates):
     def step(
         self,
         rule: Rule,
-        stages: Stages,
+        stages: GradientStages,
         gradients: list[Any],
         listed: VariableList,
         *,
@@ -114,7 +114,7 @@ class ServedUpdates(Updates):
         if all(type(variable) is ServedVariable for variable in variables) and isinstance(self._client, Client):
             self._known.appendleft(_Again(self._client, tuple(variables)))
 
-    def step_again(self, stages: Stages, pairs: Sequence[tuple[Any, Any]]) -> bool:
+    def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
         try:
             gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]

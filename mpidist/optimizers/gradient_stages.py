@@ -1,4 +1,4 @@
-"""`Stages`: what happens to gradients before the rule, in order.
+"""`GradientStages`: what happens to gradients before the rule, in order.
 
 Micro-batches are added up; then, when the gradients have been summed over the replicas, steps that are not finite are
 left out, and gradients are scaled and clipped.
@@ -12,11 +12,11 @@ from typing import Any
 from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.clipping import Clipping, is_finite
 from mpidist.optimizers.loss_scale import LossScale
-from mpidist.optimizers.slices import Scratch
+from mpidist.optimizers.slices import SliceScratch
 from mpidist.variables import sums_over_parts
 
 
-class Stages:
+class GradientStages:
     """The stages of one optimizer.
 
     Parameters
@@ -37,11 +37,11 @@ class Stages:
         self.accumulation = Accumulation(micro_batches)
         self.loss_scale, self.skip_nonfinite, self.clipping = loss_scale, skip_nonfinite, clipping
         self.skipped_steps = 0
-        self._scratch = Scratch()
+        self._scratch = SliceScratch()
 
-    def anew(self) -> Stages:
+    def anew(self) -> GradientStages:
         """Return stages with the same settings in the middle of nothing.  Local."""
-        return Stages(self.accumulation.count, self.loss_scale, self.skip_nonfinite, self.clipping)
+        return GradientStages(self.accumulation.count, self.loss_scale, self.skip_nonfinite, self.clipping)
 
     @property
     def skips_nonfinite(self) -> bool:
