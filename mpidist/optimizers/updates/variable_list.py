@@ -156,9 +156,9 @@ class VariableLists:
             self._lists = [found, *self._lists[: _KEPT_LISTS - 1]]
         return found
 
-    def forget(self) -> None:
-        """Drop them all."""
-        self._lists = []
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without the lists, which are true of these variables only."""
+        return type(self), ()
 
 
 def apart(gradients: Sequence[Any]) -> list[Packed]:
