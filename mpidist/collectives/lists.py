@@ -13,7 +13,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.plan import Plan, Signature, build
+from mpidist.collectives.plan import Plan, build
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.results import ResultSet
 from mpidist.collectives.rows import Rows
@@ -128,13 +128,6 @@ def bind_list(
         return _ShortArray(ranks, call, question, plan, like, segment)
     rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides else None
     return _ShortList(ranks, call, question, plan, like, segment, rows)
-
-
-def bind_signatures(ranks: Ranks, signatures: Sequence[Signature], question: Question) -> BoundList:
-    """Return the all-reduce of lists of host arrays with these signatures, however they lie in memory."""
-    examples = [numpy.broadcast_to(numpy.empty((), dtype), tuple(shape)) for _, dtype, shape in signatures]
-    names = tuple(name for name, _, _ in signatures)
-    return bind_list(ranks, examples, question._replace(names=names), any_strides=True, in_memory_order=False)
 
 
 class _Like:

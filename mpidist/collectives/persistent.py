@@ -178,23 +178,21 @@ class Started:
 
     def __init__(self) -> None:
         self.waiting: deque[_Start] = deque()
+        self._is_finishing = False
 
     def finish(self, last: _Start | None = None) -> None:
         """Carry out what was started, in order, up to `last` or to the end.  Collective."""
-        waiting, self.waiting = self.waiting, deque()  # so that none of these carries out the ones behind it
+        if self._is_finishing:  # none of these carries out the ones behind it
+            return
         try:
-            while waiting:
-                first = waiting.popleft()
-                first.carry_out()
-                if first is last:
-                    return
+            self._is_finishing = True
+            while self.waiting and (last is None or not last.is_over):
+                self.waiting.popleft().carry_out()
         except RemoteReplicaError as error:  # the rank that raised has given up all that it had started
-            while waiting:
-                waiting.popleft().give_up(error)
+            self.give_up(error)
             raise
         finally:
-            waiting.extend(self.waiting)
-            self.waiting = waiting
+            self._is_finishing = False
 
     def give_up(self, why: BaseException) -> None:
         """Carry nothing out of what was started, since the step was ended by an error.  Local."""

@@ -79,10 +79,6 @@ class ResultSet:
         """Return the results as new array objects, in the caller's shapes."""
         return list(map(self._new_view, self._views))
 
-    def flat(self) -> list[Any]:
-        """Return the results by bucket, as flat arrays that the next call writes to."""
-        return list(self.results)
-
     def protect(self) -> None:
         """Let callers only read what they get: others see the same memory."""
         for view in self._views:

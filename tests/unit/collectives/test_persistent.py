@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from mpidist.collectives import lists
 from mpidist.collectives.call import Call
 from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.lists import Question, bind_signatures
 from mpidist.collectives.persistent import Once
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.testing import run_ranks
@@ -27,7 +26,7 @@ def _arrays(signatures, value):
 
 
 def _bound(signatures=SIGNATURES, op="sum"):
-    return bind_signatures(world_communicator(), signatures, Question(op))
+    return FusedAllReduce(world_communicator()).bound(_arrays(signatures, 0.0), op)
 
 
 @pytest.mark.parametrize("signatures", [SIGNATURES, LONG], ids=["short", "long"])
@@ -118,7 +117,7 @@ def test_a_second_start_before_the_first_is_over_is_refused():
     def on_rank():
         bound = _bound()
         handle = bound.start(_arrays(SIGNATURES, 1.0))
-        with pytest.raises(RuntimeError, match=r"all_reduce\(sum\) of a float32\[3, 2\] and 2 more is under way"):
+        with pytest.raises(RuntimeError, match=r"all_reduce\(sum\) of float32\[3, 2\] and 2 more is under way"):
             bound.start(_arrays(SIGNATURES, 2.0))
         found = float(handle.wait()[1])
         return found, float(bound.start(_arrays(SIGNATURES, 2.0)).wait()[1])
@@ -138,8 +137,7 @@ def test_a_handle_that_is_dropped_is_named_and_its_collective_is_made_all_the_sa
 
     assert run_ranks(2, on_rank) == [None, 2.0]
     assert (
-        "the handle of all_reduce(sum) of a float32[3, 2] and 2 more was dropped before wait()"
-        in capsys.readouterr().err
+        "the handle of all_reduce(sum) of float32[3, 2] and 2 more was dropped before wait()" in capsys.readouterr().err
     )
 
 
@@ -202,9 +200,9 @@ def test_what_was_started_in_a_step_that_raised_is_given_up_on_all_ranks():
         else:
             communicator.miss(ValueError("odd"))
         for handle in handles:
-            with pytest.raises(RuntimeError, match=r"all_reduce\(sum\) of a float32.* was given up: .*Error ended"):
+            with pytest.raises(RuntimeError, match=r"all_reduce\(sum\) of float32.* was given up: .*Error ended"):
                 handle.wait()
-        found = FusedAllReduce(communicator)(_arrays(SIGNATURES, 1.0), names=["a", "b", "c"])
+        found = FusedAllReduce(communicator)(_arrays(SIGNATURES, 1.0))
         return float(found[1]), float(first.start(_arrays(SIGNATURES, 2.0)).wait()[1])
 
     assert run_ranks(2, on_rank) == [(2.0, 4.0)] * 2
@@ -263,3 +261,20 @@ def test_the_deadline_of_a_bound_list_is_that_of_all_its_calls():
         return seen
 
     assert run_ranks(2, on_rank) == [[41.0, 41.0, 42.0]] * 2
+
+
+def test_a_callback_may_start_a_collective_that_comes_after_those_that_wait():
+    def on_rank():
+        communicator, handles = world_communicator(), []
+        late = _bound()
+
+        def move(watch):
+            handles.append(late.start(_arrays(SIGNATURES, 2.0)))
+
+        first, second = Once(communicator, Call("odd"), move).start(None), _bound().start(_arrays(SIGNATURES, 1.0))
+        if communicator.rank:
+            first.wait()
+        communicator.barrier()
+        return [float(handle.wait()[1]) for handle in (second, *handles)]
+
+    assert run_ranks(2, on_rank) == [[2.0, 4.0]] * 2

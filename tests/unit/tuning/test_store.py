@@ -13,7 +13,7 @@ from mpidist import transports
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.update import FusedUpdate
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, RankFailedError
 from mpidist.options import Settings
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures
@@ -210,6 +210,19 @@ def test_the_first_short_array_loads_it_too(path, loads):
 
     assert run_ranks(2, ranks) == [([2.0] * 3, "ring")] * 2
     assert sorted(loads) == [0, 1]
+
+
+def test_an_error_of_rank_0_while_it_looks_reaches_all_ranks(path, monkeypatch):
+    def look_up(*args):
+        raise KeyError("odd")
+
+    monkeypatch.setattr(store, "look_up", look_up)
+
+    def ranks():
+        with pytest.raises((KeyError, RankFailedError), match="odd"):
+            reduced(10)
+
+    run_ranks(2, ranks)
 
 
 def test_nothing_is_measured_or_written_where_nothing_is_stored(where, loads):
