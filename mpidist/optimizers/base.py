@@ -1,8 +1,8 @@
 """`Optimizer`: from gradients of every replica to updated variables, stage by stage.
 
 In order: micro-batches are accumulated, gradients summed over the replicas, steps that are not finite left out,
-gradients clipped (`stages`), and the rule of the family (`rules`) applied.  How the sum and the rule are carried out,
-and whether as one, is the strategy's affair (`updates`).
+gradients clipped (`gradient_stages`), and the rule of the family (`rules`) applied.  How the sum and the rule are
+carried out, and whether as one, is the strategy's affair (`updates`).
 """
 
 from __future__ import annotations
