@@ -1,8 +1,8 @@
 """`Optimizer`: from gradients of every replica to updated variables, stage by stage.
 
 In order: micro-batches are accumulated, gradients summed over the replicas, steps that are not finite left out,
-gradients clipped (`stages`), and the rule of the family (`rules`) applied.  How the sum and the rule are carried out,
-and whether as one, is the strategy's affair (`updates`).
+gradients clipped (`gradient_stages`), and the rule of the family (`rules`) applied.  How the sum and the rule are
+carried out, and whether as one, is the strategy's affair (`updates`).
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ class Optimizer(Rule):
         TypeError
             It has met some: its state belongs to these, not to copies of them.
         """
-        has_named = any(isinstance(each, DistributedVariable) for each in self.without_decay)
+        has_named = any(isinstance(each, DistributedVariable) for each in self._without_decay)
         if self._of_updates.has_met or self.micro_step or has_named:
             raise TypeError(
                 f"this {type(self).__name__} has met variables, to which its state belongs, so it cannot be copied. "
@@ -395,7 +395,7 @@ def rule_of(optimizer: Rule) -> Rule:
     rule: Rule = object.__new__(kind)
     settings = vars(optimizer).items()
     rule.__dict__.update({name: value for name, value in settings if name not in _NOT_OF_THE_RULE})
-    rule.without_decay, rule._iterations = [by_name(each) for each in optimizer.without_decay], 0
+    rule._without_decay, rule._iterations = [by_name(each) for each in optimizer._without_decay], 0
     return rule
 
 

@@ -25,7 +25,7 @@ class ServedOptimizer:
         self.optimizer: Rule = pickle.loads(content)
         self.number = number
         kind = type(self.optimizer)
-        self.joins = self.optimizer.joins
+        self.joins = self.optimizer._joins
         self.is_ours = kind.__module__.startswith(_OURS)
         self._scratch: dict[numpy.dtype, list[Any]] = {}
 

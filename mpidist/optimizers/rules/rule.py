@@ -76,8 +76,8 @@ class Rule(abc.ABC):
         self._iterations = 0
         self.weight_decay = weight_decay
         self.clipvalue = clipvalue
-        self.without_decay: list[DistributedVariable | re.Pattern[str]] = []
-        self.scratch = slices.SliceScratch()
+        self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
+        self._scratch = slices.SliceScratch()
 
     # -- how fast, and how far ----------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Rule(abc.ABC):
         return True
 
     @property
-    def joins(self) -> bool:
+    def _joins(self) -> bool:
         """Whether neighbours of the same decay are updated alike, so that one call does for all of them."""
         return self.takes_slices and type(self).step_of is Rule.step_of and type(self).update is Rule.update
 
@@ -205,7 +205,7 @@ class Rule(abc.ABC):
         var_names : iterable of str
             Regular expressions that are searched for in the variables' names.
         """
-        self.without_decay += [*var_list, *(re.compile(name) for name in var_names)]
+        self._without_decay += [*var_list, *(re.compile(name) for name in var_names)]
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
         """Return what this step does to one variable.  Local."""
@@ -217,7 +217,7 @@ class Rule(abc.ABC):
             return 0.0
         excluded = any(
             each is variable if isinstance(each, DistributedVariable) else each.search(variable.name)
-            for each in self.without_decay
+            for each in self._without_decay
         )
         return 0.0 if excluded else self.weight_decay
 
@@ -252,7 +252,7 @@ class Rule(abc.ABC):
 
         For `_update_block`; they stay good as long as the arrays.
         """
-        scratch = self.scratch.arrays(parameter, parameter.dtype, self.scratch_count)
+        scratch = self._scratch.arrays(parameter, parameter.dtype, self.scratch_count)
         for where in slices.bounds(parameter):
             p, *s = slices.pick([parameter, *slots], where)
             yield where, p, s, slices.pick(scratch, slice(0, len(p)))
@@ -267,7 +267,7 @@ class Rule(abc.ABC):
         dtype = slices.compute_dtype(parameter.dtype)
         is_narrow, limit = parameter.dtype != dtype, self.clipvalue
         is_changed = gradient.dtype != dtype or factor != 1 or limit is not None
-        scratch = self.scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
+        scratch = self._scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
         for where in slices.bounds(parameter):
             p, g, *s = slices.pick([parameter, gradient, *slots], where)
             short = slices.pick(scratch, slice(0, len(p)))

@@ -126,10 +126,10 @@ class LocalUpdates(Updates):
         """Apply summed gradients, each times its factor, run by run."""
         variables = listed.variables
         begin_writing(variables)
-        joins = rule.joins and factors.count(factors[0]) == len(factors)
+        joins = rule._joins and factors.count(factors[0]) == len(factors)
         runs = listed.runs(packs, self._slots, listed.decays(rule) if joins else range(len(variables)))
         for pack, own in zip(packs, runs, strict=True):
-            values = rule.scratch.flat(pack.values)
+            values = rule._scratch.flat(pack.values)
             for run in own:
                 rule.update(run.parameter, values[run.where], run.slots, step_for(run.member, factors[run.member]))
         note_changes(variables)
@@ -171,7 +171,7 @@ def _step_fn(rule: Rule, listed: VariableList) -> _StepFn:
     """Return what gives the next step of a list's variable."""
     learning_rate = rule.learning_rate
     coefficients = rule.coefficients(learning_rate, rule.iterations)
-    if not rule.joins:
+    if not rule._joins:
         return lambda member, factor: rule.step_of(listed.variables[member], learning_rate, coefficients, factor)
     decays, known = listed.decays(rule), dict[tuple[float, float], Step]()
 

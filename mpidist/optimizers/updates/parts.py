@@ -39,7 +39,7 @@ def update_part(
         return
     where = slice(start, parameter.size if stop is None else stop)
     is_sparse = isinstance(gradient, IndexedSlices)
-    flat = sparse.dense_within(gradient, where) if is_sparse else rule.scratch.flat(gradient)[where]
+    flat = sparse.dense_within(gradient, where) if is_sparse else rule._scratch.flat(gradient)[where]
     rule.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
 
 

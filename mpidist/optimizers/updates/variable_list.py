@@ -97,7 +97,7 @@ class VariableList:
 
     def decays(self, rule: Rule) -> list[float]:
         """Return the weight decay of each variable: the same object as long as nothing is set anew."""
-        key = rule.weight_decay, len(rule.without_decay)
+        key = rule.weight_decay, len(rule._without_decay)
         if self._decays[0] != key:
             self._decays = key, [rule.decay_of(variable) for variable in self.variables]
         return self._decays[1]

@@ -105,7 +105,7 @@ def test_the_rule_of_an_optimizer_is_no_optimizer_and_steps_alike(family):
         rule.iterations += 1
     for _ in range(3):
         optimizer.apply_gradients([(gradient, variable)])
-    assert (rule.iterations, rule.joins) == (optimizer.iterations, optimizer.joins)
+    assert (rule.iterations, rule._joins) == (optimizer.iterations, optimizer._joins)
     assert parameter.tolist() == variable.value.tolist()
 
 
