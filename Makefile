@@ -112,7 +112,7 @@ CASES ?= 500
 SEED ?= 0
 fuzz: $(VENV)/.test-installed
 	CASES=$(CASES) SEED=$(SEED) $(VENV)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal \
-		tests/unit/training/test_random_training.py
+		tests/unit/training/test_random_training.py tests/unit/optimizers/test_random_steps.py
 
 # not part of test-all: it installs packages of the distribution, and compiles h5py for a minute
 test-mpio:

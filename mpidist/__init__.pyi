@@ -32,6 +32,7 @@ from mpidist.options import CommunicationOptions as CommunicationOptions
 from mpidist.options import ReduceOp as ReduceOp
 from mpidist.options import VariableAggregation as VariableAggregation
 from mpidist.options import VariableSynchronization as VariableSynchronization
+from mpidist.strategies.base import ReplicaContext as ReplicaContext
 from mpidist.strategies.base import Strategy as Strategy
 from mpidist.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from mpidist.strategies.current import get_replica_context as get_replica_context
@@ -41,7 +42,6 @@ from mpidist.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from mpidist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from mpidist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
-from mpidist.strategies.replica_context import ReplicaContext as ReplicaContext
 from mpidist.strategies.run_options import RunOptions as RunOptions
 from mpidist.strategies.tpu.strategy import TPUStrategy as TPUStrategy
 from mpidist.training.checkpoint import Checkpoint as Checkpoint

@@ -1,35 +1,29 @@
 """`Optimizer`: from gradients of every replica to updated variables, stage by stage.
 
 In order: micro-batches are accumulated, gradients summed over the replicas, steps that are not finite left out,
-gradients clipped, and the rule of the family (`rules`) applied (`updates`).  Where the rule takes any slice by itself,
-the sum and the rule may be one stage.
+gradients clipped (`gradient_stages`), and the rule of the family (`rules`) applied.  How the sum and the rule are
+carried out, and whether as one, is the strategy's affair (`updates`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
 from mpidist import context
-from mpidist.collectives.fused import Packed
-from mpidist.optimizers import slices, sparse
-from mpidist.optimizers.accumulation import Accumulation
-from mpidist.optimizers.clipping import Clipping, is_finite
-from mpidist.optimizers.gradients import checked_gradients, place_of_call, sum_over_replicas
+from mpidist.optimizers.clipping import Clipping
+from mpidist.optimizers.gradient_stages import GradientStages
+from mpidist.optimizers.gradients import checked_gradients, place_of_call
 from mpidist.optimizers.loss_scale import LossScale
-from mpidist.optimizers.rules.rule import Rule, Step, by_name
+from mpidist.optimizers.rules.rule import LearningRate, Rule, by_name
 from mpidist.optimizers.saved_slots import SLOTS, SavedSlots, described, slots_in
-from mpidist.optimizers.slots import Slots
-from mpidist.optimizers.updates.here import update_here
-from mpidist.optimizers.updates.one_copy import OneCopyUpdates
-from mpidist.optimizers.updates.remote import RemoteUpdates
-from mpidist.optimizers.updates.sharded import ShardedUpdate, ShardedUpdates
-from mpidist.optimizers.updates.variable_list import VariableList, VariableLists, apart, unpacked
-from mpidist.variables import DistributedVariable, IndexedSlices, sums_over_parts
+from mpidist.optimizers.updates.local import LocalUpdates
+from mpidist.optimizers.updates.updates import Updates
+from mpidist.optimizers.updates.variable_list import VariableList, VariableLists
+from mpidist.variables import DistributedVariable
 
-LearningRate = float | Callable[[int], float]
 _T = TypeVar("_T")
 
 
@@ -86,8 +80,8 @@ class Optimizer(Rule):
         The arrays kept for every variable.
     """
 
-    #: The updates by other processes that hold the variables; None where this process holds them.
-    remote: RemoteUpdates | None = None
+    #: None in a rule by itself.
+    _updates: Updates | None = None
 
     def __init__(
         self,
@@ -101,87 +95,77 @@ class Optimizer(Rule):
         loss_scale_factor: float | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
-        super().__init__(weight_decay, clipvalue)
-        self._learning_rate = learning_rate
+        super().__init__(learning_rate, weight_decay, clipvalue)
         loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
         clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
-        self._begin(clipping, loss_scale, skip_nonfinite, gradient_accumulation_steps or 1)
-        context.get_strategy().extended.adopt_optimizer(self)
-
-    def _begin(self, clipping: Clipping, loss_scale: LossScale, skip_nonfinite: bool, micro_batches: int) -> None:
-        """Set the stages before the rule, and a state without steps and variables."""
-        self.clipping, self.loss_scale, self.skip_nonfinite = clipping, loss_scale, skip_nonfinite
-        self._accumulation = Accumulation(micro_batches)
-        self._iterations = self.skipped_steps = 0
-        self._slots = Slots(self.slot_names, self.initial_slots())
-        self._sharded, self._one_copy = ShardedUpdates(self._slots), OneCopyUpdates()
+        self._stages = GradientStages(gradient_accumulation_steps or 1, loss_scale, skip_nonfinite, clipping)
         self._lists = VariableLists()
+        # What was looked at last, and where: the same list needs no other look there.
         self._checked: tuple[Any, VariableList | None] = (None, None)
+        self._updates = context.get_strategy().extended.updates(self, None)
 
     @property
     def elementwise(self) -> bool:
         """Whether slices of the summed gradients may be applied by themselves, by `update`, in any order."""
-        return self.takes_slices and not self._looks_at_gradients
+        return self.takes_slices and not self._stages.look_at_gradients
 
     @property
-    def _looks_at_gradients(self) -> bool:
-        """Whether a stage before the rule needs whole gradients."""
-        return self.clipping.needs_norms or self.skips_nonfinite
+    def _of_updates(self) -> Updates:
+        assert self._updates is not None, "a rule by itself makes no steps"
+        return self._updates
 
     # -- what users set -----------------------------------------------------------------------------------------------
 
     @property
     def iterations(self) -> int:
         """Updates made.  Local; where servers hold the variables, they are asked."""
-        return self._iterations if self.remote is None else self.remote.iterations
+        return self._iterations if self._updates is None else self._updates.iterations
 
     @iterations.setter
     def iterations(self, value: int) -> None:
-        if self.remote is not None:
-            self.remote.set_iterations(value)
+        if self._updates is not None:
+            self._updates.iterations = value
         self._iterations = value
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
-        rate = self._learning_rate
-        return float(rate(self.iterations) if callable(rate) else rate)
+        return super().learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: LearningRate) -> None:
-        if not callable(value):
-            self.require_no_schedule("a number set as learning_rate")
-        self._learning_rate = value
-        if self.remote is not None:
-            self.remote.set_learning_rate(value)
+        self._set_learning_rate(value)
+        if self._updates is not None:
+            self._updates.set_learning_rate(value)
 
     @property
-    def has_schedule(self) -> bool:
-        """Whether the learning rate is a function of the steps."""
-        return callable(self._learning_rate)
+    def loss_scale(self) -> LossScale:
+        """What losses are multiplied by."""
+        return self._stages.loss_scale
 
-    def require_no_schedule(self, asked: str) -> None:
-        """Raise TypeError where `asked`, which sets the learning rate to a number, would end a schedule.  Local."""
-        if self.has_schedule:
-            raise TypeError(
-                f"{asked} would replace the schedule that is the learning rate of this {type(self).__name__}. Give the "
-                "optimizer a number as learning_rate, or set another schedule"
-            )
+    @loss_scale.setter
+    def loss_scale(self, value: LossScale) -> None:
+        self._stages.loss_scale = value
 
     @property
     def skips_nonfinite(self) -> bool:
         """Whether a step with a gradient that is not finite is left out: asked for, or needed by the loss scale."""
-        return self.skip_nonfinite or self.loss_scale.dynamic
+        return self._stages.skips_nonfinite
+
+    @property
+    def skipped_steps(self) -> int:
+        """Updates left out."""
+        return self._stages.skipped_steps
 
     @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches that make one update."""
-        return self._accumulation.count
+        return self._stages.accumulation.count
 
     @property
     def micro_step(self) -> int:
         """Micro-batches accumulated since the last update."""
-        return self._accumulation.micro_step
+        return self._stages.accumulation.micro_step
 
     def scale_loss(self, loss: _T) -> _T:
         """Return the loss, or its gradient, times the loss scale: what to differentiate.  Local."""
@@ -218,7 +202,7 @@ class Optimizer(Rule):
             With more than one replica: outside `strategy.run`, or a variable was not created in the strategy's scope.
         """
         pairs = list(gradients_and_variables)
-        if self.remote is not None and self.remote.push_again(self, pairs):
+        if self._of_updates.step_again(self._stages, pairs):
             return
         checked = self._checked_before(pairs)
         if checked is None:
@@ -242,10 +226,7 @@ class Optimizer(Rule):
 
         The same answer on all ranks.
         """
-        updates = variables[0].strategy.extended.fused_update() if self.elementwise else None
-        if updates is None or self._lists.of(variables).is_light:
-            return False
-        return updates.pays(sum(variable.live.nbytes for variable in variables))
+        return self.elementwise and self._of_updates.pays_in_reduction(self._lists.of(variables))
 
     def reduce_and_update(
         self, gradients: list[Any], variables: list[Any], *, are_sums: bool = False, scale: float = 1.0
@@ -264,132 +245,14 @@ class Optimizer(Rule):
             What the sums are multiplied by, while they are applied.
         """
         whole: list[Any] | None = gradients
-        if self._accumulation.count > 1:
-            whole = self._accumulation.add(gradients, variables)
+        accumulation = self._stages.accumulation
+        if accumulation.count > 1:
+            whole = accumulation.add(gradients, variables)
         if whole is not None:
-            self._reduce_and_update(whole, variables, not are_sums, scale)
-
-    def _reduce_and_update(self, gradients: list[Any], variables: list[Any], is_reduced: bool, scale: float) -> None:
-        extended = variables[0].strategy.extended
-        self.remote = self.remote or extended.remote_updates(self)
-        if self._slots.has_unbound:
-            self._slots.expect(variables)
-        if self.remote is not None:
-            self._push(gradients, variables, is_reduced and extended.num_replicas > 1, scale)
-            return
-        listed, is_dense = self._lists.of(variables), IndexedSlices not in map(type, gradients)
-        is_reduced = is_reduced and not context.in_cross_replica_context()
-        sharded = self._sharded_update(gradients, listed, is_reduced and is_dense)
-        if sharded is not None:
-            sharded.run(self, gradients, self._steps(listed, [self._gradient_factor() * scale] * len(variables)))
-        else:
-            packs = self._summed(gradients, listed, is_dense) if is_reduced else listed.packed(_coalesced(gradients))
-            factors = self._factors(packs, variables, scale)
-            if factors is None:
-                return
-            self._update(packs, listed, factors, is_dense)
-        self.iterations += 1
-
-    def _sharded_update(self, gradients: list[Any], listed: VariableList, may_be: bool) -> ShardedUpdate | None:
-        """Return what sums and applies gradients in one pass, None where that is not the way; then slots are whole."""
-        updates = None
-        if may_be and self.elementwise and not listed.is_light:
-            updates = context.get_strategy().extended.fused_update()
-        return self._sharded.plan(updates, gradients, listed.variables)
-
-    @staticmethod
-    def _summed(gradients: list[Any], listed: VariableList, is_dense: bool) -> Sequence[Packed]:
-        """Return the sums over the replicas.  Collective."""
-        packs = None
-        if listed.is_packed and is_dense:
-            packs = context.get_strategy().extended.reduce_flat(gradients, listed.names)
-        return listed.packed(sum_over_replicas(gradients, listed.variables)) if packs is None else packs
-
-    def _update(self, packs: Sequence[Packed], listed: VariableList, factors: Sequence[float], is_dense: bool) -> None:
-        """Apply the rule to summed gradients; to rows one by one, and to variables in one copy together."""
-        if is_dense and listed.has_copies:
-            update_here(self, self._slots, listed, packs, factors, self._step_fn(listed))
-            return
-        together = []
-        for each in zip(unpacked(packs), listed.variables, self._steps(listed, factors), strict=True):
-            gradient, variable, step = each
-            if variable.one_copy is None:
-                self.update_part(gradient, variable, self._slots.of(variable), step)
-                variable.note_change()
-            else:
-                together.append(each)
-        if together:
-            self._one_copy.run(self, self._slots, *zip(*together, strict=True))
-
-    def _push(self, gradients: list[Any], variables: list[Any], is_reduced: bool, scale: float) -> None:
-        """Let those who hold the variables update them."""
-        assert self.remote is not None
-        if is_reduced:
-            gradients = sum_over_replicas(gradients, variables)
-        factors = self._factors(apart(gradients), variables, scale)
-        if factors is not None:
-            self.remote.push(self, gradients, variables, factors)
-
-    def _steps(self, listed: VariableList, factors: Sequence[float]) -> list[Step]:
-        """Return what the next step, of these factors, does to every variable of a list.  Local."""
-        step_for = self._step_fn(listed)
-        return [step_for(member, factor) for member, factor in enumerate(factors)]
-
-    def _step_fn(self, listed: VariableList) -> Callable[[int, float], Step]:
-        """Return what gives the next step of a list's variable, by its position and its factor.  Local."""
-        learning_rate = self.learning_rate
-        coefficients = self.coefficients(learning_rate, self.iterations)
-        if not self.joins:
-            return lambda member, factor: self.step_of(listed.variables[member], learning_rate, coefficients, factor)
-        decays, known = listed.decays(self), {}
-
-        def step_of(member: int, factor: float) -> Step:
-            key = factor, decays[member]
-            if key not in known:
-                known[key] = Step(coefficients, factor, learning_rate * key[1])
-            return known[key]
-
-        return step_of
-
-    def _factors(self, packs: Sequence[Packed], variables: Sequence[Any], scale: float) -> list[float] | None:
-        """Return what to multiply every gradient by; None if the step is left out, which is counted.
-
-        Local, and the same on all ranks without asking, since all have the same bits of the summed gradients; an
-        `elementwise` optimizer does not look at them.  Where variables are split, the ranks of a replica ask each
-        other: collective among them.
-        """
-        factor = self._gradient_factor() * scale
-        if not self._looks_at_gradients:
-            return [factor] * len(variables)
-        values = [sparse.values_of(gradient) for gradient in unpacked(packs)]
-        if self.skips_nonfinite:
-            has_overflow = any(sums_over_parts(variables, [not is_finite(each) for each in values]))
-            self.loss_scale.update(has_overflow)
-            if has_overflow:
-                self.skipped_steps += 1
-                return None
-        return self.clipping.factors(values, variables, factor, self.scratch)
-
-    @property
-    def gradient_factor(self) -> float | None:
-        """What every gradient is multiplied by, whatever it is; None where that depends on the gradients."""
-        loss_scale = self.loss_scale
-        if self.skip_nonfinite or loss_scale.dynamic or self._accumulation.count > 1 or self.clipping.needs_norms:
-            return None
-        return 1.0 / loss_scale.scale
-
-    def _gradient_factor(self) -> float:
-        return 1.0 / (self.loss_scale.scale * self._accumulation.count)
+            self._updates = variables[0].strategy.extended.updates(self, self._updates)
+            self._updates.step(self, self._stages, whole, self._lists.of(variables), are_sums=are_sums, scale=scale)
 
     # -- state --------------------------------------------------------------------------------------------------------
-
-    def slot_arrays(self, variable: Any) -> list[Any]:
-        """Return the slots of a variable as flat arrays, in the order of `slot_names`, to be written to.
-
-        Collective where they are kept in slices, each on one rank; Local otherwise.
-        """
-        self._sharded.release([variable])
-        return self._slots.of(variable)
 
     def slots(self, variable: DistributedVariable) -> dict[str, Any]:
         """Return the slots of a variable by name, in its shape; live views where they are kept whole.
@@ -397,12 +260,7 @@ class Optimizer(Rule):
         Collective where they are kept in slices, each on one rank (large models under a strategy of several ranks);
         Local otherwise.
         """
-        if self.remote is not None:
-            return self.remote.slots(variable)
-        elsewhere = self._sharded.gathered().get(id(variable))
-        if elsewhere is None:
-            return self._slots.by_name(variable)
-        return {name: slot.reshape(variable.shape) for name, slot in zip(self.slot_names, elsewhere, strict=True)}
+        return self._of_updates.slots(variable)
 
     def state(self, paths: Mapping[int, str] = NO_PATHS) -> dict[str, Any]:
         """Return class, settings, steps and all slots, as ``"number/slot"`` to live views, for a checkpoint.
@@ -420,16 +278,11 @@ class Optimizer(Rule):
         ValueError
             Two of its variables have one name.
         """
+        stages = self._stages
+        plain, saved = self._of_updates.state(self)
         found: dict[str, Any] = {"class": type(self).__name__, "slot_names": list(self.slot_names)}
-        found |= {"skipped_steps": self.skipped_steps, **self.loss_scale.state(), **self._accumulation.state(paths)}
-        if self.remote is not None:
-            plain, saved = self.remote.state()
-            found |= plain
-        else:
-            found["iterations"] = self.iterations
-            if not callable(self._learning_rate):
-                found["learning_rate"] = float(self._learning_rate)
-            saved = self._slots.saved(self._sharded.gathered())
+        found |= {"skipped_steps": stages.skipped_steps, **self.loss_scale.state(), **stages.accumulation.state(paths)}
+        found |= plain
         if self.slot_names:
             found |= described(saved, SLOTS, paths)
         for number, each in enumerate(saved):
@@ -439,7 +292,7 @@ class Optimizer(Rule):
     def check(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         """Raise what `restore` would raise, and change nothing.  Local."""
         self._slots_to_restore(state, variables)
-        self._accumulation.saved_in(state, variables)
+        self._stages.accumulation.saved_in(state, variables)
 
     def restore(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         """Take over what `state` gave, also before this optimizer has met its variables.  Local.
@@ -460,22 +313,14 @@ class Optimizer(Rule):
             variable's; it cannot be told to which variables slots belong (for variables not met yet, at their first
             update); or gradients are accumulated over another number of micro-batches.
         """
-        saved, sums = self._slots_to_restore(state, variables), self._accumulation.saved_in(state, variables)
-        self._accumulation.restore(state, sums)
-        if self.remote is not None:
-            self.remote.restore(state, saved)
-            saved = []
-        self.take_over(state, saved)
-
-    def take_over(self, state: Mapping[str, Any], saved: Sequence[SavedSlots]) -> None:
-        """Set steps, settings and slots, as `restore` does when all has been checked.  Local."""
+        stages = self._stages
+        saved, sums = self._slots_to_restore(state, variables), stages.accumulation.saved_in(state, variables)
+        stages.accumulation.restore(state, sums)
+        self._of_updates.restore(state, saved)
         self._iterations = int(state["iterations"])
-        self.skipped_steps = int(state.get("skipped_steps", 0))
-        if not callable(self._learning_rate):
-            self._learning_rate = float(state.get("learning_rate", self._learning_rate))
+        stages.skipped_steps = int(state.get("skipped_steps", 0))
+        self._restore_rate(state)
         self.loss_scale.restore(state)
-        self._sharded.forget()
-        self._slots.restore(saved)
 
     def _slots_to_restore(self, state: Mapping[str, Any], variables: Mapping[str, Any]) -> list[SavedSlots]:
         """Return the slots of a state, with the variables to which they belong; errors as for `restore`."""
@@ -495,15 +340,18 @@ class Optimizer(Rule):
                 f"slots {sorted(differing[0])} were saved, this {type(self).__name__} has {sorted(own)}: make it as it "
                 "was made when it was saved"
             )
-        (self._slots if self.remote is None else self.remote).match(saved)
+        self._of_updates.match(saved)
         return saved
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def __copy__(self) -> Optimizer:
-        """Return a copy that shares everything but who updates in its place: nobody."""
+        """Return a copy that shares everything; but its steps are made here, where servers make those of this one."""
         new = object.__new__(type(self))
-        new.__dict__.update({**self.__dict__, "remote": None})
+        new.__dict__.update(self.__dict__)
+        if not isinstance(self._updates, LocalUpdates):
+            new._stages, new._updates = self._stages.anew(), LocalUpdates(self.slot_names, self.initial_slots())
+            new._updates.iterations = self._iterations
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
@@ -514,39 +362,45 @@ class Optimizer(Rule):
         TypeError
             It has met some: its state belongs to these, not to copies of them.
         """
-        has_named = any(isinstance(each, DistributedVariable) for each in self.without_decay)
-        if self._slots.has_met or self._accumulation.micro_step or has_named or self.remote is not None:
+        has_named = any(isinstance(each, DistributedVariable) for each in self._without_decay)
+        if self._of_updates.has_met or self.micro_step or has_named:
             raise TypeError(
                 f"this {type(self).__name__} has met variables, to which its state belongs, so it cannot be copied. "
                 "Make another one with the same arguments; `restore(optimizer.state())` gives it the same state"
             )
-        new = copy.copy(self)
+        new = object.__new__(type(self))
         memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return new
 
-    def rule_only(self) -> Optimizer:
-        """Return a copy with rule and settings, for somebody else to update variables of his own with.  Local.
-
-        It has no slots, no steps, and none of what needs whole gradients of several variables or micro-batches:
-        clipping by norm, loss scale, accumulation, leaving steps out.  Variables without weight decay are known by
-        name.
-        """
-        new = copy.copy(self)
-        new.scratch = slices.SliceScratch()
-        new.without_decay = [by_name(each) for each in self.without_decay]
-        new._begin(Clipping(clipvalue=self.clipvalue), LossScale(1.0), False, 1)
-        return new
-
-    def keep_slots(self, variable: Any, slots: list[Any]) -> None:
-        """Keep the slots of a variable in other memory, to which they have been copied.  Local."""
-        self._slots.keep(variable, slots)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: not which variables have been looked at, which is true of these only."""
+        return {**self.__dict__, "_lists": VariableLists(), "_checked": (None, None)}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
-        return super().__reduce_ex__(protocol) if self.remote is None else self.remote.reference(self)
+        reference = None if self._updates is None else self._updates.reference(self)
+        return super().__reduce_ex__(protocol) if reference is None else reference
 
 
-def _coalesced(gradients: Sequence[Any]) -> list[Any]:
-    """Return gradients with each row named once."""
-    return [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]
+def rule_of(optimizer: Rule) -> Rule:
+    """Return the rule of an optimizer, for somebody else to update variables of his own with.  Local.
+
+    It has settings and learning rate, no steps, and nothing of the stages.  It is one of `rules`; of a user's class,
+    which may have another rule, it is an instance without the rest.  Variables without weight decay are known by name.
+    """
+    kind: type = type(optimizer)
+    if kind.__module__.startswith(_OURS):
+        kind = next(each for each in kind.__mro__ if not issubclass(each, Optimizer))
+    rule: Rule = object.__new__(kind)
+    settings = vars(optimizer).items()
+    rule.__dict__.update({name: value for name, value in settings if name not in _NOT_OF_THE_RULE})
+    rule._without_decay, rule._iterations = [by_name(each) for each in optimizer._without_decay], 0
+    return rule
+
+
+#: What an optimizer has besides its rule.
+_NOT_OF_THE_RULE = frozenset({"_stages", "_updates", "_lists", "_checked"})
+
+#: Where this package's optimizers are.
+_OURS = Optimizer.__module__.rpartition(".")[0] + "."

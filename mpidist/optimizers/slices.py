@@ -30,6 +30,10 @@ class SliceScratch:
         self._arrays: dict[tuple[type, numpy.dtype, int], list[Any]] = {}
         self._copies: dict[tuple[type, numpy.dtype], Any] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without the arrays."""
+        return type(self), ()
+
     def arrays(self, like: Any, dtype: numpy.dtype, count: int) -> list[Any]:
         """Return `count` arrays of `dtype` for a slice of `like`, in the same kind of memory.  Local."""
         key = (type(like), dtype, count)

@@ -42,6 +42,16 @@ class Slots:
         self._waiting: list[SavedSlots] = []
         self.has_unbound = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds; where variables are, and in which blocks, is another matter there."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_number_of_id", "_blocks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what a pickle holds: variables lie by themselves, and so do their slots."""
+        self.__dict__.update(state)
+        self._number_of_id = {id(variable): number for number, (variable, _) in enumerate(self._known)}
+        self._blocks = {}
+
     def of(self, variable: Any) -> list[Any]:
         """Return the slots of a variable as flat arrays in the order of `names`; made at the first call for it.
 
@@ -75,11 +85,7 @@ class Slots:
         own = self._empty(variable)
         for slot, values in zip(own, slots, strict=True):
             slot[...] = values
-        self.keep(variable, own)
-
-    def keep(self, variable: Any, slots: list[Any]) -> None:
-        """Keep the slots of a variable in other memory, to which they have been copied."""
-        self._known[self._number_of_id[id(variable)]] = (variable, slots)
+        self._known[self._number_of_id[id(variable)]] = (variable, own)
         self.version += 1
 
     def beside(self, block: Any) -> list[Any]:

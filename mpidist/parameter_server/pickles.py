@@ -7,16 +7,17 @@ import pickle
 from typing import Any
 
 from mpidist.errors import MissingDependencyError
-from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.base import rule_of
+from mpidist.optimizers.rules.rule import Rule
 
 
-def packed(optimizer: Optimizer) -> bytes:
-    """Return an optimizer as bytes: its rule and settings, without slots and steps, which its server keeps.
+def packed(optimizer: Rule) -> bytes:
+    """Return the rule of an optimizer as bytes: its settings, without slots and steps, which its server keeps.
 
     What needs whole gradients, or several micro-batches, is done by the clients before they push: clipping by norm,
     loss scale, accumulation, and leaving out what is not finite.
     """
-    return pickled(optimizer.rule_only())
+    return pickled(rule_of(optimizer))
 
 
 def pickled(value: Any) -> bytes:

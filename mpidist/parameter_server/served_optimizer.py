@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.rules.rule import Rule
 from mpidist.optimizers.slices import SLICE_ELEMENTS
 from mpidist.parameter_server.copies import SlotCopies
 
@@ -21,10 +22,10 @@ class ServedOptimizer:
     slots: SlotCopies | None = None
 
     def __init__(self, content: bytes, number: int) -> None:
-        self.optimizer: Optimizer = pickle.loads(content)
+        self.optimizer: Rule = pickle.loads(content)
         self.number = number
         kind = type(self.optimizer)
-        self.joins = kind.step_of is Optimizer.step_of and kind.update is Optimizer.update
+        self.joins = self.optimizer._joins
         self.is_ours = kind.__module__.startswith(_OURS)
         self._scratch: dict[numpy.dtype, list[Any]] = {}
 

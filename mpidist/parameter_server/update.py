@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.optimizers.base import Step
+from mpidist.optimizers.rules.rule import Step
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.copies import Variables
 from mpidist.parameter_server.layout import PushPlan
@@ -110,7 +110,7 @@ class Update:
         run.sides = [[slot[where] for slot in sections[run.section]] for sections in sides] or [[], []]
         if self.served.joins:
             run.variable = None
-            if not run.decay and self._optimizer.clipping.clipvalue is None:
+            if not run.decay and self._optimizer.clipvalue is None:
                 if run.wire_dtype == dtype == compute_dtype(dtype):
                     scratch = self.served.scratch_of(dtype)
                     size = run.stop - run.start

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 from mpidist import context
-from mpidist.strategies.base import Strategy
-from mpidist.strategies.replica_context import ReplicaContext
+from mpidist.strategies.base import ReplicaContext, Strategy
 
 get_strategy: Callable[[], Strategy] = context.get_strategy
-#: It is None across replicas; with `| Any`, code that knows where it is need not ask.
-get_replica_context: Callable[[], ReplicaContext | Any] = context.get_replica_context
+#: It is None across replicas; with Any, code that knows where it is need not ask.  Jedi does not follow `|` here.
+get_replica_context: Callable[[], Union[ReplicaContext, Any]] = context.get_replica_context  # noqa: UP007

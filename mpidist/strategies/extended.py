@@ -23,10 +23,10 @@ from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
 from mpidist.input.own_feeds import FunctionFeed
 from mpidist.optimizers.base import Optimizer
-from mpidist.optimizers.updates.remote import RemoteUpdates
+from mpidist.optimizers.updates.local import LocalUpdates
+from mpidist.optimizers.updates.updates import Updates
 from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
 from mpidist.strategies.reduction import like_given
-from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 from mpidist.variables.components import component
 
@@ -88,7 +88,7 @@ class StrategyExtended:
         try:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
-                self._replica_mode = context.Mode(self._strategy, self.make_replica_context())
+                self._replica_mode = context.Mode(self._strategy, self._strategy._make_replica_context())
             result = context.call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
             is_known = self._tell(error, begun_at)
@@ -120,10 +120,6 @@ class StrategyExtended:
     def first_in_replica(self, value: float) -> float:
         """Return the number of this replica's first rank.  Local; Collective where a replica is a group."""
         return value
-
-    def make_replica_context(self) -> ReplicaContext:
-        """Return the context of this rank's replica.  Local."""
-        return ReplicaContext(self._strategy, self.replica_id)
 
     def update(
         self,
@@ -202,15 +198,19 @@ class StrategyExtended:
         """
         return None
 
-    def remote_updates(self, optimizer: Optimizer) -> RemoteUpdates | None:
-        """Return what updates variables in an optimizer's place, None where this process holds them.  Local."""
-        return None
+    def updates(self, optimizer: Optimizer, present: Updates | None) -> Updates:
+        """Return what carries out an optimizer's steps on variables of this strategy: `present` if it can.  Local.
+
+        Parameters
+        ----------
+        optimizer : Optimizer
+        present : Updates or None
+            What has done so until now; None for a new optimizer, which is made in this strategy's scope.
+        """
+        return LocalUpdates(optimizer.slot_names, optimizer.initial_slots()) if present is None else present
 
     def pull(self, own_first: bool = True) -> None:
         """Have the next reading give what servers have then; `own_first`, with this worker's gradients.  Local."""
-
-    def adopt_optimizer(self, optimizer: Optimizer) -> None:
-        """Take note of an optimizer that was made in this strategy's scope.  Local."""
 
     def adopt_metric(self, metric: Any) -> None:
         """Take note of a metric that was made in this strategy's scope.  Local."""

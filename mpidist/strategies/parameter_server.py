@@ -115,17 +115,17 @@ class ParameterServerStrategy(Strategy):
         if communicator.size > 1 and communicator.rank == 0:
             print(self._roles.table(communicator.topology.hosts), file=sys.stderr, flush=True)
         number = self._roles.number_of(self._rank)
-        self._lines = open_connections(self._whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
+        self._connections = _connected(self._whole, self._roles, self._rank) if communicator.size > 1 else {}
         own_world = _own_world(self._roles, self._whole, number)
         task = self._roles.tasks[self._rank]
         if task.type == "ps":
-            clients = [self._lines[ranks[0]] for ranks in self._roles.trainers]
+            clients = [self._connections[ranks[0]] for ranks in self._roles.trainers]
             Server(clients, task.index, consistency).serve()
             sys.exit(0)
         transports.enter(own_world)
         self._client, self.extended = self._joined(number, push_dtype, variable_partitioner, placement)
         self.extended.serves(self._client)
-        if self._lines and threading.current_thread() is threading.main_thread():
+        if self._connections and threading.current_thread() is threading.main_thread():
             atexit.register(self._leave)
         if number == 0 and self.extended.replica_id == 0:
             self._log_start()
@@ -168,18 +168,18 @@ class ParameterServerStrategy(Strategy):
     ) -> tuple[Any, ServedExtended]:
         """Return the client of this rank, and what library code uses of this strategy."""
         group = world_communicator()
-        has_servers = bool(self._lines) or (number is not None and self._roles.trainers[number][0] != self._rank)
+        has_servers = bool(self._connections) or (number is not None and self._roles.trainers[number][0] != self._rank)
         servers = max(1, len(self._roles.servers))
         rules = (partitioner, Placement(servers, placement))
         client: Any = LocalClient()
-        if self._lines:
+        if self._connections:
             assert number is not None
-            lines: list[Connection] = [self._lines[rank] for rank in self._roles.servers]
-            client = Client(lines, number, len(self._roles.trainers), number == 0, push_dtype)
+            connections: list[Connection] = [self._connections[rank] for rank in self._roles.servers]
+            client = Client(connections, number, len(self._roles.trainers), number == 0, push_dtype)
         if group.size == 1:
             return client, SingleExtended(self, rules, number or 0)
         assert has_servers and number is not None
-        client = GroupClient(group, client if self._lines else None, number == 0)
+        client = GroupClient(group, client if self._connections else None, number == 0)
         return client, GroupExtended(self, rules, number, group)
 
     def _log_start(self) -> None:
@@ -224,8 +224,13 @@ def _check_push_dtype(push_dtype: Any) -> None:
         raise ValueError(f"push_dtype must be a dtype of floats such as 'float16', got {push_dtype!r}")
 
 
+def _connected(whole: transports.World, roles: Roles, rank: int) -> dict[int, Connection]:
+    """Return the connections of a rank.  Collective."""
+    return open_connections(whole, _peers(roles, rank))
+
+
 def _peers(roles: Roles, rank: int) -> list[int]:
-    """Return the ranks that this one has a line to: first ranks of trainers to servers, and the chief to all others."""
+    """Return the ranks to connect with: first ranks of trainers with servers, and the chief with all others."""
     firsts = [ranks[0] for ranks in roles.trainers]
     if rank in roles.servers:
         return firsts

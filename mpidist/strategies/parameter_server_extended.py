@@ -20,6 +20,7 @@ from mpidist.errors import MpidistError
 from mpidist.input.dataset import Dataset
 from mpidist.input.from_function import InputContext
 from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.updates.updates import Updates
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.client.served_sums import ServedSums
@@ -243,16 +244,15 @@ class ServedExtended(StrategyExtended):
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
-    def adopt_optimizer(self, optimizer: Optimizer, number: int | None = None) -> None:
-        """Number an optimizer, and let it have its variables updated by the servers.  Local."""
-        number = self._registry.add_optimizer(optimizer, number)
-        optimizer.remote = ServedUpdates(self._registry, optimizer, number)
+    def updates(self, optimizer: Optimizer, present: Updates | None) -> ServedUpdates:
+        """Return what has the servers update an optimizer's variables; numbers the optimizer.  Local."""
+        if isinstance(present, ServedUpdates):
+            return present
+        return ServedUpdates(self._registry, optimizer, self._registry.add_optimizer(optimizer))
 
-    def remote_updates(self, optimizer: Optimizer) -> ServedUpdates | None:
-        """Return what has the servers update an optimizer's variables.  Local."""
-        self.adopt_optimizer(optimizer)
-        assert isinstance(optimizer.remote, ServedUpdates)
-        return optimizer.remote
+    def adopt_optimizer(self, optimizer: Optimizer, number: int) -> None:
+        """Have the servers make the steps of an optimizer that came from another process.  Local."""
+        optimizer._updates = ServedUpdates(self._registry, optimizer, number)
 
     def fused_update(self) -> None:
         """Return None: the servers update."""

@@ -59,7 +59,7 @@ if rank == 0:
 KILLED = """
 from mpidist.collectives.two_level import TwoLevel
 
-reduction = TwoLevel(communicator._lanes, 3_000_000, numpy.dtype("f4"), "sum")
+reduction = TwoLevel(communicator._memory.lanes, 3_000_000, numpy.dtype("f4"), "sum")
 
 def fill(index, place):
     if index == 9 and rank == BAD:

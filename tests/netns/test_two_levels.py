@@ -92,7 +92,7 @@ from mpidist.world import world_communicator
 from mpidist.collectives.two_level import TwoLevel
 
 communicator = world_communicator()
-reduction = TwoLevel(communicator._lanes, 500_000, numpy.dtype("f4"), "sum")
+reduction = TwoLevel(communicator._memory.lanes, 500_000, numpy.dtype("f4"), "sum")
 
 def fill(index, place):
     if index == 4 and communicator.rank == 2:

@@ -36,6 +36,7 @@ mpidist.data.Dataset.from_csv("a", colums=["b"])  # call-arg reportCallIssue
 mpidist.data.Dataset.range(4).batched(2)  # attr-defined reportAttributeAccessIssue
 mpidist.data.Dataset.range(4).batch("2")  # arg-type reportArgumentType
 mpidist.get_replica_context().allreduce("sum", 1)  # union-attr reportAttributeAccessIssue
+mpidist.ReplicaContext(strategy, 0).strategy.num_replicas  # attr-defined reportAttributeAccessIssue
 mpidist.get_strategy().num_replicas  # attr-defined reportAttributeAccessIssue
 mpidist.ReduceOp.AVERAGE  # attr-defined reportAttributeAccessIssue
 mpidist.coordinator.ClusterCoordinator(strategy).sched(print)  # attr-defined reportAttributeAccessIssue

@@ -187,6 +187,8 @@ def test_mypy_sees_every_name_as_it_is(questions, tmp_path):
         ("import mpidist; mpidist.MirroredStrategy().num_r", "num_replicas_in_sync"),
         ("import mpidist; mpidist.data.Dataset.range(3).shuf", "shuffle"),
         ("import mpidist; mpidist.get_strategy().ga", "gather"),
+        ("import mpidist; mpidist.get_replica_context().all_g", "all_gather"),
+        ("import mpidist; mpidist.get_replica_context().strategy.num_r", "num_replicas_in_sync"),
         ("import mpidist; mpidist.Variable(0).assign_a", "assign_add"),
     ],
 )

@@ -78,14 +78,14 @@ def test_what_optimizers_do_not_update_lies_by_itself(options):
 
 
 def test_a_pickle_has_one_variable_and_not_its_neighbours():
-    neighbour, variable = mpidist.Variable(numpy.ones(5000)), mpidist.Variable(numpy.arange(4.0))
+    neighbour, variable = mpidist.Variable(numpy.ones(15000)), mpidist.Variable(numpy.arange(4.0))
     content = pickle.dumps(variable)
     again = pickle.loads(content)
-    assert len(content) < 1 << 15
+    assert len(content) < 1 << 16
     again.assign_add(numpy.ones(4))
     assert again.value.tolist() == [1, 2, 3, 4]
     assert variable.value.tolist() == [0, 1, 2, 3]
-    SGD(1.0).apply_gradients([(numpy.ones(4), again), (numpy.ones(4), variable), (numpy.ones(5000), neighbour)])
+    SGD(1.0).apply_gradients([(numpy.ones(4), again), (numpy.ones(4), variable), (numpy.ones(15000), neighbour)])
     assert (again.value.tolist(), variable.value.tolist()) == ([0, 1, 2, 3], [-1, 0, 1, 2])
 
 
@@ -95,7 +95,7 @@ def test_a_pickle_has_one_variable_and_not_its_neighbours():
 def _runs(optimizer, variables, kept=None):
     listed = VariableList([each for n, each in enumerate(variables) if kept is None or n in kept])
     packs = listed.packed([numpy.zeros(each.shape, each.dtype) for each in listed.variables])
-    runs = listed.runs(packs, optimizer._slots, listed.decays(optimizer))
+    runs = listed.runs(packs, optimizer._updates._slots, listed.decays(optimizer))
     return [[(run.where.start, run.where.stop) for run in each] for each in runs]
 
 

@@ -7,16 +7,18 @@ place, allocates nothing, and so can be applied to whole variables or to any sli
 from __future__ import annotations
 
 import abc
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from mpidist.optimizers import slices, sparse
-from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.optimizers import slices
+from mpidist.variables import DistributedVariable
+
+#: A number, or a function of the steps made.
+LearningRate = float | Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,12 @@ class Step:
 
 
 class Rule(abc.ABC):
-    """The step of a family of optimizers, with its settings; it keeps nothing of the variables.
+    """The step of a family of optimizers, with its settings and the steps made; it keeps nothing of the variables.
 
     Parameters
     ----------
+    learning_rate : float or callable
+        A callable gets the number of steps made so far and returns a float.
     weight_decay : float, optional
         ``p -= learning_rate * weight_decay * p`` before every update.
     clipvalue : float, optional
@@ -63,13 +67,71 @@ class Rule(abc.ABC):
     #: Whether a gradient of 0 leaves parameter and slots as they are: rows without a gradient need not be touched.
     zero_gradient_changes_nothing = False
 
-    def __init__(self, weight_decay: float | None = None, clipvalue: float | None = None) -> None:
+    def __init__(
+        self, learning_rate: LearningRate, weight_decay: float | None = None, clipvalue: float | None = None
+    ) -> None:
         if weight_decay is not None and not weight_decay >= 0:
             raise ValueError(f"weight_decay must be 0 or more, or None; got {weight_decay}")
+        self._learning_rate = learning_rate
+        self._iterations = 0
         self.weight_decay = weight_decay
         self.clipvalue = clipvalue
-        self.without_decay: list[DistributedVariable | re.Pattern[str]] = []
-        self.scratch = slices.SliceScratch()
+        self._without_decay: list[DistributedVariable | re.Pattern[str]] = []
+        self._scratch = slices.SliceScratch()
+
+    # -- how fast, and how far ----------------------------------------------------------------------------------------
+
+    @property
+    def iterations(self) -> int:
+        """Steps made."""
+        return self._iterations
+
+    @iterations.setter
+    def iterations(self, value: int) -> None:
+        self._iterations = value
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        rate = self._learning_rate
+        return float(rate(self.iterations) if callable(rate) else rate)
+
+    @learning_rate.setter
+    def learning_rate(self, value: LearningRate) -> None:
+        self._set_learning_rate(value)
+
+    def _set_learning_rate(self, value: LearningRate) -> None:
+        if not callable(value):
+            self.require_no_schedule("a number set as learning_rate")
+        self._learning_rate = value
+
+    def _rate_to_save(self) -> dict[str, Any]:
+        """Return what a state has of the learning rate: nothing of a schedule."""
+        rate = self._learning_rate
+        return {} if callable(rate) else {"learning_rate": float(rate)}
+
+    def _restore_rate(self, state: Mapping[str, Any]) -> None:
+        """Take over the learning rate of a state, unless there is a schedule."""
+        if not callable(self._learning_rate):
+            self._learning_rate = float(state.get("learning_rate", self._learning_rate))
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate is a function of the steps."""
+        return callable(self._learning_rate)
+
+    def require_no_schedule(self, asked: str) -> None:
+        """Raise TypeError where `asked`, which sets the learning rate to a number, would end a schedule.  Local."""
+        if self.has_schedule:
+            raise TypeError(
+                f"{asked} would replace the schedule that is the learning rate of this {self._family}. Give the "
+                "optimizer a number as learning_rate, or set another schedule"
+            )
+
+    @property
+    def _family(self) -> str:
+        """What users call it."""
+        return type(self).__name__.removesuffix("Rule")
 
     # -- what a family says -------------------------------------------------------------------------------------------
 
@@ -128,9 +190,9 @@ class Rule(abc.ABC):
         return True
 
     @property
-    def joins(self) -> bool:
+    def _joins(self) -> bool:
         """Whether neighbours of the same decay are updated alike, so that one call does for all of them."""
-        return type(self).step_of is Rule.step_of and type(self).update is Rule.update
+        return self.takes_slices and type(self).step_of is Rule.step_of and type(self).update is Rule.update
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
@@ -143,7 +205,7 @@ class Rule(abc.ABC):
         var_names : iterable of str
             Regular expressions that are searched for in the variables' names.
         """
-        self.without_decay += [*var_list, *(re.compile(name) for name in var_names)]
+        self._without_decay += [*var_list, *(re.compile(name) for name in var_names)]
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
         """Return what this step does to one variable.  Local."""
@@ -155,57 +217,9 @@ class Rule(abc.ABC):
             return 0.0
         excluded = any(
             each is variable if isinstance(each, DistributedVariable) else each.search(variable.name)
-            for each in self.without_decay
+            for each in self._without_decay
         )
         return 0.0 if excluded else self.weight_decay
-
-    @property
-    def cuts_variables(self) -> bool:
-        """Whether a stretch of a variable may be updated by itself, once its step is known."""
-        return type(self).update is Rule.update
-
-    def elements_to_update(self, gradient: Any, variable: Any, step: Step) -> int:
-        """Return how many elements the update of a variable goes through.  Local."""
-        return gradient.values.size if self._updates_rows(gradient, step) else math.prod(variable.shape)
-
-    def _updates_rows(self, gradient: Any, step: Step) -> bool:
-        """Whether only those rows of the variable are touched that have a gradient."""
-        return isinstance(gradient, IndexedSlices) and self.zero_gradient_changes_nothing and not step.decay
-
-    def update_part(
-        self, gradient: Any, variable: Any, slots: list[Any], step: Step, start: int = 0, stop: int | None = None
-    ) -> None:
-        """Update a part of the `elements_to_update` of one variable, by default all of them.  Local.
-
-        Parameters
-        ----------
-        gradient : array or IndexedSlices with each row once
-            Of the whole variable.
-        variable : DistributedVariable
-        slots : list of array
-            Whole ones, flat.
-        step : Step
-        start, stop : int
-            Of rows of which some elements are before `stop`, those are meant that begin after `start` or there.
-        """
-        parameter = variable.storage
-        if self._updates_rows(gradient, step):
-            rows = gradient if stop is None else sparse.rows_within(gradient, start, stop)
-            self._update_rows(parameter, rows, slots, step)
-            return
-        where = slice(start, parameter.size if stop is None else stop)
-        is_sparse = isinstance(gradient, IndexedSlices)
-        flat = sparse.dense_within(gradient, where) if is_sparse else self.scratch.flat(gradient)[where]
-        self.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
-
-    def _update_rows(self, parameter: Any, gradient: IndexedSlices, slots: list[Any], step: Step) -> None:
-        """Update the rows that have a gradient, each once."""
-        rows, whole = gradient.indices, [parameter, *(slot.reshape(parameter.shape) for slot in slots)]
-        taken = [array[rows] for array in whole]
-        flat_parameter, *flat_slots = [array.reshape(-1) for array in taken]
-        self.update(flat_parameter, gradient.values.reshape(-1), flat_slots, step)
-        for array, new in zip(whole, taken, strict=True):
-            array[rows] = new
 
     def update(self, parameter: Any, gradient: Any, slots: list[Any], step: Step) -> None:
         """Apply the rule to flat contiguous arrays of any length and floating dtype, in place.  Local.
@@ -238,7 +252,7 @@ class Rule(abc.ABC):
 
         For `_update_block`; they stay good as long as the arrays.
         """
-        scratch = self.scratch.arrays(parameter, parameter.dtype, self.scratch_count)
+        scratch = self._scratch.arrays(parameter, parameter.dtype, self.scratch_count)
         for where in slices.bounds(parameter):
             p, *s = slices.pick([parameter, *slots], where)
             yield where, p, s, slices.pick(scratch, slice(0, len(p)))
@@ -253,7 +267,7 @@ class Rule(abc.ABC):
         dtype = slices.compute_dtype(parameter.dtype)
         is_narrow, limit = parameter.dtype != dtype, self.clipvalue
         is_changed = gradient.dtype != dtype or factor != 1 or limit is not None
-        scratch = self.scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
+        scratch = self._scratch.arrays(parameter, dtype, self.scratch_count + is_changed + is_narrow)
         for where in slices.bounds(parameter):
             p, g, *s = slices.pick([parameter, gradient, *slots], where)
             short = slices.pick(scratch, slice(0, len(p)))

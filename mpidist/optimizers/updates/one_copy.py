@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from mpidist.collectives.call import Call
 from mpidist.optimizers.rules.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
+from mpidist.optimizers.updates.parts import elements_to_update, update_part
 
 
 class Span(NamedTuple):
@@ -65,11 +66,11 @@ class OneCopyUpdates:
         # New slots are made together; all have filled them when the change begins.
         own = [slots.of(variable) for variable in variables]
         one_copy = variables[0].one_copy
-        lengths = [rule.elements_to_update(*each) for each in zip(gradients, variables, steps, strict=True)]
+        lengths = [elements_to_update(rule, *each) for each in zip(gradients, variables, steps, strict=True)]
         with one_copy.changes(self._call(variables), variables):
-            for part in parts_of(lengths, one_copy.rank, one_copy.size, rule.cuts_variables):
+            for part in parts_of(lengths, one_copy.rank, one_copy.size, type(rule).update is Rule.update):
                 n = part.number
-                rule.update_part(gradients[n], variables[n], own[n], steps[n], part.start, part.stop)
+                update_part(rule, gradients[n], variables[n], own[n], steps[n], part.start, part.stop)
 
     def _call(self, variables: Sequence[Any]) -> Call:
         key = tuple(map(id, variables))

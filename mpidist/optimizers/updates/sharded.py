@@ -29,6 +29,8 @@ class ShardedUpdates:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._plans: dict[Any, ShardedUpdate | None] = {}
+        # Of lists without one, which keeps their ids from being reused.
+        self._others: list[Any] = []
 
     def plan(
         self, updates: FusedUpdate | None, gradients: Sequence[Any], variables: Sequence[Any]
@@ -45,6 +47,7 @@ class ShardedUpdates:
             planned = updates.plan(gradients, [variable.name for variable in variables])
             kind = _OneCopyUpdate if updates.in_one_copy else ShardedUpdate
             self._plans[key] = None if planned is None else kind(planned, variables, self._slots)
+            self._others += variables if planned is None else []
         found = self._plans[key]
         if found is None or not found.is_active:
             self.release(variables)
@@ -60,6 +63,14 @@ class ShardedUpdates:
         for each in self._plans.values():
             if each is not None and each.is_active and each.has_any(variables):
                 each.give_slots_back()
+
+    def require_whole(self) -> None:
+        """Raise TypeError where slots are in slices, of which this rank has some."""
+        if any(each is not None and each.is_active for each in self._plans.values()):
+            raise TypeError(
+                "each rank keeps a part of the slots of this optimizer, so it cannot be pickled on one; save what "
+                "`Optimizer.state` returns, on all ranks"
+            )
 
     def gathered(self) -> dict[int, list[Any]]:
         """Return the whole slots, flat, of the variables whose slots are in slices, by id; collective if there are."""

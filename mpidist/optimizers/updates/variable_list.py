@@ -97,7 +97,7 @@ class VariableList:
 
     def decays(self, rule: Rule) -> list[float]:
         """Return the weight decay of each variable: the same object as long as nothing is set anew."""
-        key = rule.weight_decay, len(rule.without_decay)
+        key = rule.weight_decay, len(rule._without_decay)
         if self._decays[0] != key:
             self._decays = key, [rule.decay_of(variable) for variable in self.variables]
         return self._decays[1]
@@ -156,9 +156,9 @@ class VariableLists:
             self._lists = [found, *self._lists[: _KEPT_LISTS - 1]]
         return found
 
-    def forget(self) -> None:
-        """Drop them all."""
-        self._lists = []
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without the lists, which are true of these variables only."""
+        return type(self), ()
 
 
 def apart(gradients: Sequence[Any]) -> list[Packed]:

@@ -63,12 +63,12 @@ class Client:
     moment = 0
 
     def __init__(
-        self, lines: Sequence[Connection], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
+        self, connections: Sequence[Connection], number: int, worker_count: int, is_chief: bool, push_dtype: Any = None
     ) -> None:
         self.number = number
         self.worker_count = worker_count
         self.is_chief = is_chief
-        self.servers = [open_server(line, place, number) for place, line in enumerate(lines)]
+        self.servers = [open_server(connection, place, number) for place, connection in enumerate(connections)]
         #: By number; without servers that are gone.
         self._ends = {end.number: end for end in self.servers}
         self._specs: dict[Key, VariableSpec] = {}
@@ -403,7 +403,7 @@ class Client:
         """Wait until all pushes are applied, and tell the servers that no more come; they end when all have left."""
         with ExitStack() as stack:
             for end in self.servers:
-                stack.callback(end.forget if end.line.gone else end.leave)
+                stack.callback(end.forget if end.connection.gone else end.leave)
             self.flush()
 
 

@@ -14,7 +14,7 @@ from mpidist.transports.connections.base import Message
 class FarServer(ServerEnd):
     """A server on another node, or one whose memory cannot be seen.
 
-    A snapshot lies where the line has received it, in memory that the line uses for the next one.
+    A snapshot lies where the connection has received it, in memory that the connection uses for the next one.
     """
 
     _layout: Layout | None = None
@@ -28,7 +28,7 @@ class FarServer(ServerEnd):
         self.give_back()
         message = self._answered("pull")
         content = protocol.unpack(message.header)
-        if message.header[0] == Kind.FAILURE or self._failures or self.line.is_shared:
+        if message.header[0] == Kind.FAILURE or self._failures or self.connection.is_shared:
             content, memory = self._answer(message)  # memory of the server is not to be kept from it
         else:
             self._kept, memory = message, message.payload

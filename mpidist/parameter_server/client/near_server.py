@@ -34,11 +34,11 @@ class NearServer(ServerEnd):
         self._words = ledger.words
         self._applied = Ledger.applied_word(self.client)
         if answer["gives_lock"]:
-            patience = Patience([self.line], f"{self._who} to let it change variables there")
+            patience = Patience([self.connection], f"{self._who} to let it change variables there")
             with suppress(OSError):  # by messages then
-                lock = WriteLock(answer["ledger"], self._words, patience, self.line.presence.control)
+                lock = WriteLock(answer["ledger"], self._words, patience, self.connection.presence.control)
                 self._direct = Direct(self, ledger, lock)
-        self.line.presence.while_waiting.append(self._let_go)
+        self.connection.presence.while_waiting.append(self._let_go)
 
     def _let_go(self) -> None:
         """Give back what this client has pinned, if the server needs it and nobody looks at it."""

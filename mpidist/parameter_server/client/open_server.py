@@ -9,9 +9,9 @@ from mpidist.runtime.shared_memory import map_file
 from mpidist.transports.connections.base import Connection
 
 
-def open_server(line: Connection, number: int, client: int) -> ServerEnd:
+def open_server(connection: Connection, number: int, client: int) -> ServerEnd:
     """Return a server as a client sees it, after a first word with it.  Local."""
-    end = ServerEnd(line, number, client)
+    end = ServerEnd(connection, number, client)
     answer, _ = end.ask("hello")
     kind: type[ServerEnd] = FarServer
     if answer["ledger"]:

@@ -12,8 +12,13 @@ import numpy
 
 from mpidist import context
 from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.gradient_stages import GradientStages
+from mpidist.optimizers.gradients import sum_over_replicas
+from mpidist.optimizers.rules.rule import Rule
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
-from mpidist.optimizers.updates.remote import RemoteUpdates
+from mpidist.optimizers.sparse import values_of
+from mpidist.optimizers.updates.updates import Updates
+from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.plans import PlannedList
 from mpidist.parameter_server.client.served_variable import ServedVariable
@@ -56,7 +61,7 @@ def _nothing() -> None:
     return None
 
 
-class ServedUpdates(RemoteUpdates):
+class ServedUpdates(Updates):
     """The updates of one optimizer by servers.
 
     They get its rule and settings once, with its first gradients; steps and slots are theirs from then on.  What needs
@@ -72,10 +77,25 @@ class ServedUpdates(RemoteUpdates):
         # Lists of whole variables that were pushed before, the last one first.
         self._known: deque[_Again] = deque(maxlen=_KNOWN_LISTS)
 
-    def push(
-        self, optimizer: Optimizer, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]
+    def step(
+        self,
+        rule: Rule,
+        stages: GradientStages,
+        gradients: list[Any],
+        listed: VariableList,
+        *,
+        are_sums: bool = False,
+        scale: float = 1.0,
     ) -> None:
-        """Send gradients, to be applied as one step; does not wait for it."""
+        """Sum gradients over a worker's ranks, and push them, to be applied as one step; does not wait for it."""
+        variables = listed.variables
+        if not are_sums and variables[0].strategy.extended.num_replicas > 1:
+            gradients = sum_over_replicas(gradients, variables)
+        factors = stages.factors([values_of(each) for each in gradients], variables, scale)
+        if factors is not None:
+            self._push(gradients, variables, factors)
+
+    def _push(self, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]) -> None:
         if not self._is_registered:
             self._register()
         scale = factors[0]
@@ -94,13 +114,13 @@ class ServedUpdates(RemoteUpdates):
         if all(type(variable) is ServedVariable for variable in variables) and isinstance(self._client, Client):
             self._known.appendleft(_Again(self._client, tuple(variables)))
 
-    def push_again(self, optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> bool:
+    def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
         try:
             gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
-        known, factor = self._known_as(variables), optimizer.gradient_factor
+        known, factor = self._known_as(variables), stages.only_factor
         if known is None or factor is None or known.strategy is not context.get_strategy():
             return False
         if list(map(type, gradients)) != known.kinds:
@@ -133,7 +153,8 @@ class ServedUpdates(RemoteUpdates):
         except KeyError:  # the servers have not met it
             return self._optimizer._iterations
 
-    def set_iterations(self, value: int) -> None:
+    @iterations.setter
+    def iterations(self, value: int) -> None:
         """Count steps from `value` on."""
         if self._is_registered or self._is_known():
             self._client.set_iterations(self._number, int(value))
@@ -153,7 +174,7 @@ class ServedUpdates(RemoteUpdates):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Any], list[SavedSlots]]:
+    def state(self, rule: Rule) -> tuple[dict[str, Any], list[SavedSlots]]:
         """Return steps and learning rate; and all slots, whole as any strategy has them."""
         if not self._is_known():
             self._register()

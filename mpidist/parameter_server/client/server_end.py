@@ -33,14 +33,14 @@ class ServerEnd:
 
     ledger: Any = None
 
-    def __init__(self, line: Connection, number: int, client: int) -> None:
-        self.line = line
+    def __init__(self, connection: Connection, number: int, client: int) -> None:
+        self.connection = connection
         self.number = number
         self.client = client
-        control = line.presence.control
-        self.name = f"ps {number} ({control.name(line.presence.name_of(line.peer))})"
+        control = connection.presence.control
+        self.name = f"ps {number} ({control.name(connection.presence.name_of(connection.peer))})"
         self._who = f"rank {control.rank} waits for {self.name}"
-        self._patience = Patience([line], f"{self._who} to apply what it pushed")
+        self._patience = Patience([connection], f"{self._who} to apply what it pushed")
         #: Pushes sent.
         self.pushed = 0
         self.clients = 0
@@ -57,7 +57,7 @@ class ServerEnd:
     @classmethod
     def opened(cls, before: ServerEnd, answer: dict[str, Any]) -> ServerEnd:
         """Return the end of a server that has said hello."""
-        end = cls(before.line, before.number, before.client)
+        end = cls(before.connection, before.number, before.client)
         end.ledger = before.ledger
         end.clients, end.has_clock, end.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
         end._open(answer)
@@ -83,7 +83,7 @@ class ServerEnd:
                 areas[number] = None
                 self.views.clear()  # or lists that are not pushed again would keep its memory
             try:
-                area = areas[number] = self.line.area(max(64, nbytes))
+                area = areas[number] = self.connection.area(max(64, nbytes))
             except TransportError:  # there is no memory for a second one
                 first = areas[0]
                 if not number or first is None or first.array.size < nbytes:
@@ -117,7 +117,7 @@ class ServerEnd:
         if rows:
             part.pack_rows(rows, counts, area.array)
         self.pushed += 1
-        self.line.send(part.header(optimizer, seen, rate, scale, counts), area, nbytes)
+        self.connection.send(part.header(optimizer, seen, rate, scale, counts), area, nbytes)
 
     def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], rate: float, scale: float) -> bool:
         """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
@@ -132,7 +132,7 @@ class ServerEnd:
 
     def note(self, verb: str) -> None:
         """Tell the server something that needs no answer."""
-        self.line.send(protocol.pack(Kind.NOTE, {"verb": verb}))
+        self.connection.send(protocol.pack(Kind.NOTE, {"verb": verb}))
 
     def ask(self, verb: str, array: Any = None, **fields: Any) -> tuple[dict[str, Any], Any]:
         """Send a request and return its answer: content, and a new array or None."""
@@ -142,17 +142,17 @@ class ServerEnd:
         """Send a request and return the message that answers it."""
         request, large = {"verb": verb, **fields}, None
         if array is None:
-            self.line.send(protocol.pack(Kind.REQUEST, request))
+            self.connection.send(protocol.pack(Kind.REQUEST, request))
         else:
             if array.nbytes > _KEPT_BYTES:  # such as initial values: nothing is to be left of them
-                large = self.line.area(array.nbytes)
+                large = self.connection.area(array.nbytes)
             area = large or self.area(array.nbytes)
             if array.nbytes:
                 area.array[: array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
             request["array"] = protocol.described(array)
-            self.line.send(protocol.pack(Kind.REQUEST, request), area, array.nbytes)
+            self.connection.send(protocol.pack(Kind.REQUEST, request), area, array.nbytes)
         while True:
-            message = self.line.wait(f"{self._who} to answer {verb!r}")
+            message = self.connection.wait(f"{self._who} to answer {verb!r}")
             if message.header[0] != Kind.PUSH_FAILURE:
                 break
             self._failures.append(protocol.unpack(message.header))
@@ -174,7 +174,7 @@ class ServerEnd:
 
     def check(self) -> None:
         """Raise what went wrong with pushes of this client, if word of it has come."""
-        message = self.line.receive()
+        message = self.connection.receive()
         if message is not None:
             self._failures.append(protocol.unpack(message.header))
         if self._failures:

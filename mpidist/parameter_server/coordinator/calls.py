@@ -2,8 +2,8 @@
 
 Calls go to workers in *batches*, in one message each.  A worker is given the next one a moment before it is expected
 to have done the first: two at most.  So a call goes out at once where somebody is idle, and hundreds go together where
-calls come quicker than they are run.  Results of a batch come back together.  Nothing here has a thread: lines move on
-when the program calls the coordinator, whatever it calls.
+calls come quicker than they are run.  Results of a batch come back together.  Nothing here has a thread: any call
+of the coordinator moves the connections on.
 """
 
 from __future__ import annotations
@@ -280,9 +280,9 @@ class Calls:
 
     # -- servers that are gone ----------------------------------------------------------------------------------------
 
-    def watch_servers(self, client: Client, lines: Mapping[int, Connection], restores: bool) -> None:
+    def watch_servers(self, client: Client, connections: Mapping[int, Connection], restores: bool) -> None:
         """Watch over the servers from now on; see `Recovery`."""
-        self.recovery = Recovery(client, lines, restores, self)
+        self.recovery = Recovery(client, connections, restores, self)
 
     def be_quiet(self, server: int) -> None:
         """Have the workers finish, as far as they can, what they have; give them nothing more."""

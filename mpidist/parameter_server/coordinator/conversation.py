@@ -1,4 +1,4 @@
-"""What chief and workers say to each other: pickled tuples over a line, long ones through memory that is kept.
+"""What chief and workers say to each other: pickled tuples over a connection, long ones through memory that is kept.
 
 Large arrays in them are not pickled: they lie behind the text, and the header has the lengths.
 
@@ -19,7 +19,7 @@ from mpidist.runtime.control import ControlChannel
 from mpidist.transports.connections.base import Area, Connection, Message
 from mpidist.transports.connections.waiting import Patience
 
-#: What is longer goes through an area: the ring of a line would be full of it, and the sender would wait.
+#: What is longer goes through an area: the ring of a connection would be full of it, and the sender would wait.
 _LONG_BYTES = 1 << 14
 #: Areas are made in sizes of 2 to the power of n, of which this is the smallest.
 _SMALLEST_AREA_BYTES = 1 << 16
@@ -57,50 +57,50 @@ class Topic(enum.IntEnum):
 class Conversation:
     """One end of the talk between the chief and a worker."""
 
-    def __init__(self, line: Connection) -> None:
-        self.line = line
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
         self._areas: list[Area] = []
 
     def say(self, *content: Any) -> None:
         """Send a kind and what belongs to it.  Local; does not wait for the other to listen."""
         text, buffers = packed.parted(content)
         if len(text) <= _LONG_BYTES and not buffers:
-            self.line.send(text)
+            self.connection.send(text)
             return
         pieces = [text, *buffers]
         lengths = numpy.array([len(piece) for piece in pieces], numpy.int64)
         where = packed.places(lengths.tolist())
         area = self._free_area(where[-1].stop)
         packed.fill(area.array, pieces, where)
-        self.line.send(lengths.tobytes(), area, where[-1].stop)
+        self.connection.send(lengths.tobytes(), area, where[-1].stop)
 
     def hear(self) -> tuple[Any, ...] | None:
         """Return what the other has said next, None if it has said nothing.  Local; never waits."""
-        message = self.line.receive()
+        message = self.connection.receive()
         return None if message is None else _content(message)
 
     @property
     def peer_name(self) -> str:
         """How messages call the other."""
-        return f"rank {self.line.presence.name_of(self.line.peer)}"
+        return f"rank {self.connection.presence.name_of(self.connection.peer)}"
 
     @property
     def control(self) -> ControlChannel:
         """What warns, by its settings."""
-        return self.line.presence.control
+        return self.connection.presence.control
 
     @property
     def is_lost(self) -> bool:
         """Whether the other has ended, and all that it said has been heard.  Local."""
-        return self.line.lost
+        return self.connection.lost
 
     def lost(self, what: str) -> MpidistError:
         """Return what to raise because the other has ended, in the middle of `what`."""
-        return Patience([self.line], what).lost(self.line)
+        return Patience([self.connection], what).lost(self.connection)
 
     def patience(self, what: str) -> Patience:
         """Return what a loop calls that waits for this or any other conversation of the rank."""
-        return Patience([self.line], what, idle=True)
+        return Patience([self.connection], what, idle=True)
 
     def _free_area(self, nbytes: int) -> Area:
         """Return an area of so many bytes that the other has done with, a new one if there is none."""
@@ -110,7 +110,7 @@ class Conversation:
         for area in [area for area in self._areas if not area.busy]:  # too small: a larger one takes its place
             self._areas.remove(area)
             area.close()
-        area = self.line.area(max(_SMALLEST_AREA_BYTES, 1 << (nbytes - 1).bit_length()))
+        area = self.connection.area(max(_SMALLEST_AREA_BYTES, 1 << (nbytes - 1).bit_length()))
         self._areas.append(area)
         return area
 

@@ -103,13 +103,13 @@ class ClusterCoordinator:
         if workers:
             strategy._client.stand_aside()
             talks: dict[int, Conversation] = {
-                index: Conversation(strategy._lines[ranks[0]]) for index, ranks in enumerate(workers)
+                index: Conversation(strategy._connections[ranks[0]]) for index, ranks in enumerate(workers)
             }
         else:
             talks = {0: WorkerHere(strategy._client)}
         self._calls = Calls(talks, _CAPACITY, f"rank {rank} (chief)", strategy._client.refresh)
         if workers and strategy._whole.control.settings.fault_tolerant:
-            servers = {number: strategy._lines[server] for number, server in enumerate(strategy._roles.servers)}
+            servers = {number: strategy._connections[server] for number, server in enumerate(strategy._roles.servers)}
             self._calls.watch_servers(strategy._client, servers, strategy._on_server_failure == "restore")
         self._next_look = 0.0
         atexit.register(self._end)
@@ -307,8 +307,8 @@ def _workers(roles: Roles) -> list[tuple[int, ...]]:
 def _execute(strategy: Any, index: int, workers: Sequence[Sequence[int]]) -> NoReturn:
     """Be a worker, or one of its ranks, until the chief's program ends."""
     name = f"rank {strategy._rank} (worker {index})"
-    line = strategy._lines.get(strategy._roles.chief)
-    chief = None if line is None else Conversation(line)
+    connection = strategy._connections.get(strategy._roles.chief)
+    chief = None if connection is None else Conversation(connection)
     place = (strategy._client, index, len(workers), name)
     if len(workers[index]) > 1:
         executor: FunctionExecutor = GroupExecutor(chief, *place, world_communicator())

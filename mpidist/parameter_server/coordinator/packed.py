@@ -1,7 +1,7 @@
 """Values on their way between chief and workers: pickled, but for the memory of large arrays, which goes as it is.
 
 An array is copied three times: when the value is packed, since the program may change it then, into the memory that the
-line sends from, and out of the memory that the other side received it in.
+connection sends from, and out of the memory that the other side received it in.
 """
 
 from __future__ import annotations

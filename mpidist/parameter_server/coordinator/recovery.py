@@ -75,10 +75,10 @@ class Restore:
 class Recovery:
     """The chief's watch over the servers."""
 
-    def __init__(self, client: Client, lines: Mapping[int, Connection], restores: bool, workers: Workers) -> None:
+    def __init__(self, client: Client, connections: Mapping[int, Connection], restores: bool, workers: Workers) -> None:
         self._client = client
-        self._lines = dict(lines)
-        self._ranks = {line.presence.name_of(line.peer) for line in lines.values()}
+        self._connections = dict(connections)
+        self._ranks = {connection.presence.name_of(connection.peer) for connection in connections.values()}
         self._restores = restores
         self._workers = workers
         self._is_busy = False
@@ -96,7 +96,7 @@ class Recovery:
 
     def look(self) -> None:
         """Look whether all servers are there, and do what is to be done if not."""
-        if self._is_busy or not any(line.lost for line in self._lines.values()):
+        if self._is_busy or not any(connection.lost for connection in self._connections.values()):
             return
         self._is_busy = True
         try:
@@ -117,14 +117,14 @@ class Recovery:
     def _guarded(self, ask: Callable[[], T]) -> T:
         """Return what the client's servers answer, asked again when one of them has been replaced."""
         while True:
-            known = len(self._lines)
+            known = len(self._connections)
             try:
                 return ask()
             except PeerLostError as error:
                 if self._is_busy or not self._is_of_server(error):
                     raise
                 self.look()
-                if len(self._lines) == known:  # it was not this
+                if len(self._connections) == known:  # it was not this
                     raise
 
     def _saved(self, path: Path) -> None:
@@ -144,7 +144,9 @@ class Recovery:
                 path, begun_anew = self._restore(errors, places)
                 break
             except PeerLostError as error:
-                if not self._is_of_server(error) or not any(line.lost for line in self._lines.values()):
+                if not self._is_of_server(error) or not any(
+                    connection.lost for connection in self._connections.values()
+                ):
                     raise
         self._workers.go_on(places)
         undone = self._workers.done - self._done_at.get(path.resolve(), 0)
@@ -161,11 +163,11 @@ class Recovery:
 
     def _lost(self) -> dict[int, MpidistError]:
         """Return the servers that are gone since the last time, each with its error."""
-        gone = [number for number, line in self._lines.items() if line.lost]
+        gone = [number for number, connection in self._connections.items() if connection.lost]
         found = {}
         for number in gone:
-            line = self._lines.pop(number)
-            found[number] = Patience([line], f"the chief looked for ps {number}").lost(line)
+            connection = self._connections.pop(number)
+            found[number] = Patience([connection], f"the chief looked for ps {number}").lost(connection)
         return found
 
     def _restore(self, gone: Mapping[int, MpidistError], places: dict[Key, int]) -> tuple[Path, tuple[str, ...]]:
@@ -194,7 +196,7 @@ class Recovery:
 
     def _placed(self, specs: Iterable[VariableSpec]) -> dict[Key, int]:
         """Return a server for each variable: the largest first, each where the fewest bytes are."""
-        load = dict.fromkeys(self._lines, 0)
+        load = dict.fromkeys(self._connections, 0)
         for key, spec in self._client.known():
             if (server := self._client.server_of(key)) in load:
                 load[server] += spec.nbytes

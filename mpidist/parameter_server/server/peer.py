@@ -9,9 +9,9 @@ from mpidist.transports.connections.base import Area, Connection, Message
 class Peer:
     """One client, as a server knows it."""
 
-    def __init__(self, number: int, line: Connection, applied_word: int) -> None:
+    def __init__(self, number: int, connection: Connection, applied_word: int) -> None:
         self.number = number
-        self.line = line
+        self.connection = connection
         self.applied_word = applied_word
         #: Pushes that have come.
         self.arrived = 0
@@ -32,7 +32,7 @@ class Peer:
                 area.close()
                 break
         if len(self._areas) < 2:
-            self._areas.append(self.line.area(max(4096, nbytes)))
+            self._areas.append(self.connection.area(max(4096, nbytes)))
             return self._areas[-1]
         self._areas[0].wait_free()
         return self.area(nbytes)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.rules.rule import Rule
 from mpidist.options import settings
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger
@@ -19,15 +20,15 @@ from mpidist.transports.connections.base import Connection
 class ServerProgress:
     """How far a server is, in words that the clients on its node read."""
 
-    def __init__(self, lines: Sequence[Connection], number: int) -> None:
-        shares = settings().shared_memory and any(line.is_shared for line in lines)
-        self._file = _shared_ledger(lines, number) if shares else None
-        memory = bytearray(Ledger.nbytes(len(lines))) if self._file is None else self._file.map()
-        self.ledger = Ledger(memory, len(lines))
+    def __init__(self, connections: Sequence[Connection], number: int) -> None:
+        shares = settings().shared_memory and any(connection.is_shared for connection in connections)
+        self._file = _shared_ledger(connections, number) if shares else None
+        memory = bytearray(Ledger.nbytes(len(connections))) if self._file is None else self._file.map()
+        self.ledger = Ledger(memory, len(connections))
         self.words = self.ledger.words
         for optimizer in range(LEDGER_OPTIMIZERS):
             self.words[Ledger.steps_word(optimizer)] = -1
-        self.store = Store(len(lines) if self._file is not None else 0)
+        self.store = Store(len(connections) if self._file is not None else 0)
         self._known = self.changes()
 
     @property
@@ -95,14 +96,17 @@ class ServerProgress:
     def show_rate(self, number: int) -> None:
         """Show the learning rate, NaN where it is more than a number that somebody has set."""
         optimizer = self.store.optimizers[number].optimizer
-        is_plain = not optimizer.has_schedule and type(optimizer).learning_rate is Optimizer.learning_rate
+        is_plain = not optimizer.has_schedule and type(optimizer).learning_rate in (
+            Rule.learning_rate,
+            Optimizer.learning_rate,
+        )
         self.ledger.reals[Ledger.rate_real(number)] = optimizer.learning_rate if is_plain else math.nan
 
 
-def _shared_ledger(lines: Sequence[Connection], number: int) -> SharedFile | None:
+def _shared_ledger(connections: Sequence[Connection], number: int) -> SharedFile | None:
     try:
-        return SharedFile(Ledger.nbytes(len(lines)))
+        return SharedFile(Ledger.nbytes(len(connections)))
     except OSError as error:
         text = f"ps {number} has no shared memory ({error}); its clients pull by messages"
-        lines[0].presence.control.warn(text)
+        connections[0].presence.control.warn(text)
         return None

@@ -57,7 +57,7 @@ class Requests:
     def _on_hello(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._progress.show_clocks(self._consistency, self._peers)
         policy = {"has_clock": self._consistency.has_clock, "gathers": self._consistency.gathers}
-        path = self._progress.path if peer.line.is_shared else ""
+        path = self._progress.path if peer.connection.is_shared else ""
         return ({"ledger": path, "clients": len(self._peers), "gives_lock": self._gives_lock, **policy},)
 
     # -- variables ----------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Requests:
         buffers = self._store.buffers
         if request["maps"] and not buffers.admit(peer.number) and not self._has_warned:
             self._has_warned = True
-            peer.line.presence.control.warn(
+            peer.connection.presence.control.warn(
                 f"ps {self._number} has no memory for {len(self._peers) + 2} copies of its variables of "
                 f"{buffers.layout.nbytes} bytes, which its clients on this node may need: pushes may wait for one{SEE}"
             )

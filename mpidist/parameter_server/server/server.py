@@ -34,14 +34,16 @@ class _NeedsLock(Exception):
 class Server:
     """One ps rank."""
 
-    def __init__(self, lines: Sequence[Connection], number: int = 0, consistency: Consistency | None = None) -> None:
+    def __init__(
+        self, connections: Sequence[Connection], number: int = 0, consistency: Consistency | None = None
+    ) -> None:
         self.number = number
-        self._lines = list(lines)
-        self._progress = ServerProgress(self._lines, number)
+        self._connections = list(connections)
+        self._progress = ServerProgress(self._connections, number)
         self.ledger, self.store = self._progress.ledger, self._progress.store
-        self._short = Patience(self._lines, f"ps {number}", idle=True, warns=True)
-        self.consistency = (consistency or Asynchronous()).start(range(len(lines)))
-        self.clients = [Peer(n, line, Ledger.applied_word(n)) for n, line in enumerate(lines)]
+        self._short = Patience(self._connections, f"ps {number}", idle=True, warns=True)
+        self.consistency = (consistency or Asynchronous()).start(range(len(connections)))
+        self.clients = [Peer(n, connection, Ledger.applied_word(n)) for n, connection in enumerate(connections)]
         self._lock = self._own_lock()
         self._aside: list[tuple[Peer, Callable[[], None]]] = []
         shared = self._progress, self.consistency, self.clients
@@ -52,9 +54,9 @@ class Server:
         """Return what is taken before variables are changed, where clients may change them, too."""
         if not self._progress.path or self.consistency.has_clock or self.consistency.gathers:
             return None
-        patience = Patience(self._lines, f"ps {self.number} waits for the write lock", idle=True, warns=True)
+        patience = Patience(self._connections, f"ps {self.number} waits for the write lock", idle=True, warns=True)
         try:
-            return WriteLock(self._progress.path, self.ledger.words, patience, self._lines[0].presence.control)
+            return WriteLock(self._progress.path, self.ledger.words, patience, self._connections[0].presence.control)
         except OSError:  # then it is the only one that changes them
             return None
 
@@ -67,7 +69,7 @@ class Server:
 
     def serve(self) -> None:
         """Serve until every client has left, or is lost."""
-        patience = Patience(self._lines, f"ps {self.number} waits for its clients", idle=True)
+        patience = Patience(self._connections, f"ps {self.number} waits for its clients", idle=True)
         try:
             while any(client.is_here for client in self.clients):
                 if self.poll():
@@ -81,7 +83,7 @@ class Server:
         """Take at most one message of every client; return whether anything was done."""
         found = bool(self._pushes.ready) and self._apply([])
         for client in self.clients:
-            message = client.first or (client.line.receive() if client.is_here else None)
+            message = client.first or (client.connection.receive() if client.is_here else None)
             if message is not None:
                 found = self._take(client, message) or found
         return found
@@ -119,7 +121,7 @@ class Server:
                 f"{buffers.layout.nbytes} bytes, since there is no memory for one more{SEE}"
             )
         for client in self.clients:
-            if client.line.gone:
+            if client.connection.gone:
                 buffers.forget(client.number)
 
     def _is_short_no_more(self) -> None:
@@ -228,13 +230,13 @@ class Server:
     def _send(
         self, client: Peer, kind: Kind, content: dict[str, Any], area: Area | None = None, nbytes: int = 0
     ) -> None:
-        if client.line.gone:
+        if client.connection.gone:
             return
         try:
             if area is None:
-                client.line.send(protocol.pack(kind, content))
+                client.connection.send(protocol.pack(kind, content))
             else:
-                client.line.send(protocol.pack(kind, content), area, nbytes)
+                client.connection.send(protocol.pack(kind, content), area, nbytes)
         except PeerLostError:  # it died meanwhile, and the job goes on
             self._gone(client)
 
@@ -242,7 +244,7 @@ class Server:
 
     def _note(self, client: Peer, note: dict[str, Any]) -> None:
         if note["verb"] == "leave":
-            client.line.lose("left")  # that its process is gone soon is no death
+            client.connection.lose("left")  # that its process is gone soon is no death
             self._gone(client)
         elif note["verb"] == "aside":
             self.consistency.stand_aside(client.number)
@@ -252,7 +254,7 @@ class Server:
 
     def _look_for_losses(self) -> None:
         for client in self.clients:
-            if client.is_here and client.line.gone and client.line.lost:
+            if client.is_here and client.connection.gone and client.connection.lost:
                 self._gone(client)
 
     def _gone(self, client: Peer) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy
+
 from mpidist.errors import TornVariableError
-from mpidist.optimizers.saved_slots import SavedSlots
+from mpidist.optimizers.slices import compute_dtype
+from mpidist.optimizers.updates.parts import update_part
 from mpidist.parameter_server.copies import Buffers, OwnSlotCopies
 from mpidist.parameter_server.layout import Key
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
@@ -15,13 +18,14 @@ from mpidist.variables import IndexedSlices
 
 
 class StoredOptimizer(ServedOptimizer):
-    """An optimizer of a server; its slots for tables are those of `optimizer` itself."""
+    """An optimizer of a server."""
 
     slots: OwnSlotCopies | None = None
 
     def __init__(self, content: bytes, number: int) -> None:
         super().__init__(content, number)
-        self._tables: dict[Key, StoredVariable] = {}
+        # Tables, with slots of their own.
+        self._tables: dict[Key, tuple[StoredVariable, list[Any]]] = {}
         self._torn: str | None = None
 
     # -- slots --------------------------------------------------------------------------------------------------------
@@ -66,8 +70,7 @@ class StoredOptimizer(ServedOptimizer):
             if key in index:
                 self.slots.set(key, 0, values)
             else:
-                self._tables[key] = variables[key]
-                for slot, array in zip(self.optimizer.slot_arrays(variables[key]), values.values(), strict=True):
+                for slot, array in zip(self._slots_of(variables[key]), values.values(), strict=True):
                     slot[...] = array
         slots.close()
 
@@ -85,7 +88,7 @@ class StoredOptimizer(ServedOptimizer):
         """Raise TornVariableError if slots have been torn."""
         if self._torn is not None:
             raise TornVariableError(
-                f"the slots of {type(self.optimizer).__name__} are torn: {self._torn}. They are neither the old nor "
+                f"the slots of {self.optimizer._family} are torn: {self._torn}. They are neither the old nor "
                 "the new ones. Restore a checkpoint that has the optimizer"
             )
 
@@ -96,19 +99,28 @@ class StoredOptimizer(ServedOptimizer):
         optimizer = self.optimizer
         coefficients = optimizer.coefficients(rate, optimizer.iterations)
         step = optimizer.step_of(variable, rate, coefficients, scale)
-        self._tables.setdefault(variable.spec.key, variable)
         rows = rows.astype(variable.dtype, copy=False)
         gradient = rows.reshape(variable.shape) if indices is None else IndexedSlices(rows, indices, variable.shape)
-        optimizer.update_part(gradient, variable, optimizer.slot_arrays(variable), step)
+        update_part(optimizer, gradient, variable, self._slots_of(variable), step)
+
+    def _slots_of(self, table: StoredVariable) -> list[Any]:
+        """Return the slots of a table, flat; new ones at the first call for it."""
+        if table.spec.key not in self._tables:
+            initial, dtype = self.optimizer.initial_slots(), compute_dtype(table.dtype)
+            slots = [numpy.full(table.spec.size, initial.get(name, 0), dtype) for name in self.optimizer.slot_names]
+            self._tables[table.spec.key] = table, slots
+        return self._tables[table.spec.key][1]
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state(self, buffers: Buffers) -> dict[str, Any]:
         """Return steps and settings, and slots as ``"variable/shard/slot"``; TornVariableError if slots are torn."""
         self.require_whole()
-        found = {name: value for name, value in self.optimizer.state().items() if isinstance(value, (int, float))}
-        of_optimizer: Callable[[Any], dict[str, Any]] = self.optimizer.slots  # to it, a stored variable is one
-        values: dict[Key, dict[str, Any]] = {key: of_optimizer(table) for key, table in self._tables.items()}
+        found = {"iterations": self.optimizer.iterations, **self.optimizer._rate_to_save()}
+        values: dict[Key, dict[str, Any]] = {}
+        for key, (table, slots) in self._tables.items():
+            named = zip(self.optimizer.slot_names, slots, strict=True)
+            values[key] = {name: slot.reshape(table.shape) for name, slot in named}
         if self.slots is not None:
             side = buffers.side(self.number)
             for key in self.slots.keys:
@@ -126,12 +138,15 @@ class StoredOptimizer(ServedOptimizer):
                 values.setdefault((int(number), int(shard)), {})[slot] = value
         beside = [key for key in values if key in buffers.layout.index]
         has_moved = self.admit(buffers, beside)
-        self._tables.update({key: variables[key] for key in values if key not in buffers.layout.index})
-        for key in self._tables:
-            self.optimizer.slot_arrays(variables[key])
-        tables = {key: own for key, own in values.items() if key in self._tables}
-        saved = [SavedSlots(variables[key].name, own, variables[key]) for key, own in tables.items()]
-        self.optimizer.take_over(state, saved)
+        for key in values:
+            if key not in buffers.layout.index:
+                self._slots_of(variables[key])
+        initial, names = self.optimizer.initial_slots(), self.optimizer.slot_names
+        for key, (_, slots) in self._tables.items():
+            for name, slot in zip(names, slots, strict=True):
+                slot[...] = values[key][name].reshape(-1) if key in values else initial.get(name, 0)
+        self.optimizer.iterations = int(state["iterations"])
+        self.optimizer._restore_rate(state)
         if self.slots is not None:
             for key in self.slots.keys:
                 self.slots.set(key, buffers.side(self.number), values.get(key, {}))

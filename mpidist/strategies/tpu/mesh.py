@@ -12,9 +12,9 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.group import GroupCommunicator
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.options import ReduceOp
+from mpidist.strategies.base import ReplicaContext, Strategy
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.reduction import like_given
-from mpidist.strategies.replica_context import ReplicaContext
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.variables import DistributedVariable, SplitVariable
 from mpidist.variables.components import component
@@ -27,7 +27,7 @@ class MeshReplicaContext(ReplicaContext):
     Those beginning with ``logical_`` work over the *logical devices*, inside this rank's replica.
     """
 
-    def __init__(self, strategy: Any, mesh: MeshExtended) -> None:
+    def __init__(self, strategy: Strategy, mesh: MeshExtended) -> None:
         super().__init__(strategy, mesh.replica_id)
         self._mesh = mesh
 
@@ -97,10 +97,6 @@ class MeshExtended(MirroredExtended):
         self.group = GroupCommunicator(whole, assignment.ranks[replica].tolist())
         across = GroupCommunicator(whole, assignment.ranks[:, logical_device].tolist())
         super().__init__(strategy, across, device_names[whole.rank], device_names, AllReduceCrossDeviceOps())
-
-    def make_replica_context(self) -> ReplicaContext:
-        """Return the context of this rank's logical device.  Local."""
-        return MeshReplicaContext(self._strategy, self)
 
     @property
     def is_chief(self) -> bool:

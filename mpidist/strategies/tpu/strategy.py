@@ -15,7 +15,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.strategies.base import Strategy
 from mpidist.strategies.devices_of_ranks import gpu_count
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
-from mpidist.strategies.tpu.mesh import MeshExtended
+from mpidist.strategies.tpu.mesh import MeshExtended, MeshReplicaContext
 from mpidist.strategies.tpu.topology import MeshTopology
 from mpidist.variables.components import component
 from mpidist.variables.partition import check_partition, part_of
@@ -78,6 +78,9 @@ class TPUStrategy(Strategy):
     def _mesh(self) -> MeshExtended:
         assert isinstance(self.extended, MeshExtended)
         return self.extended
+
+    def _make_replica_context(self) -> MeshReplicaContext:
+        return MeshReplicaContext(self, self._mesh)
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
         """Return the value that a logical device of this replica has for a tensor, on every rank of the replica.

@@ -42,7 +42,8 @@ def train(strategy: mpidist.Strategy) -> float:
         optimizer.apply_gradients([(2 * x.T @ error / 8, w)])
         replica = mpidist.get_replica_context()
         total: Array = replica.all_reduce(mpidist.ReduceOp.SUM, (error**2).sum(keepdims=True))
-        return float(total[0])
+        own: mpidist.Strategy = replica.strategy
+        return float(total[0]) / own.num_replicas_in_sync
 
     def rows(context: mpidist.InputContext) -> mpidist.data.Dataset:
         return dataset.unbatch().batch(context.get_per_replica_batch_size(8))

@@ -39,7 +39,7 @@ def _train(make, steps=3, gradients_of=None):
     for step in range(steps):
         gradients = (gradients_of or (lambda rank, step: _gradients([rank, step])))(rank, step)
         strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
-    active = [each is not None and each.is_active for each in optimizer._sharded._plans.values()]
+    active = [each is not None and each.is_active for each in optimizer._updates._sharded._plans.values()]
     slots = [optimizer.slots(variable) for variable in variables]
     return [variable.value.copy() for variable in variables], slots, active, optimizer.state()
 
@@ -175,7 +175,7 @@ def test_lists_that_share_none_keep_their_slots_in_slices_side_by_side():
         def step(*which):
             pairs = [(ones, variables[each]) for each in which]
             strategy.run(lambda: optimizer.apply_gradients(pairs))
-            plans = optimizer._sharded._plans.values()
+            plans = optimizer._updates._sharded._plans.values()
             active.append([each.is_active for each in plans])
 
         step(0, 1)

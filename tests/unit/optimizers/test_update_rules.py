@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from mpidist import optimizers
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.optimizers.slices import SLICE_ELEMENTS
-from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.variables import IndexedSlices, Variable
 
 FAMILIES = {
@@ -274,11 +273,11 @@ def test_slices_in_any_order_are_the_whole(cuts, family):
     start, gradient = random.normal(size=40), random.normal(size=40)
     expected = steps(FAMILIES[family](), start, [gradient])
     optimizer, v = FAMILIES[family](), Variable(start)
-    step = optimizer._step_fn(VariableList([v]))(0, 1.0)
+    step = optimizer.step_of(v, optimizer.learning_rate, optimizer.coefficients(optimizer.learning_rate, 0), 1.0)
     bounds = sorted({0, 40, *cuts})
     for first, last in reversed(list(zip(bounds[:-1], bounds[1:], strict=True))):
         where = slice(first, last)
-        slots = [slot[where] for slot in optimizer.slot_arrays(v)]
+        slots = [slot[where] for slot in optimizer._updates._slots.of(v)]
         optimizer.update(v.storage[where], gradient[where], slots, step)
     assert v.value.tobytes() == expected.value.tobytes()
 

@@ -51,7 +51,7 @@ def sent(content: Any) -> Any:
     memory = numpy.full(where[-1].stop, 7, numpy.uint8)
     packed.fill(memory, pieces, where)
     found = packed.joined(memory, where)
-    memory[:] = 7  # the line uses it again
+    memory[:] = 7  # the connection uses it again
     return found
 
 

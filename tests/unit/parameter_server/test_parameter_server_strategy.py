@@ -249,6 +249,18 @@ def test_an_optimizer_is_pickled_as_a_reference():
     assert one_worker(on_worker)
 
 
+def test_an_optimizer_that_another_process_has_not_made_comes_with_all_its_stages():
+    def on_worker(strategy):
+        with strategy.scope():
+            made = mpidist.optimizers.SGD(0.5, clipnorm=2.0, gradient_accumulation_steps=3, loss_scale_factor=4.0)
+        _, (number, content) = made.__reduce_ex__(4)
+        other = pickle.loads(content)
+        stages = other.gradient_accumulation_steps, other.loss_scale.scale, other._stages.clipping.clipnorm
+        return number, other.learning_rate, *stages
+
+    assert one_worker(on_worker) == (0, 0.5, 3, 4.0, 2.0)
+
+
 def test_an_optimizer_made_outside_of_the_scope_is_served_too():
     def on_worker(strategy):
         with strategy.scope():

@@ -1,0 +1,87 @@
+"""`GradientStages`: what happens to gradients before the rule, in order.
+
+Micro-batches are added up; then, when the gradients have been summed over the replicas, steps that are not finite are
+left out, and gradients are scaled and clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist.optimizers.accumulation import Accumulation
+from mpidist.optimizers.clipping import Clipping, is_finite
+from mpidist.optimizers.loss_scale import LossScale
+from mpidist.optimizers.slices import SliceScratch
+from mpidist.variables import sums_over_parts
+
+
+class GradientStages:
+    """The stages of one optimizer.
+
+    Parameters
+    ----------
+    micro_batches : int
+        That make one update.
+    loss_scale : LossScale
+    skip_nonfinite : bool
+    clipping : Clipping
+
+    Attributes
+    ----------
+    skipped_steps : int
+        Updates left out.
+    """
+
+    def __init__(self, micro_batches: int, loss_scale: LossScale, skip_nonfinite: bool, clipping: Clipping) -> None:
+        self.accumulation = Accumulation(micro_batches)
+        self.loss_scale, self.skip_nonfinite, self.clipping = loss_scale, skip_nonfinite, clipping
+        self.skipped_steps = 0
+        self._scratch = SliceScratch()
+
+    def anew(self) -> GradientStages:
+        """Return stages with the same settings in the middle of nothing.  Local."""
+        return GradientStages(self.accumulation.count, self.loss_scale, self.skip_nonfinite, self.clipping)
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether a step with a gradient that is not finite is left out: asked for, or needed by the loss scale."""
+        return self.skip_nonfinite or self.loss_scale.dynamic
+
+    @property
+    def look_at_gradients(self) -> bool:
+        """Whether whole gradients are needed before any of them is applied."""
+        return self.clipping.needs_norms or self.skips_nonfinite
+
+    @property
+    def factor(self) -> float:
+        """What a sum is multiplied by because of loss scale and micro-batches."""
+        return 1.0 / (self.loss_scale.scale * self.accumulation.count)
+
+    @property
+    def only_factor(self) -> float | None:
+        """The factor, where nothing else is done to gradients; None otherwise."""
+        return None if self.look_at_gradients or self.accumulation.count > 1 else self.factor
+
+    def factors(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float) -> list[float] | None:
+        """Return what to multiply every summed gradient by; None if the step is left out, which is counted.
+
+        Local, and the same on all ranks without asking, since all have the same bits of the summed gradients.  Where
+        variables are split, the ranks of a replica ask each other: collective among them.
+
+        Parameters
+        ----------
+        gradients : sequence of array
+            What may differ from 0 in each; not looked at unless stages `look_at_gradients`.
+        variables : sequence of Variable
+        scale : float
+            What they are multiplied by, besides the `factor`.
+        """
+        factor = self.factor * scale  # of the loss scale that these gradients have
+        if self.skips_nonfinite:
+            has_overflow = any(sums_over_parts(variables, [not is_finite(each) for each in gradients]))
+            self.loss_scale.update(has_overflow)
+            if has_overflow:
+                self.skipped_steps += 1
+                return None
+        return self.clipping.factors(gradients, variables, factor, self._scratch)

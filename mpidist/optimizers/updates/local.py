@@ -1,0 +1,189 @@
+"""`LocalUpdates`: steps made by the ranks that hold the variables, each on its copies or on its share of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mpidist import context
+from mpidist.collectives.fused import Packed
+from mpidist.optimizers.gradient_stages import GradientStages
+from mpidist.optimizers.gradients import sum_over_replicas
+from mpidist.optimizers.rules.rule import Rule, Step
+from mpidist.optimizers.saved_slots import SavedSlots
+from mpidist.optimizers.slots import Slots
+from mpidist.optimizers.sparse import values_of
+from mpidist.optimizers.updates.one_copy import OneCopyUpdates
+from mpidist.optimizers.updates.parts import update_part
+from mpidist.optimizers.updates.sharded import ShardedUpdate, ShardedUpdates
+from mpidist.optimizers.updates.updates import Updates
+from mpidist.optimizers.updates.variable_list import VariableList, unpacked
+from mpidist.variables import IndexedSlices, begin_writing, note_changes
+
+#: Returns the step of a variable, from its position in a list and its factor.
+_StepFn = Callable[[int, float], Step]
+
+
+class LocalUpdates(Updates):
+    """Steps on variables of this process.
+
+    Parameters
+    ----------
+    slot_names : sequence of str
+    initial_slots : mapping of str to float
+        As a rule has them.
+    """
+
+    iterations = 0
+
+    def __init__(self, slot_names: Sequence[str], initial_slots: Mapping[str, float]) -> None:
+        self._slots = Slots(slot_names, initial_slots)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know no lists of variables."""
+        self._sharded, self._one_copy = ShardedUpdates(self._slots), OneCopyUpdates()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: steps and whole slots; what is known of lists of variables is true only here."""
+        self._sharded.require_whole()
+        return {"iterations": self.iterations, "_slots": self._slots}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what a pickle holds."""
+        self.__dict__.update(state)
+        self._begin()
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def pays_in_reduction(self, listed: VariableList) -> bool:
+        sums = None if listed.is_light else listed.variables[0].strategy.extended.fused_update()
+        return sums is not None and sums.pays(sum(variable.live.nbytes for variable in listed.variables))
+
+    def step(
+        self,
+        rule: Rule,
+        stages: GradientStages,
+        gradients: list[Any],
+        listed: VariableList,
+        *,
+        are_sums: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        variables, is_dense = listed.variables, IndexedSlices not in map(type, gradients)
+        if self._slots.has_unbound:
+            self._slots.expect(variables)
+        sums = not are_sums and not context.in_cross_replica_context()
+        # Asked for before the sum: a schedule is a user's function, and sums are packed in memory that is used again.
+        step_for = _step_fn(rule, listed)
+        may_be_sharded = sums and is_dense and rule.takes_slices and not stages.look_at_gradients
+        sharded = self._sharded_update(gradients, listed, may_be_sharded)
+        if sharded is not None:
+            factor = stages.factor * scale
+            sharded.run(rule, gradients, [step_for(member, factor) for member in range(len(variables))])
+        else:
+            packs = _summed(gradients, listed, is_dense) if sums else listed.packed(_coalesced(gradients))
+            values = [values_of(each) for each in unpacked(packs)] if stages.look_at_gradients else variables
+            factors = stages.factors(values, variables, scale)
+            if factors is None:
+                return
+            self._update(rule, packs, listed, factors, step_for, is_dense)
+        self.iterations += 1
+
+    def _sharded_update(self, gradients: list[Any], listed: VariableList, may_be: bool) -> ShardedUpdate | None:
+        """Return what sums and applies gradients in one pass, None where that is not the way; then slots are whole."""
+        sums = context.get_strategy().extended.fused_update() if may_be and not listed.is_light else None
+        return self._sharded.plan(sums, gradients, listed.variables)
+
+    def _update(
+        self,
+        rule: Rule,
+        packs: Sequence[Packed],
+        listed: VariableList,
+        factors: Sequence[float],
+        step_for: _StepFn,
+        is_dense: bool,
+    ) -> None:
+        """Apply the rule to summed gradients; to rows one by one, and to variables in one copy together."""
+        if is_dense and listed.has_copies:
+            self._update_runs(rule, packs, listed, factors, step_for)
+            return
+        together = []
+        steps = map(step_for, range(len(factors)), factors)
+        for each in zip(unpacked(packs), listed.variables, steps, strict=True):
+            gradient, variable, step = each
+            if variable.one_copy is None:
+                update_part(rule, gradient, variable, self._slots.of(variable), step)
+                variable.note_change()
+            else:
+                together.append(each)
+        if together:
+            self._one_copy.run(rule, self._slots, *zip(*together, strict=True))
+
+    def _update_runs(
+        self, rule: Rule, packs: Sequence[Packed], listed: VariableList, factors: Sequence[float], step_for: _StepFn
+    ) -> None:
+        """Apply summed gradients, each times its factor, run by run."""
+        variables = listed.variables
+        begin_writing(variables)
+        joins = rule._joins and factors.count(factors[0]) == len(factors)
+        runs = listed.runs(packs, self._slots, listed.decays(rule) if joins else range(len(variables)))
+        for pack, own in zip(packs, runs, strict=True):
+            values = rule._scratch.flat(pack.values)
+            for run in own:
+                rule.update(run.parameter, values[run.where], run.slots, step_for(run.member, factors[run.member]))
+        note_changes(variables)
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_met(self) -> bool:
+        return self._slots.has_met
+
+    def slots(self, variable: Any) -> dict[str, Any]:
+        elsewhere = self._sharded.gathered().get(id(variable))
+        if elsewhere is None:
+            return self._slots.by_name(variable)
+        return {name: slot.reshape(variable.shape) for name, slot in zip(self._slots.names, elsewhere, strict=True)}
+
+    def state(self, rule: Rule) -> tuple[dict[str, Any], list[SavedSlots]]:
+        found = {"iterations": self.iterations, **rule._rate_to_save()}
+        return found, self._slots.saved(self._sharded.gathered())
+
+    def match(self, saved: Sequence[SavedSlots]) -> None:
+        self._slots.match(saved)
+
+    def restore(self, state: Mapping[str, Any], saved: Sequence[SavedSlots]) -> None:
+        self.iterations = int(state["iterations"])
+        self._sharded.forget()
+        self._slots.restore(saved)
+
+
+def _summed(gradients: list[Any], listed: VariableList, is_dense: bool) -> Sequence[Packed]:
+    """Return the sums over the replicas.  Collective."""
+    packs = None
+    if listed.is_packed and is_dense:
+        packs = context.get_strategy().extended.reduce_flat(gradients, listed.names)
+    return listed.packed(sum_over_replicas(gradients, listed.variables)) if packs is None else packs
+
+
+def _step_fn(rule: Rule, listed: VariableList) -> _StepFn:
+    """Return what gives the next step of a list's variable."""
+    learning_rate = rule.learning_rate
+    coefficients = rule.coefficients(learning_rate, rule.iterations)
+    if not rule._joins:
+        return lambda member, factor: rule.step_of(listed.variables[member], learning_rate, coefficients, factor)
+    decays, known = listed.decays(rule), dict[tuple[float, float], Step]()
+
+    def step_for(member: int, factor: float) -> Step:
+        key = factor, decays[member]
+        if key not in known:
+            known[key] = Step(coefficients, factor, learning_rate * key[1])
+        return known[key]
+
+    return step_for
+
+
+def _coalesced(gradients: Sequence[Any]) -> list[Any]:
+    """Return gradients with each row named once."""
+    return [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]

@@ -1,0 +1,33 @@
+"""Random steps of two optimizers: N ranks end with the bits of one rank that has the sums of their gradients.
+
+``CASES`` (default 60) says how many, ``SEED`` (default 0) with which they begin; ``make fuzz CASES=500`` runs many.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy
+import pytest
+
+from mpidist.collectives import update
+from mpidist.testing import run_ranks
+from tests.random_steps import Play, play
+
+CASES, SEED = int(os.environ.get("CASES", "60")), int(os.environ.get("SEED", "0"))
+
+
+@pytest.mark.filterwarnings("ignore:gradients are None", "ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("seed", range(SEED, SEED + CASES))
+def test_n_ranks_end_with_the_bits_of_one(seed, monkeypatch):
+    case = Play.of(seed)
+    (expected,) = run_ranks(1, play, case)
+    assert all(numpy.isfinite(value).all() for value in expected.values()), f"diverges: {case}"
+    monkeypatch.setattr(update, "LEAST_BYTES", 1 if case.is_fused else update.LEAST_BYTES)
+    wrong = []
+    for rank, found in enumerate(run_ranks(case.size, play, case)):
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            if value.dtype != expected[name].dtype or not numpy.array_equal(value, expected[name]):
+                wrong.append(f"rank {rank} of {case.size}: {name} is {value}, expected {expected[name]}")
+    assert not wrong, "\n".join([*wrong, f"run it alone: make fuzz CASES=1 SEED={seed}", repr(case)])
