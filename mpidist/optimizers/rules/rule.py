@@ -21,7 +21,7 @@ from mpidist.variables import DistributedVariable, IndexedSlices
 
 @dataclass(frozen=True)
 class Step:
-    """What one step does to one variable, but for the gradient.
+    """One step for one variable: all but the gradient.
 
     Attributes
     ----------
