@@ -122,9 +122,9 @@ class Accumulation:
         self._names = [each.name for each in unclaimed or self._variables]
 
     def _keep_own_part(self) -> None:
-        """After `restore`, leave the sums to the first replica, of each variable what this rank holds of it.
+        """After `restore`, leave the sums to the first replica, and of each variable the part that this rank holds.
 
-        Only with the variables it is known who that is, and what.
+        The variables tell both, so this waits until they are known.
         """
         if not self._is_total:
             return

@@ -47,7 +47,7 @@ class Failures:
         """Return the error that a rank waiting in `watch` must raise because of another rank, if any.
 
         A deadline comes first: all ranks raise it alike, and the late rank may have left by now.  A rank that left or
-        was killed comes before those that failed, since they may have failed because of it.
+        was killed comes before ranks that failed, perhaps because of it.
         """
         control, board = self._control, self._control.board
         others = [(index, rank) for index, rank in enumerate(control.board_ranks) if rank != control.rank]
@@ -147,5 +147,5 @@ def last_line(text: str) -> str:
 
 
 def is_consequence(text: str) -> bool:
-    """Return whether a rank that failed with this traceback did so because another one had failed."""
+    """Return whether this traceback is the consequence of another rank's failure."""
     return any(kind.__name__ in last_line(text) for kind in (RankFailedError, RemoteReplicaError))

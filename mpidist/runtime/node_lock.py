@@ -29,7 +29,7 @@ class NodeLock:
     hint : int
         Index of a word for the lock, 0 at first.
     mark : int
-        What this holder writes there, not 0.
+        The number that this holder writes to the hint; not 0.
 
     Raises
     ------

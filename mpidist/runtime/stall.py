@@ -79,7 +79,7 @@ class Arbiter:
 
     @property
     def _told_of_leaving(self) -> list[int]:
-        """The ranks that this rank tells when it leaves; they tell it when they leave."""
+        """The ranks with which this rank exchanges notices of leaving."""
         return self._away if self._control.rank == 0 else [0] if 0 in self._calls else []
 
     def _tell(self, ranks: list[int], **notice: Any) -> None:
@@ -138,12 +138,12 @@ class Arbiter:
 
     @property
     def failed_texts(self) -> Mapping[int, str]:
-        """The errors of ranks of other nodes that have said that they failed."""
+        """The errors of failed ranks of other nodes, as far as heard."""
         return self._failed
 
     @property
     def left_ranks(self) -> Mapping[int, int]:
-        """The ranks of other nodes that have said that they leave, and after how many calls."""
+        """The ranks of other nodes that have left, each with its number of calls, as far as heard."""
         return self._left
 
     @property

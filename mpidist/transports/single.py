@@ -1,4 +1,4 @@
-"""One rank alone: what it sends, it sends to itself."""
+"""One rank alone, which sends to itself."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class SnapshotMemory:
         return self._kept[-1]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy without the memory, which belongs to those who hold it."""
+        """Pickle and copy without the memory: it belongs to its holders."""
         return type(self), ()
 
 

@@ -226,7 +226,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return whole
 
     def joined(self, part: Any) -> Any:
-        """Return the array of `saved_shape` of which this rank holds a part: it itself.
+        """Return the array of `saved_shape` of which this rank holds a part; here the part is the whole.
 
         Local, but collective where ranks hold parts.
         """
@@ -358,7 +358,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return self.joined(self.live).copy()
 
     def _cut_alike(self, whole: DistributedVariable) -> DistributedVariable:
-        """Return a new whole variable as what this one is of its whole: it itself."""
+        """Return the part of a new whole variable that this variable is of its own; here the whole."""
         return whole
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ LearningRate = float | Callable[[int], float]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step does to one variable, but for the gradient.
+    """One step for one variable: all but the gradient.
 
     Attributes
     ----------

@@ -103,7 +103,7 @@ class VariableList:
         return self._decays[1]
 
     def packed(self, gradients: Sequence[Any]) -> list[Packed]:
-        """Return gradients as they are or, where it pays, one after the other in memory that is used again."""
+        """Return gradients as they are; short ones packed, in memory that the next call uses again."""
         if not self.is_packed or set(map(type, gradients)) != _ARRAYS:
             return apart(gradients)
         dtypes = list(map(_dtype, gradients))

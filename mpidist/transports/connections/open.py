@@ -23,14 +23,14 @@ def open_connections(world: World, peers: Sequence[int], *, ring_bytes: int = 1 
     ----------
     world : World
     peers : sequence of int
-        Ranks of the world's transport.  If a rank names another, that one must name it too.
+        Ranks of the world's transport.  Two ranks that connect name each other.
     ring_bytes : int
         Memory for headers under way, for each direction of a shared connection.
 
     Raises
     ------
     ValueError
-        A rank names itself, or one that there is not.
+        A rank names itself, or a rank that does not exist.
     CollectiveMismatchError
         On all ranks: a rank names one that does not name it.
     """
