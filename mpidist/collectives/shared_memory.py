@@ -46,10 +46,12 @@ def rank_order(op: str, slots: Any) -> Callable[[Any], object]:
             out[...] = last
 
         return reduce_one
-    is_half = dtype.kind == "f" and dtype.itemsize == 2  # `reduce` begins with 0, and so loses the sign of -0
-    if is_half or size <= _MOST_PAIRS or first.nbytes > _MOST_REDUCED_BYTES:
+    if size <= _MOST_PAIRS or first.nbytes > _MOST_REDUCED_BYTES:
         return lambda out: _one_by_one(combine, first, second, rest, out)
     reduce = combine.reduce
+    if op == "sum" and dtype.kind in "fc":  # by itself `reduce` begins with 0, and so loses the sign of -0
+        zero = dtype.type(-0.0 if dtype.kind == "f" else complex(-0.0, -0.0))
+        return lambda out: reduce(slots, 0, dtype, out, False, zero)
     return lambda out: reduce(slots, 0, dtype, out)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +82,7 @@ class Update:
         for run in self._runs:
             self._complete(run)
         self.is_empty = not self._runs
+        self._old_side = 0
 
     def _found_runs(self, plan: PushPlan, variables: Iterable[StoredVariable]) -> list[_Run]:
         layout, found = self._copies.layout, list[_Run]()
@@ -120,9 +120,9 @@ class Update:
 
     # -- carrying it out, with the write lock ----------------------------------------------------------------------
 
-    def write(self, payload: Any, rate: float, scale: float) -> int:
+    def write(self, payload: Any, rate: float, scale: float, iterations: int) -> int:
         """Write a copy of the variables, and a side of the slots, and return the copy; they are not current yet."""
-        copies, slots, optimizer = self._copies, self._slots, self._optimizer
+        copies, slots, optimizer, renew = self._copies, self._slots, self._optimizer, self.served.renew_slice
         new = copies.begin(self._changed)
         if new < 0:
             return -1
@@ -130,22 +130,19 @@ class Update:
         old_side = new_side = 0
         if self._flipped:
             assert slots is not None
-            old_side = copies.side(self._number)
+            self._old_side = old_side = copies.side(self._number)
             new_side = 1 - old_side
             slots.prepare(old_side, new_side, self._changed)
-        if math.isnan(rate):
-            rate = optimizer.learning_rate
-        coefficients = optimizer.coefficients(rate, optimizer.iterations)
+        coefficients = optimizer.coefficients(rate, iterations)
         for run in self._runs:
             if run.pieces and scale == 1:
                 for piece, gradient in zip(run.pieces, run.gradients_in(payload), strict=True):
-                    after = _renewed(piece.sides, old_side, new_side)
+                    after, before = piece.sides[new_side], piece.sides[old_side]
                     parameter = piece.copies[new]
                     if old == new:
                         optimizer.update_slice(parameter, gradient, after, piece.scratch, coefficients)
                     else:
-                        before = piece.copies[old]
-                        optimizer.renew_slice(parameter, before, gradient, after, piece.scratch, coefficients)
+                        renew(parameter, piece.copies[old], gradient, after, before, piece.scratch, coefficients)
             else:
                 self._write_by_steps(run, (old, new), (old_side, new_side), payload, rate, coefficients, scale)
         return new
@@ -184,16 +181,7 @@ class Update:
             copies.commit(copy, changed)
             return
         assert slots is not None
-        old = copies.side(self._number)
+        old = self._old_side
         slots.count_change(old, 1 - old, changed)
         copies.commit(copy, changed, flipped)
         slots.finish(1 - old)
-
-
-def _renewed(sides: Sequence[list[Any]], old: int, new: int) -> list[Any]:
-    """Return slots on their new side, with what they are on the old one."""
-    after = sides[new]
-    if new != old:
-        for slot, before in zip(after, sides[old], strict=True):
-            slot[...] = before
-    return after

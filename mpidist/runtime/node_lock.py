@@ -11,7 +11,7 @@ import os
 import weakref
 from typing import Any
 
-from mpidist.runtime.board import fence
+from mpidist.runtime.board import fence, needs_fence
 
 #: After how many looks at the hint the system is asked all the same: who has set it may be dead.
 _ASK_LOOKS = 256
@@ -68,12 +68,14 @@ class NodeLock:
         except BlockingIOError:
             return False
         words[hint] = self._mark
-        fence()
+        if needs_fence:
+            fence()
         return True
 
     def give_back(self) -> None:
         """Let another have the lock.  Local."""
-        fence()
+        if needs_fence:
+            fence()
         self._words[self._hint] = 0
         self._ask(self._fd, self._free)
 

@@ -169,16 +169,21 @@ class Rule(abc.ABC):
         new: Any,
         parameter: Any,
         gradient: Any,
+        new_slots: list[Any],
         slots: list[Any],
         scratch: list[Any],
         coefficients: tuple[float, ...],
     ) -> None:
-        """Write to `new` the parameter that `update_slice` would make; `parameter` is other memory and stays unchanged.
+        """Write to `new` and `new_slots` what `update_slice` would make of `parameter` and `slots`, which stay.
 
-        Local; everything else as for `update_slice`, and the same bits.  A family may do it with fewer passes.
+        Local; everything else as for `update_slice`, and the same bits.  `new` is other memory; `new_slots` may be
+        `slots`, which are then updated in place.  A family may do it with fewer passes.
         """
         new[...] = parameter
-        self.update_slice(new, gradient, slots, scratch, coefficients)
+        if new_slots is not slots:
+            for new_slot, slot in zip(new_slots, slots, strict=True):
+                new_slot[...] = slot
+        self.update_slice(new, gradient, new_slots, scratch, coefficients)
 
     def initial_slots(self) -> Mapping[str, float]:
         """Return what slots are filled with at first, by name; 0 for those that are not named.  Local."""

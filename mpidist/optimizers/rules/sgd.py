@@ -21,32 +21,35 @@ class SGDRule(Rule):
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
     ) -> None:
-        (learning_rate,), (step,) = coefficients, scratch
-        numpy.multiply(gradient, learning_rate, out=step)
-        if not slots:
-            numpy.subtract(parameter, step, out=parameter)
+        if slots:
+            SGDRule.renew_slice(self, parameter, parameter, gradient, slots, slots, scratch, coefficients)
             return
-        (velocity,) = slots
-        numpy.multiply(velocity, self.momentum, out=velocity)
-        numpy.subtract(velocity, step, out=velocity)
-        if not self.nesterov:
-            numpy.add(parameter, velocity, out=parameter)
-            return
+        (step,) = scratch
+        numpy.multiply(gradient, coefficients[0], out=step)
         numpy.subtract(parameter, step, out=parameter)
-        numpy.multiply(velocity, self.momentum, out=step)
-        numpy.add(parameter, step, out=parameter)
 
     def renew_slice(
         self,
         new: Any,
         parameter: Any,
         gradient: Any,
+        new_slots: list[Any],
         slots: list[Any],
         scratch: list[Any],
         coefficients: tuple[float, ...],
     ) -> None:
-        if slots:
-            super().renew_slice(new, parameter, gradient, slots, scratch, coefficients)
+        (learning_rate,), (step,) = coefficients, scratch
+        if not slots:
+            numpy.multiply(gradient, learning_rate, out=new)
+            numpy.subtract(parameter, new, out=new)
             return
-        numpy.multiply(gradient, coefficients[0], out=new)
-        numpy.subtract(parameter, new, out=new)
+        (new_velocity,), (velocity,) = new_slots, slots
+        numpy.multiply(gradient, learning_rate, out=step)
+        numpy.multiply(velocity, self.momentum, out=new_velocity)
+        numpy.subtract(new_velocity, step, out=new_velocity)
+        if not self.nesterov:
+            numpy.add(parameter, new_velocity, out=new)
+            return
+        numpy.subtract(parameter, step, out=new)
+        numpy.multiply(new_velocity, self.momentum, out=step)
+        numpy.add(new, step, out=new)

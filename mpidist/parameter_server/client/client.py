@@ -104,9 +104,10 @@ class Client:
         It stays as it is until this client takes its next snapshot of that server.
         """
         value = self.snapshot.get(key)
-        return self._value(key) if value is None else value
+        if value is not None:
+            return value
+        return self._value(key) if self.guard is None else self.guard(functools.partial(self._value, key))
 
-    @_asks
     def _value(self, key: Key) -> Any:
         number = self._number_of(key)
         end = self._ends[number]
@@ -236,17 +237,17 @@ class Client:
         scale: float = 1.0,
     ) -> None:
         """Do what `push` does, with arrays and slices for the list that `planned` has just returned."""
-        parts = [(end, part, part.chosen(gradients)) for end, part in planned.parts]
         self._plans.lists.use(planned)
         if not self._in_step:
             self._begin_step()
-        if len(parts) > 1:
+        if len(planned.parts) > 1:
             # what is known to be wrong with one server is said before another has its part: all or nothing
-            for _, part, chosen in parts:
-                part.check(chosen)
-            for end, part, _ in parts:
+            for _, part in planned.parts:
+                part.check(part.chosen(gradients))
+            for end, part in planned.parts:
                 end.settle(optimizer, part)
-        for end, part, chosen in parts:
+        for end, part in planned.parts:
+            chosen = part.chosen(gradients)
             if not end.apply(optimizer, part, chosen, rate, scale):
                 end.push(optimizer, part, chosen, gradients, rate, scale)
         self._in_step = not self._clocks

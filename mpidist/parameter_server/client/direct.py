@@ -71,8 +71,10 @@ class Direct:
         else:
             payload = self._packed
             part.pack(gradients, payload)
-        done = self._lock.holding(self._apply, number, update, payload, rate, scale)
-        self._look(part.nbytes)
+        done = self._lock.holding(self._apply, update, payload, rate, scale)
+        self._pushes += 1
+        if part.nbytes > _LOOK_BYTES or not self._pushes % _LOOK_PUSHES:
+            self._server.look()
         return done
 
     def settle(self, number: int, part: PushPart) -> Update | None:
@@ -109,27 +111,24 @@ class Direct:
         words = self._words
         return words[_LAYOUT] == self._layout and words[_RULES] == self._rules and not words[_TORN]
 
-    def _apply(self, number: int, update: Update, payload: Any, rate: float, scale: float) -> bool:
+    def _apply(self, update: Update, payload: Any, rate: float, scale: float) -> bool:
         if not self._is_up_to_date():
             return False
-        words = self._words
-        steps = Ledger.steps_word(number)
-        update.served.optimizer.iterations = words[steps]
+        words, served = self._words, update.served
+        steps = served.steps_word
         if rate != rate:  # NaN
-            rate = self._reals[Ledger.rate_real(number)]
+            rate = self._reals[served.rate_real]
+            if rate != rate:
+                served.optimizer.iterations = words[steps]
+                rate = served.optimizer.learning_rate
         if not update.is_empty:
-            copy = update.write(payload, rate, scale)
+            copy = update.write(payload, rate, scale, words[steps])
             if copy < 0:
                 return False
             update.commit(copy)
         words[_PUSHES] += 1  # first: a server that sees it takes over the steps, whatever they are
         words[steps] += 1
         return True
-
-    def _look(self, nbytes: int) -> None:
-        self._pushes += 1
-        if nbytes > _LOOK_BYTES or not self._pushes % _LOOK_PUSHES:
-            self._server.look()
 
     def forget_plan(self, number: int) -> None:
         """Forget what was found for a plan."""

@@ -13,7 +13,7 @@ from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger
 from mpidist.parameter_server.write_lock import WriteLock
-from mpidist.runtime.board import fence
+from mpidist.runtime.board import fence, needs_fence
 from mpidist.transports.connections.waiting import Patience
 
 
@@ -51,7 +51,8 @@ class NearServer(ServerEnd):
             self.give_back()  # the server may need the copy
             self._await(self._applied)
         self.check()
-        fence()
+        if needs_fence:
+            fence()
         if words[Ledger.LAYOUT] != self._layout_number:
             self._map()
         assert self._reader is not None

@@ -117,7 +117,7 @@ class ServedUpdates(Updates):
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
         try:
-            gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+            gradients, variables = zip(*pairs, strict=True)
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
         known, factor = self._known_as(variables), stages.only_factor

@@ -284,7 +284,7 @@ class Store:
         try:
             if not update.is_empty:
                 begun += self._in_place(target.plan)
-                copy = update.write(payload, rate, scale)
+                copy = update.write(payload, rate, scale, optimizer.optimizer.iterations)
             for variable, indices, values in tables:
                 begun.append(variable.spec.key)
                 optimizer.update_rows(variable, indices, values, rate, scale)

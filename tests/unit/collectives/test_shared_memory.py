@@ -131,6 +131,14 @@ def test_slots_of_all_ranks_are_reduced_as_by_the_reference_bit_for_bit(dtype, o
             assert alike(reduced(values, op), in_order(values, op)), (size, shape)
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("shape", [(2,), (9,), (300,)])
+def test_a_sum_of_negative_zeros_is_negative(dtype, shape):
+    values = numpy.full((16, *shape), complex(-0.0, -0.0) if dtype[0] == "c" else -0.0, dtype)
+    found = reduced(values, "sum").view(f"f{numpy.dtype(dtype).itemsize // (2 if dtype[0] == 'c' else 1)}")
+    assert numpy.signbit(found).all()
+
+
 def test_the_order_matters_for_one_element_of_eight_ranks():
     """Else the test above would show nothing: numpy's own sum of one element is not in the order of ranks."""
     values = numpy.random.default_rng(0).normal(size=(64, 1)).astype("f4")

@@ -717,10 +717,6 @@ class _Fails(SGD):
             raise FloatingPointError("on purpose")
         super().update_slice(parameters, gradient, slots, scratch, coefficients)
 
-    def renew_slice(self, new, parameters, gradient, slots, scratch, coefficients):
-        new[...] = parameters
-        self.update_slice(new, gradient, slots, scratch, coefficients)
-
 
 def test_nothing_of_a_push_whose_rule_fails_is_ever_seen():
     def job(client):
@@ -737,6 +733,25 @@ def test_nothing_of_a_push_whose_rule_fails_is_ever_seen():
             client.refresh()
             assert client.value((0, 0)).tolist() == [-2.0] * 4
             assert client.value((1, 0)).tolist() == [-4.0 - again] * 4
+
+    run(1, job)
+
+
+class _Halved(SGD):
+    """Halves gradients, and says so in `update_slice` alone."""
+
+    def update_slice(self, parameters, gradient, slots, scratch, coefficients):
+        super().update_slice(parameters, gradient / 2, slots, scratch, coefficients)
+
+
+@pytest.mark.parametrize(("momentum", "expected"), [(0.0, -1.0), (0.5, -1.25)])
+def test_a_subclass_that_overrides_only_the_update_of_a_slice_is_asked(momentum, expected):
+    def job(client):
+        make(client, [spec(0, (4,))])
+        optimizer = client.register_optimizer(_Halved(1.0, momentum=momentum))
+        for _ in range(2):
+            client.push(optimizer, [((0, 0), numpy.ones(4))])
+        assert client.value((0, 0)).tolist() == [expected] * 4
 
     run(1, job)
 
