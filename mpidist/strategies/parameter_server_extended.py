@@ -245,9 +245,21 @@ class ServedExtended(StrategyExtended):
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
     def updates(self, optimizer: Optimizer, present: Updates | None) -> ServedUpdates:
-        """Return what has the servers update an optimizer's variables; numbers the optimizer.  Local."""
+        """Return what has the servers update an optimizer's variables; numbers the optimizer.  Local.
+
+        Raises
+        ------
+        RuntimeError
+            The optimizer was made outside of the scope, and has steps already, which servers would not know.
+        """
         if isinstance(present, ServedUpdates):
             return present
+        if present is not None and (present.iterations or present.has_met):
+            raise RuntimeError(
+                f"this {type(optimizer).__name__} has {present.iterations} steps and slots that are in this process, "
+                "and updates a variable of servers for the first time; make it in `with strategy.scope():`, and "
+                "restore it there"
+            )
         return ServedUpdates(self._registry, optimizer, self._registry.add_optimizer(optimizer))
 
     def adopt_optimizer(self, optimizer: Optimizer, number: int) -> None:

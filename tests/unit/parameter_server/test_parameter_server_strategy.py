@@ -272,6 +272,21 @@ def test_an_optimizer_made_outside_of_the_scope_is_served_too():
     assert one_worker(on_worker) == (0.5, 1)
 
 
+def test_an_optimizer_that_was_restored_outside_of_the_scope_does_not_lose_its_slots_quietly():
+    def on_worker(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(1.0)
+        saved, local = mpidist.optimizers.SGD(1.0, momentum=0.5), mpidist.Variable(0.0)
+        saved.apply_gradients([(numpy.float32(4), local)])
+        optimizer = mpidist.optimizers.SGD(1.0, momentum=0.5)
+        optimizer.restore(saved.state())
+        with pytest.raises(RuntimeError, match="has 1 steps and slots that are in this process.*restore it there"):
+            strategy.run(optimizer.apply_gradients, args=([(numpy.float32(1), v)],))
+        return float(v.read_value())
+
+    assert one_worker(on_worker) == 1.0
+
+
 def test_steps_of_all_workers_count():
     met = threading.Barrier(3)
 
