@@ -148,6 +148,15 @@ class Optimizer(Rule):
         self._stages.loss_scale = value
 
     @property
+    def skip_nonfinite(self) -> bool:
+        """Whether a step with a gradient that is not finite is to be left out."""
+        return self._stages.skip_nonfinite
+
+    @skip_nonfinite.setter
+    def skip_nonfinite(self, value: bool) -> None:
+        self._stages.skip_nonfinite = value
+
+    @property
     def skips_nonfinite(self) -> bool:
         """Whether a step with a gradient that is not finite is left out: asked for, or needed by the loss scale."""
         return self._stages.skips_nonfinite

@@ -6,7 +6,7 @@ A scale is fixed, or found while training: it grows after many steps without an 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 _LARGEST = 2.0**127  # larger ones are infinite in float32
 
@@ -78,11 +78,7 @@ class DynamicLossScale(LossScale):
         self._steps = int(state.get("loss_scale_steps", self._steps))
 
 
-class _Scaled(Protocol):
-    loss_scale: LossScale
-
-
-_O = TypeVar("_O", bound=_Scaled)
+_O = TypeVar("_O")
 
 
 def LossScaleOptimizer(  # noqa: N802 - a factory with the name of Keras' class
@@ -104,6 +100,14 @@ def LossScaleOptimizer(  # noqa: N802 - a factory with the name of Keras' class
     -------
     Optimizer
         `inner_optimizer`.
+
+    Raises
+    ------
+    TypeError
+        It is no optimizer.
     """
-    inner_optimizer.loss_scale = DynamicLossScale(initial_scale, dynamic_growth_steps)
+    scaled: Any = inner_optimizer
+    if not hasattr(scaled, "loss_scale"):
+        raise TypeError(f"LossScaleOptimizer takes an optimizer of mpidist.optimizers, got {inner_optimizer!r}")
+    scaled.loss_scale = DynamicLossScale(initial_scale, dynamic_growth_steps)
     return inner_optimizer

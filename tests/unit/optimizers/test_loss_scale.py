@@ -112,3 +112,15 @@ def test_wrong_arguments():
             LossScale(scale)
     with pytest.raises(ValueError, match="grows after 1 step or more, got 0"):
         optimizers.LossScaleOptimizer(optimizers.SGD(1.0), 8.0, 0)
+
+
+def test_only_an_optimizer_gets_a_loss_scale():
+    with pytest.raises(TypeError, match="takes an optimizer"):
+        optimizers.LossScaleOptimizer(0.1)
+
+
+def test_leaving_steps_out_can_be_switched_on_later():
+    variable, optimizer = mpidist.Variable(numpy.zeros(2)), optimizers.SGD(1.0)
+    optimizer.skip_nonfinite = True
+    optimizer.apply_gradients([(numpy.array([numpy.inf, 1.0]), variable)])
+    assert (variable.numpy().tolist(), optimizer.skipped_steps) == ([0.0, 0.0], 1)
