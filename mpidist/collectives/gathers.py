@@ -89,8 +89,10 @@ class NodeGather(ArrayBound):
 
     def fill(self, array: Any) -> bool:
         """Return True, and put the length, and a short array, into the call slot.  Local."""
+        if type(array) is not self._type:
+            raise self.refused(array)
         shape, at = array.shape, (self._control.call + 1) & 1
-        if shape != self._shown or type(array) is not self._type or array.dtype != self._dtype:
+        if shape != self._shown or array.dtype != self._dtype:
             self.check(array)
             self._shown, length = shape, shape[self._at_axis]
             nbytes, self._own_length = length * self._row_bytes, length
