@@ -99,7 +99,7 @@ class FusedAllReduce:
         timeout_seconds: float | None = None,
         is_packed: bool = False,
     ) -> list[Any] | None:
-        """Reduce gradient buffers, or a list that is like the last one of its length; parameters and errors as for a call.
+        """Reduce gradient buffers, or a list like the last one of its length; parameters and errors as for a call.
 
         Collective: every rank calls it in the same order.  None, and nothing is done, for another list.
         """
