@@ -70,6 +70,7 @@ class StrategyExtended:
         if self.is_for_training:
             _check_tasks()
         self._strategy = strategy
+        self.made_in = transports.innermost()  # and so it is in force inside `scope` and `run`
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
         self._told: BaseException | None = None  # by a run inside the one that is under way: its last error
         # By the ids of variables that the entry keeps: the variables, and their buffers.

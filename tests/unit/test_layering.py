@@ -29,6 +29,7 @@ LAYERS = (
     ("collectives",),
     ("tuning", "tracing"),
     ("world",),
+    ("ranks",),
     ("variables",),
     ("cross_device_ops",),
     ("optimizers", "input"),

@@ -29,7 +29,7 @@ EVERYDAY = set(
     function fused generated given guard here hint host hostlist identity implausible implementation info
     injected input join judged kept killed kind lambda launch lazy leftover level line list log lone loopback
     lost machine main manager mapping max measure measured membership memory merge message method min missing
-    mode monitoring name neighbour nest network no not note of on once open option order origin out outcome
+    mode monitoring name neighbour nest network no not note object of on once open option order origin out outcome
     output own owner packed page parallel parameter part path per pickle piped pipeline placement plain planned
     plausibility plot probe process processor progress proof protocol quantity question random range read reader
     reading record recording reduction remote reordered request resolution restore room row runner runtime saved
