@@ -64,6 +64,14 @@ from mpidist.variables import IndexedSlices as IndexedSlices
 from mpidist.variables import Variable as Variable
 from mpidist.world import init as init
 from mpidist.world import new_world as new_world
+from mpidist.world_collectives import all_gather as all_gather
+from mpidist.world_collectives import all_reduce as all_reduce
+from mpidist.world_collectives import all_to_all as all_to_all
+from mpidist.world_collectives import broadcast as broadcast
+from mpidist.world_collectives import gather as gather
+from mpidist.world_collectives import receive as receive
+from mpidist.world_collectives import reduce_scatter as reduce_scatter
+from mpidist.world_collectives import send as send
 
 CollectiveCommunication = CommunicationImplementation
 __version__: str

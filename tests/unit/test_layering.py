@@ -29,7 +29,7 @@ LAYERS = (
     ("collectives",),
     ("tuning", "tracing"),
     ("world",),
-    ("ranks",),
+    ("ranks", "world_collectives"),
     ("variables",),
     ("cross_device_ops",),
     ("optimizers", "input"),

@@ -31,12 +31,12 @@ EVERYDAY = set(
     lost machine main manager mapping max measure measured membership memory merge message method min missing
     mode monitoring name neighbour nest network no not note object of on once open option order origin out outcome
     output own owner packed page parallel parameter part path per pickle piped pipeline placement plain planned
-    plausibility plot probe process processor progress proof protocol quantity question random range read reader
+    plausibility plot point probe process processor progress proof protocol quantity question random range read reader
     reading record recording reduction remote reordered request resolution restore room row runner runtime saved
-    seen served setting shape sharding shared short simple simulate simulation single slice span spec split
+    seen sent served setting shape sharding shared short simple simulate simulation single slice span spec split
     stall start started state stopwatch store stored stream structure sum supervisor taken temporary terminal
     termination test testing text time timeout timing to total traceback tracing traffic tune tuning two union
-    unowned unsupported up use wait waiting watchdog watched window word writing
+    unowned unsupported up use wait waiting watchdog watched window word writing zero
     """.split()
 )
 
