@@ -14,6 +14,8 @@ from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.fused import Packed
 from mpidist.collectives.lists import BoundList
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
@@ -189,6 +191,13 @@ class StrategyExtended:
         self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
     ) -> BoundList | None:
         """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
+        return None
+
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+        """Return what reduces lists of arrays of these names, dtypes and shapes in place; None where nothing is bound.
+
+        Collective: every rank calls it in the same order.
+        """
         return None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:

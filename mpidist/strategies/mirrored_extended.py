@@ -13,6 +13,8 @@ from mpidist.collectives.fused import Packed
 from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.lists import BoundList
 from mpidist.collectives.mismatch import MERGE_CALL
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import CrossDeviceOps
 from mpidist.errors import RemoteReplicaError
@@ -95,6 +97,10 @@ class MirroredExtended(StrategyExtended):
         """Return the bound all-reduce of lists like this one; None where each passes through methods.  Collective."""
         options = self._options if options is None else self._options.merge(options)
         return self.cross_device_ops.bind_all_reduce(reduce_op, values, options) if self._is_plain and values else None
+
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+        """Return what reduces lists in place; None where each value passes through methods.  Collective."""
+        return self.cross_device_ops.bind_in_place(reduce_op, signatures, self._options) if self._is_plain else None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
         """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""
