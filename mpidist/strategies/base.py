@@ -117,14 +117,14 @@ class Strategy(InputMethods):
     @overload
     def distribute(self, obj: Any, /, *others: Any, **options: Any) -> tuple[Any, ...]: ...
 
-    def distribute(self, *objects: Any, **options: Any) -> Any:
+    def distribute(self, obj: Any, /, *others: Any, **options: Any) -> Any:
         """Return a framework's model, its optimizer, or both, so that they train over the replicas of this strategy.
 
         Collective: every rank calls it in the same order, with the same kinds of objects.
 
         Parameters
         ----------
-        *objects
+        obj, *others
             Models and optimizers of PyTorch or of Keras 3, of one framework in a call.
         **options
             The framework's own; see the page of that framework.
@@ -140,7 +140,7 @@ class Strategy(InputMethods):
             An object of another kind, objects of several frameworks, or an option that the framework's adapter does not
             have; the message names the frameworks that are known.
         """
-        return distribution.distribute(self, objects, options)
+        return distribution.distribute(self, (obj, *others), options)
 
     def _make_replica_context(self) -> ReplicaContext:
         """Return the context of this rank's replica.  Local."""

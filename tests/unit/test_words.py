@@ -22,8 +22,8 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 #: Words that need no entry: they mean what they mean in every English book about programs.
 EVERYDAY = set(
     """
-    about accumulation all alone an and argument array assignment auto awaited bar base bench but by cache
-    caller cancelled cause check chooser clock command communication comparison conformance connecting core
+    about accumulation all alone an and argument array assignment auto awaited backward bar base bench broadcast but by
+    cache caller cancelled cause check chooser clock command communication comparison conformance connecting core
     counted current curve data deadline death default dependency derived destination device differ dtype
     elsewhere ended entered error evaluation event exact failed failure fault file fixed foreign found framework from
     function fused generated given guard here hint host hostlist identity implausible implementation info
@@ -50,8 +50,8 @@ GIVEN = set(
     loss lr map mean metric mirrored model monitor mpi mpidist mpirun multi n na nan nccl numpy op ops optimizer
     optional partitioner physical piecewise plateau policy polynomial power precision prediction preemption
     prefetcher prefetching rabenseifner rate recall recursive reduce regression repeat replication ring rm
-    rmsprop scale scheduler sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
-    synchronization synchronous tensor tensorboard terminate tf threshold top tpu train trainer training unbatch
+    rmsprop sampler scale scheduler sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
+    synchronization synchronous tensor tensorboard terminate tf threshold top torch tpu train trainer training unbatch
     value variable w warm zip zipped
     """.split()
 )
