@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy
 
@@ -18,7 +18,7 @@ from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.adjustment import Adjustment
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies import reduction
+from mpidist.strategies import distribution, reduction
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
 from mpidist.strategies.keras_guard import guarded_keras
@@ -112,6 +112,37 @@ class Strategy(InputMethods):
         return self.extended.call_for_each_replica(fn, args, kwargs)
 
     experimental_run_v2 = run
+
+    @overload
+    def distribute(self, obj: T, /, **options: Any) -> T: ...
+
+    @overload
+    def distribute(self, obj: Any, /, *others: Any, **options: Any) -> tuple[Any, ...]: ...
+
+    def distribute(self, obj: Any, /, *others: Any, **options: Any) -> Any:
+        """Return a framework's model, its optimizer, or both, so that they train over the replicas of this strategy.
+
+        Collective: every rank calls it in the same order, with the same kinds of objects.
+
+        Parameters
+        ----------
+        obj, *others
+            Models and optimizers of PyTorch or of Keras 3, of one framework in a call.
+        **options
+            The framework's own; see the page of that framework.
+
+        Returns
+        -------
+        object, or tuple of objects
+            What stands for each of the objects, in their order.
+
+        Raises
+        ------
+        TypeError
+            An object of another kind, objects of several frameworks, or an option that the framework's adapter does not
+            have; the message names the frameworks that are known.
+        """
+        return distribution.distribute(self, (obj, *others), options)
 
     def _make_replica_context(self) -> ReplicaContext:
         """Return the context of this rank's replica.  Local."""

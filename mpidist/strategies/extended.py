@@ -16,6 +16,7 @@ from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import Packed
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
@@ -197,6 +198,13 @@ class StrategyExtended:
         adjustment: Adjustment = AS_IT_IS,
     ) -> Bound | None:
         """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
+        return None
+
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+        """Return what reduces lists of arrays of these names, dtypes and shapes in place; None where nothing is bound.
+
+        Collective: every rank calls it in the same order.
+        """
         return None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:

@@ -39,7 +39,7 @@ LAYERS = (
     ("frameworks",),
     ("testing",),
     # public names of what lies below
-    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "tpu"),
+    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "torch", "tpu"),
     ("__init__",),
     ("commands",),
     ("__main__",),
@@ -51,6 +51,7 @@ FOREIGN = {
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
+    "torch": ("torch.py", "frameworks/torch/*.py"),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
 
