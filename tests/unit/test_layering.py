@@ -29,6 +29,7 @@ LAYERS = (
     ("collectives",),
     ("tuning", "tracing"),
     ("world",),
+    ("compression",),
     ("variables",),
     ("cross_device_ops",),
     ("optimizers", "input"),
@@ -39,6 +40,7 @@ LAYERS = (
     ("testing",),
     # public names of what lies below
     ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "tpu"),
+    ("autograd", "jax"),
     ("__init__",),
     ("commands",),
     ("__main__",),
@@ -50,6 +52,9 @@ FOREIGN = {
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
+    "autograd": ("frameworks/autograd.py", "autograd.py"),
+    "jax": ("frameworks/jax/*.py", "jax.py"),
+    "optax": ("frameworks/jax/*.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
 

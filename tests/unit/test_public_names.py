@@ -56,6 +56,7 @@ PUBLIC = {
     "__version__",
     "callbacks",
     "cluster_resolver",
+    "compression",
     "compute_average_loss",
     "config",
     "coordinator",
