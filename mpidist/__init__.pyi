@@ -2,6 +2,7 @@
 
 from mpidist import callbacks as callbacks
 from mpidist import cluster_resolver as cluster_resolver
+from mpidist import compression as compression
 from mpidist import config as config
 from mpidist import coordinator as coordinator
 from mpidist import data as data

@@ -64,6 +64,7 @@ PUBLIC = {
     "broadcast_object",
     "callbacks",
     "cluster_resolver",
+    "compression",
     "compute_average_loss",
     "config",
     "coordinator",

@@ -37,6 +37,7 @@ EVERYDAY = set(
     stall start started state stopwatch store stored stream structure sum supervisor taken temporary terminal
     termination test testing text time timeout timing to total traceback tracing traffic tune tuning two union
     unowned unsupported up use wait waiting watchdog watched window word writing zero
+    broadcast framework gathered
     """.split()
 )
 
@@ -53,6 +54,7 @@ GIVEN = set(
     rmsprop sampler scale scheduler sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
     synchronization synchronous tensor tensorboard terminate tf threshold top torch tpu train trainer training unbatch
     value variable w warm zip zipped
+    autograd b float jax
     """.split()
 )
 
