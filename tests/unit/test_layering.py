@@ -38,7 +38,8 @@ LAYERS = (
     ("frameworks",),
     ("testing",),
     # public names of what lies below
-    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "tpu"),
+    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "estimator", "experimental", "feature_column"),
+    ("metrics", "tpu"),
     ("__init__",),
     ("commands",),
     ("__main__",),
