@@ -211,8 +211,8 @@ class Estimator:
     ) -> None:
         position = StepPosition()
         path = CheckpointManager(Checkpoint(**{POSITION: position}), self._directory, None).restore_or_initialize()
-        passed = 0 if isinstance(strategy, ParameterServerStrategy) else position.batches_read
-        batches = StepBatches(input_fn, strategy, self._named(ModeKeys.TRAIN), passed)
+        read = None if isinstance(strategy, ParameterServerStrategy) else position
+        batches = StepBatches(input_fn, strategy, self._named(ModeKeys.TRAIN), read)
         built = self._build(ModeKeys.TRAIN, strategy, batches.outline)
         hooks = Hooks(_all_hooks(given_hooks, built), Session())
         saver = Saver(built, self._directory, self._config, listeners)

@@ -8,6 +8,7 @@ takes every n-th batch.  Elsewhere each rank is a worker, and takes all batches 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import as_dataset
 from mpidist.input.from_function import InputContext
 from mpidist.input.sharding import Share
+from mpidist.training.estimator.step_position import StepPosition
 
 _END = object()
 _RETURNS = "return a mpidist.data.Dataset with batches, or another iterable of batches (features, labels)"
@@ -33,8 +35,8 @@ class StepBatches:
     strategy : Strategy
     named : mapping
         What `input_fn` may ask for by the names of its parameters, besides ``input_context``.
-    batches_read : int
-        Batches of all data sets together that are passed over.
+    read : StepPosition
+        Its batches are passed over, of all data sets together.
 
     Attributes
     ----------
@@ -42,6 +44,8 @@ class StepBatches:
         What all replicas have of the batch given last; None where there is one replica.
     pipelines : int
         How many batches all replicas take at a step.
+    batch_size : int
+        Rows of a batch, as far as that is known, else 0.
 
     Raises
     ------
@@ -50,15 +54,17 @@ class StepBatches:
     """
 
     def __init__(
-        self, input_fn: Callable[..., Any], strategy: Any, named: Mapping[str, Any], batches_read: int = 0
+        self, input_fn: Callable[..., Any], strategy: Any, named: Mapping[str, Any], read: StepPosition | None = None
     ) -> None:
+        read = StepPosition() if read is None else read
         self.pipelines = strategy.extended.num_replicas
         self.share: Share | None = None
-        dataset = _dealt(input_fn, strategy, named, batches_read)
+        dataset = _dealt(input_fn, strategy, named, read)
+        self.batch_size = dataset.dataset.batch_size or 0
         self._iterator = iter(dataset)
         self._first = next(self._iterator, _END)
         if self._first is _END:
-            passed = f" after the {batches_read} that were read before" if batches_read else ""
+            passed = f" after the {read.batches_read} that were read before" if read.batches_read else ""
             raise ValueError(f"{_name(input_fn)} gives no batch{passed}: its data set is empty")
         self._first = _checked(self._first)
         self._share_of_first = self._iterator.share
@@ -77,20 +83,37 @@ class StepBatches:
                 batch, self.share = _checked(batch), self._iterator.share
 
 
-def _dealt(input_fn: Callable[..., Any], strategy: Any, named: Mapping[str, Any], batches_read: int) -> Any:
+def _dealt(input_fn: Callable[..., Any], strategy: Any, named: Mapping[str, Any], read: StepPosition) -> Any:
     """Return this replica's batches as a distributed data set."""
     extended, replicas = strategy.extended, strategy.extended.num_replicas
 
     def of_worker(context: InputContext) -> Dataset:
-        return called(input_fn, {**named, "input_context": context}).skip(batches_read // replicas)
+        dataset = called(input_fn, {**named, "input_context": context})
+        return dataset.skip(_passed_over(read, dataset, replicas))
 
     def of_stream(context: InputContext) -> Dataset:
         dataset = called(input_fn, {**named, "input_context": InputContext(1, 0, replicas)})
         extended._agreement().compare(f"data set of {_name(input_fn)}", described(dataset))
-        return dataset.skip(batches_read).shard(replicas, extended.replica_id)
+        return dataset.skip(_passed_over(read, dataset, 1)).shard(replicas, extended.replica_id)
 
     is_stream = extended.is_one_worker and replicas > 1
     return strategy.distribute_datasets_from_function(of_stream if is_stream else of_worker)
+
+
+def _passed_over(read: StepPosition, dataset: Dataset, workers: int) -> int:
+    """Return how many batches a worker passes over, as its part of those that were read; fewer, with a warning."""
+    number, rest, size = read.batches_read, 0, dataset.batch_size
+    if read.batch_size and size:
+        number, rest = divmod(number * read.batch_size, size)
+    number, more = divmod(number, workers)
+    if rest or more:
+        warnings.warn(
+            f"the training goes on with rows that it has seen: {read.batches_read} batches of {read.batch_size or '?'} "
+            f"rows were read, which is no whole number of steps with {size or '?'} rows on {workers} workers",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return number
 
 
 def called(input_fn: Callable[..., Any], named: Mapping[str, Any]) -> Dataset:

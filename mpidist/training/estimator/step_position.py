@@ -15,22 +15,28 @@ class StepPosition:
         Steps made, in all calls of `train` together.
     batches_read : int
         Batches that all replicas together have taken in the present call; 0 when it has come to its end.
+    batch_size : int
+        Rows of these, as far as that is known, else 0.
     """
 
     def __init__(self) -> None:
-        self.global_step = self.batches_read = 0
+        self.global_step = self.batches_read = self.batch_size = 0
 
     def state(self) -> dict[str, int]:
-        """Return both numbers."""
-        return {"global_step": self.global_step, "batches_read": self.batches_read}
+        """Return all numbers."""
+        return {name: getattr(self, name) for name in _NUMBERS}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if a state has not both numbers."""
-        for name in ("global_step", "batches_read"):
+        """Raise ValueError if a number is missing in a state."""
+        for name in _NUMBERS:
             if name not in state:
                 raise ValueError(f"it has no {name!r}: no Estimator has saved it")
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state; errors as for `check`."""
         self.check(state)
-        self.global_step, self.batches_read = int(state["global_step"]), int(state["batches_read"])
+        for name in _NUMBERS:
+            setattr(self, name, int(state[name]))
+
+
+_NUMBERS = ("global_step", "batches_read", "batch_size")

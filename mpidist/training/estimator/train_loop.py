@@ -47,6 +47,7 @@ class TrainLoop:
         hooks, saver, session = self._hooks, self._saver, self._hooks.session
         asks = any_rank(self._strategy, bool(hooks) or saver.has_listeners)
         self._strategy.run(self._built.model.read_variables)
+        self._position.batch_size = batches.batch_size
         for batch in batches:
             hooks.before()
             totals = self._strategy.run(self._step_on, (batch, batches.share, saver.wants_to_save))
