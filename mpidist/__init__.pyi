@@ -7,7 +7,9 @@ from mpidist import config as config
 from mpidist import coordinator as coordinator
 from mpidist import data as data
 from mpidist import errors as errors
+from mpidist import estimator as estimator
 from mpidist import experimental as experimental
+from mpidist import feature_column as feature_column
 from mpidist import metrics as metrics
 from mpidist import optimizers as optimizers
 from mpidist import parameter_server as parameter_server

@@ -39,8 +39,8 @@ LAYERS = (
     ("frameworks",),
     ("testing",),
     # public names of what lies below
-    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "tpu"),
-    ("autograd", "jax", "torch"),
+    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "estimator", "experimental", "feature_column"),
+    ("metrics", "tpu", "autograd", "jax", "torch"),
     ("__init__",),
     ("commands",),
     ("__main__",),
