@@ -46,7 +46,6 @@ _HINTS = {
     # Horovod, mpi4py, torch.distributed
     "torch": "write `import mpidist.torch`",
     "jax": "write `import mpidist.jax`",
-    "autograd": "write `import mpidist.autograd`",
     "init_process_group": _NO_START,
     "shutdown": "nothing is shut down by hand: the ranks part when the script ends",
     "get_rank": "use mpidist.rank()",
