@@ -2,11 +2,14 @@
 
 from mpidist import callbacks as callbacks
 from mpidist import cluster_resolver as cluster_resolver
+from mpidist import compression as compression
 from mpidist import config as config
 from mpidist import coordinator as coordinator
 from mpidist import data as data
 from mpidist import errors as errors
+from mpidist import estimator as estimator
 from mpidist import experimental as experimental
+from mpidist import feature_column as feature_column
 from mpidist import metrics as metrics
 from mpidist import optimizers as optimizers
 from mpidist import parameter_server as parameter_server
@@ -64,6 +67,14 @@ from mpidist.variables import IndexedSlices as IndexedSlices
 from mpidist.variables import Variable as Variable
 from mpidist.world import init as init
 from mpidist.world import new_world as new_world
+from mpidist.world_collectives import all_gather as all_gather
+from mpidist.world_collectives import all_reduce as all_reduce
+from mpidist.world_collectives import all_to_all as all_to_all
+from mpidist.world_collectives import broadcast as broadcast
+from mpidist.world_collectives import gather as gather
+from mpidist.world_collectives import receive as receive
+from mpidist.world_collectives import reduce_scatter as reduce_scatter
+from mpidist.world_collectives import send as send
 
 CollectiveCommunication = CommunicationImplementation
 __version__: str

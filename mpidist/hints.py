@@ -17,7 +17,6 @@ _ELSEWHERE = "optimizers, metrics, callbacks and data sets are in mpidist.optimi
 _HINTS = {
     # TensorFlow and Keras
     "keras": f"fit, evaluate and predict are methods of mpidist.Trainer; {_ELSEWHERE}",
-    "estimator": "use mpidist.Trainer, and mpidist.SidecarEvaluator for an evaluation beside the training",
     "distribute": "tf.distribute.X is mpidist.X",
     "train": "use mpidist.Checkpoint, mpidist.CheckpointManager, mpidist.ClusterSpec and mpidist.optimizers",
     "Server": "no server is started by hand: ranks become servers in mpidist.ParameterServerStrategy(num_ps=1)",
