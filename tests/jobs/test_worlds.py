@@ -65,7 +65,7 @@ def test_members_of_an_ensemble_have_worlds_of_their_own(nodes):
     assert _said(_run(4, MEMBERS, MPIDIST_VIRTUAL_NODES=nodes)) == expected
 
 
-@pytest.mark.parametrize("level", ["single", "funneled", "serialized", "multiple"])
+@pytest.mark.parametrize("level", ["single", "funneled"])
 def test_a_program_starts_mpi_with_a_thread_level_of_its_own(level):
     body = """
 try:

@@ -152,6 +152,13 @@ def test_the_order_of_ranks_is_that_of_the_communicator(everyone):
     comm.Free()
 
 
+def test_a_communicator_with_a_grid_is_one_of_ranks(everyone):
+    grid = everyone.Create_cart([everyone.size], periods=[True])
+    with mpidist.new_world(grid):
+        assert mpidist.all_gather_object(mpidist.rank()) == list(range(everyone.size))
+    grid.Free()
+
+
 def test_worlds_with_ranks_in_common_used_in_one_order(mpi, everyone):
     rank, last = everyone.rank, everyone.size - 1
     members = {"low": range(last), "high": range(1, last + 1), "all": range(last + 1)}
@@ -219,6 +226,21 @@ def test_a_checkpoint_is_that_of_the_world_in_which_it_was_made(everyone, half, 
     assert manager.restore_or_initialize() == path
     assert w.value.tolist() == [float(everyone.rank % 2)] * 3
     mpidist.barrier()
+
+
+def test_a_checkpoint_made_outside_is_that_of_its_variables(everyone, half, tmp_path):
+    folder = Path(mpidist.broadcast_object(str(tmp_path)))
+    with half, mpidist.MultiWorkerMirroredStrategy().scope():
+        w = mpidist.Variable(numpy.full(3, float(everyone.rank % 2)), name="w")
+    checkpoint = mpidist.Checkpoint(w=w)
+    path = checkpoint.save(folder / f"{everyone.rank % 2}.h5")
+    w.assign(numpy.full(3, 7.0))
+    checkpoint.restore(path)
+    assert w.value.tolist() == [float(everyone.rank % 2)] * 3
+    with mpidist.MultiWorkerMirroredStrategy().scope():
+        v = mpidist.Variable(numpy.zeros(3), name="v")
+    with pytest.raises(ValueError, match="of several worlds; make a checkpoint for each"):
+        mpidist.Checkpoint(v=v, w=w)
 
 
 def test_a_trainer_is_that_of_the_world_in_which_it_was_made(everyone, half, tmp_path):
