@@ -22,11 +22,11 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 #: Words that need no entry: they mean what they mean in every English book about programs.
 EVERYDAY = set(
     """
-    about accumulation all alone an and argument array assignment auto awaited bar base bench but by cache
-    caller cancelled cause check chooser clock command communication comparison conformance connecting core
+    about accumulation adapter all alone an and argument array assignment auto awaited backend bar base bench but by
+    cache caller cancelled cause check chooser class clock command communication comparison conformance connecting core
     counted current curve data deadline death default dependency derived destination device differ dtype
     elsewhere ended entered error evaluation event exact failed failure fault file fixed foreign found framework from
-    function fused generated given guard here hint host hostlist identity implausible implementation info
+    function fused generated given here hint host hostlist identity implausible implementation info
     injected input join judged kept killed kind lambda launch lazy leftover level line list log lone loopback
     lost machine main manager mapping max measure measured membership memory merge message method min missing
     mode monitoring name neighbour nest network no not note of on once open option order origin out outcome
@@ -46,12 +46,12 @@ GIVEN = set(
     absolute accuracy adagrad adam aggregating aggregation asynchronous auc autoshard backup binary binomial
     callback categorical central checkpoint clipping concatenate config confusion constant context coordinator
     cosine cross csv dataset decay distribute distributed distribution doubling dynamic early experimental exponential
-    extended filter handler hdf hierarchical history indexed inverse iterator k keras lamb lars learning logger
+    extended filter handler hdf hierarchical history indexed inverse iterator jax k keras lamb lars learning logger
     loss lr map mean metric mirrored model monitor mpi mpidist mpirun multi n na nan nccl numpy op ops optimizer
     optional partitioner physical piecewise plateau policy polynomial power precision prediction preemption
     prefetcher prefetching rabenseifner rate recall recursive reduce regression repeat replication ring rm
     rmsprop scale scheduler sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
-    synchronization synchronous tensor tensorboard terminate tf threshold top tpu train trainer training unbatch
+    synchronization synchronous tensor tensorboard terminate tf threshold top torch tpu train trainer training unbatch
     value variable w warm zip zipped
     """.split()
 )
