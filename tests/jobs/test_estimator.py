@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from tests.grid import grid
-from tests.jobs import run_job
+from tests.jobs import ROOT, run_job
 from tests.unit.training import estimator_net as net
 from tests.unit.training.softplus_net import loss
 
@@ -137,3 +137,25 @@ def test_a_killed_job_goes_on_from_its_folder_on_other_ranks(tmp_path, name):
     steps = net.cut(4)  # the global batch is 4 rows on either number of ranks
     assert re.findall(r"STEPS (\d+)", resumed.stdout) == [str(len(steps))] * 4
     net.assert_same(net.values(net.of(tmp_path)), net.by_hand(steps))
+
+
+EXAMPLE = ROOT / "examples" / "estimator_linear.py"
+
+
+def test_the_example_prints_the_same_on_any_number_of_ranks():
+    printed = set()
+    for ranks, name in ((1, "MirroredStrategy"), (2, "MirroredStrategy"), (3, "MultiWorkerMirroredStrategy")):
+        found = run_job(ranks, EXAMPLE, ["--strategy", name])
+        assert found.returncode == 0, found.stderr
+        printed.add(found.stdout)
+    ((step, accuracy),) = re.findall(r"step (\d+), test loss [0-9.]+, accuracy ([0-9.]+)\n", printed.pop())
+    assert (step, printed) == ("200", set())
+    assert float(accuracy) > 0.9
+
+
+def test_the_example_with_servers_and_an_evaluator(tmp_path):
+    options = ["--strategy", "ParameterServerStrategy", "--model-dir", str(tmp_path)]
+    found = run_job(4, EXAMPLE, options, env={"MPIDIST_ROLES": "chief:1,worker:1,ps:1,evaluator:1"})
+    assert found.returncode == 0, found.stderr
+    ((step, accuracy),) = re.findall(r"step (\d+), test loss [0-9.]+, accuracy ([0-9.]+)\n", found.stdout)
+    assert 200 <= int(step) <= 201 and float(accuracy) > 0.85
