@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 DEVIATIONS: dict[str, str] = {
+    "reduce_op_enum": "checked, but that there are MIN, MAX and PRODUCT besides",
+    "reduce_bad_op_string": "MAX is a reduction here",
     "central_ctor": "checked, but for the name of the extended class, which is TensorFlow's own",
     "cal_neg_gbs": "a ValueError with TensorFlow's text: there is no InvalidArgumentError outside TensorFlow",
     "split_unbatched": "the ValueError that TensorFlow documents, in place of an IndexError from its inside",
