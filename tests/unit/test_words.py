@@ -24,12 +24,12 @@ EVERYDAY = set(
     """
     about accumulation all alone an and argument array assignment auto awaited backward bar base bench broadcast but by
     cache caller cancelled cause check chooser clock command communication comparison conformance connecting core
-    counted current curve data deadline death default dependency derived destination device differ dtype
+    counted crossing current curve data deadline death default dependency derived destination device differ dtype
     elsewhere ended entered error evaluation event exact failed failure fault file fixed foreign found framework from
     function fused generated given guard here hint host hostlist identity implausible implementation info
-    injected input join judged kept killed kind lambda launch lazy leftover level line list log lone loopback
+    injected input join joining judged kept killed kind lambda launch lazy leftover level line list log lone loopback
     lost machine main manager mapping max measure measured membership memory merge message method min missing
-    mode monitoring name neighbour nest network no not note of on once open option order origin out outcome
+    mode monitoring name neighbour nest network no norm not note of on once open option order origin out outcome
     output own owner packed page parallel parameter part path per pickle piped pipeline placement plain planned
     plausibility plot probe process processor progress proof protocol quantity question random range read reader
     reading record recording reduction remote reordered request resolution restore room row runner runtime saved
@@ -44,14 +44,15 @@ EVERYDAY = set(
 GIVEN = set(
     """
     absolute accuracy adagrad adam aggregating aggregation asynchronous auc autoshard backup binary binomial
-    callback categorical central checkpoint clipping concatenate config confusion constant context coordinator
+    callback categorical central checkpoint clipping comm concatenate config confusion constant context coordinator
     cosine cross csv dataset decay distribute distributed distribution doubling dynamic early experimental exponential
     extended filter handler hdf hierarchical history indexed inverse iterator k keras lamb lars learning logger
     loss lr map mean metric mirrored model monitor mpi mpidist mpirun multi n na nan nccl numpy op ops optimizer
     optional partitioner physical piecewise plateau policy polynomial power precision prediction preemption
     prefetcher prefetching rabenseifner rate recall recursive reduce regression repeat replication ring rm
     rmsprop sampler scale scheduler sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
-    synchronization synchronous tensor tensorboard terminate tf threshold top torch tpu train trainer training unbatch
+    sync synchronization synchronous tensor tensorboard terminate tf threshold top torch tpu train trainer training
+    unbatch
     value variable w warm zip zipped
     """.split()
 )

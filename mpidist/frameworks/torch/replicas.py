@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -93,10 +94,7 @@ class Replicas:
         return found
 
     def check(self, what: str, signatures: Sequence[Signature]) -> None:
-        """Raise CollectiveMismatchError on all ranks unless all come with these names, dtypes and shapes.  Collective.
-
-        A check is made of each tensor by itself in the message only: the first that differs is named.
-        """
+        """Raise CollectiveMismatchError on all ranks unless all have these names, dtypes and shapes.  Collective."""
         if self.size > 1:
             self.communicator.check(self.communicator.call(what, signatures))
 
@@ -135,7 +133,7 @@ def replicas_of(strategy: Any = None) -> Replicas:
     if strategy is None and context.has_strategy():
         strategy = context.get_strategy()
     if strategy is None or context.is_default(strategy):
-        return Replicas(world_communicator())
+        return _kept(world_communicator(), None)
     extended = strategy.extended
     if isinstance(strategy, ParameterServerStrategy) or extended.num_logical_devices > 1:
         raise NotImplementedError(
@@ -144,4 +142,8 @@ def replicas_of(strategy: Any = None) -> Replicas:
         )
     if extended.num_replicas == 1:
         return Replicas(None)
-    return Replicas(extended.communicator, extended)
+    return _kept(extended.communicator, extended)
+
+
+#: So that what is bound for small values is found again.
+_kept = lru_cache(maxsize=16)(Replicas)
