@@ -29,6 +29,7 @@ LAYERS = (
     ("collectives",),
     ("tuning", "tracing"),
     ("world",),
+    ("ranks", "world_collectives", "compression"),
     ("variables",),
     ("cross_device_ops",),
     ("optimizers", "input"),
@@ -38,7 +39,8 @@ LAYERS = (
     ("frameworks",),
     ("testing",),
     # public names of what lies below
-    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "torch", "tpu"),
+    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "estimator", "experimental", "feature_column"),
+    ("metrics", "tpu", "autograd", "jax", "torch"),
     ("__init__",),
     ("commands",),
     ("__main__",),
@@ -51,6 +53,9 @@ FOREIGN = {
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
     "torch": ("torch.py", "frameworks/torch/*.py"),
+    "autograd": ("frameworks/autograd.py", "autograd.py"),
+    "jax": ("frameworks/jax/*.py", "jax.py"),
+    "optax": ("frameworks/jax/*.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpidist.frameworks.torch import crossing
-from mpidist.frameworks.torch.replicas import Replicas, replicas_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -87,7 +87,7 @@ class SyncBatchNorm(_BatchNorm):
 class _Statistics:
     """Count, mean and variance of each channel over all replicas; the mean first, so that nothing cancels."""
 
-    def __init__(self, x: torch.Tensor, replicas: Replicas) -> None:
+    def __init__(self, x: torch.Tensor, replicas: TorchReplicas) -> None:
         self.axes = [0, *range(2, x.dim())]
         self.shape = [1, -1, *[1] * (x.dim() - 2)]
         values = x.detach()
@@ -103,7 +103,7 @@ class _Statistics:
         self.variance = _sums(replicas, (from_mean.double() - rest).square().sum(self.axes))[:-1] / self.count
 
 
-def _sums(replicas: Replicas, values: torch.Tensor, extra: float = 0.0) -> torch.Tensor:
+def _sums(replicas: TorchReplicas, values: torch.Tensor, extra: float = 0.0) -> torch.Tensor:
     """Return sums over all replicas, with the sum of one more number behind them.  Collective."""
     packed = numpy.append(values.cpu().numpy(), extra)
     replicas.reduce("sum", [packed], "SyncBatchNorm")
@@ -115,7 +115,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float, statistics: _Statistics, replicas: Replicas
+        ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float, statistics: _Statistics, replicas: TorchReplicas
     ) -> torch.Tensor:
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
         inverse = (statistics.variance + eps).rsqrt().to(dtype).view(statistics.shape)

@@ -11,7 +11,7 @@ import torch
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientReduction, check_alike
-from mpidist.frameworks.torch.replicas import Replicas, replicas_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.options import ReduceOp
 
 #: What PyTorch's own class puts before the names of the module's tensors.
@@ -206,11 +206,11 @@ class BufferBroadcast:
 
     Parameters
     ----------
-    replicas : Replicas
+    replicas : TorchReplicas
     module : torch.nn.Module
     """
 
-    def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
+    def __init__(self, replicas: TorchReplicas, module: torch.nn.Module) -> None:
         self._replicas, self._module = replicas, module
 
     def __call__(self, root: int = 0) -> None:
@@ -223,7 +223,7 @@ class BufferBroadcast:
         return self._replicas.size > 1 and any(True for _ in self._module.buffers())
 
 
-def broadcast_module(replicas: Replicas, module: torch.nn.Module, root: int = 0) -> None:
+def broadcast_module(replicas: TorchReplicas, module: torch.nn.Module, root: int = 0) -> None:
     """Give all replicas the parameters and buffers of rank `root`'s module.
 
     Collective: every rank calls it in the same order.

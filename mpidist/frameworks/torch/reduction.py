@@ -20,7 +20,7 @@ from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import call_at_the_end
 from mpidist.frameworks.torch.gradients import GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
-from mpidist.frameworks.torch.replicas import Replicas
+from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import check_memory, dtype_of
 
 Named = tuple[str, torch.Tensor]
@@ -34,7 +34,7 @@ class GradientReduction:
 
     Parameters
     ----------
-    replicas : Replicas
+    replicas : TorchReplicas
     named : callable
         ``named()`` returns the (name, parameter) pairs that there are now, in the same order on all ranks.
     op : str
@@ -60,7 +60,7 @@ class GradientReduction:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: TorchReplicas,
         named: Callable[[], Sequence[Named]],
         op: str,
         owner: str,
@@ -245,7 +245,7 @@ def _owner_of(parameter: torch.Tensor) -> str | None:
     return found[2] if found is not None and is_owned else None
 
 
-def check_alike(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
+def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have such tensors; the first that differs is named.
 
     Collective: every rank calls it in the same order.

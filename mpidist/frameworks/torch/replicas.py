@@ -23,7 +23,7 @@ from mpidist.world import world_communicator
 InPlace = Callable[[Sequence[Any]], Any]
 
 
-class Replicas:
+class TorchReplicas:
     """One replica's view of all that train together.
 
     Parameters
@@ -120,7 +120,7 @@ class Replicas:
         return buffer.tobytes()
 
 
-def replicas_of(strategy: Any = None) -> Replicas:
+def replicas_of(strategy: Any = None) -> TorchReplicas:
     """Return the replicas of a strategy; None for the strategy in force, or all ranks of the job where there is none.
 
     Collective at the first call, which may start MPI.
@@ -141,9 +141,9 @@ def replicas_of(strategy: Any = None) -> Replicas:
             "whose replicas are whole and stay alike"
         )
     if extended.num_replicas == 1:
-        return Replicas(None)
+        return TorchReplicas(None)
     return _kept(extended.communicator, extended)
 
 
 #: So that what is bound for small values is found again.
-_kept = lru_cache(maxsize=16)(Replicas)
+_kept = lru_cache(maxsize=16)(TorchReplicas)
