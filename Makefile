@@ -15,10 +15,10 @@ MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 RAN := build/ran
 
-# environments of their own: each is .venv-NAME with the packages NAME_PACKAGES, and runs tests/frameworks/test_NAME.py
+# environments of their own: each is .venv-NAME with the packages NAME_PACKAGES, and runs tests/frameworks/test_NAME*.py
 FRAMEWORKS ?= jax torch keras
 FRAMEWORK_SIZES ?= 1 2 3
-jax_PACKAGES := jax
+jax_PACKAGES := jax optax scikit-learn
 torch_PACKAGES := torch==2.13.0
 keras_PACKAGES := keras jax
 
@@ -93,7 +93,7 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%)
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.frameworks-installed | $(VENV)/bin/python
 	rm -rf $(RAN)/$*
 	set -e; for size in $(FRAMEWORK_SIZES); do timeout --kill-after=20 $(LIMIT) \
-		.venv-$*/bin/mpidist run --quiet -n $$size -m pytest -q tests/frameworks/test_$*.py --with-mpi --ran-log $(RAN)/$*; done
+		.venv-$*/bin/mpidist run --quiet -n $$size -m pytest -q tests/frameworks/test_$**.py --with-mpi --ran-log $(RAN)/$*; done
 
 .venv-%/.frameworks-installed: setup.cfg pyproject.toml
 	test -e .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
