@@ -338,6 +338,11 @@ for step in range(10):
     for world in worlds:
         with world:
             assert total(1) == world.size
+for _ in range(5):
+    brief = mpidist.new_world(everyone)
+    with brief:
+        assert total(1) == size
+    brief.close()
 if rank == 1:
     time.sleep(1)
 say("done", len(set(world.topology.node_count for world in worlds)))
