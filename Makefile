@@ -15,7 +15,7 @@ MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 RAN := build/ran
 
-# environments of their own: each is .venv-NAME with the packages NAME_PACKAGES; it runs tests/frameworks/test_NAME.py,
+# environments of their own: each is .venv-NAME with the packages NAME_PACKAGES; it runs tests/frameworks/test_NAME*.py,
 # or NAME_TESTS, with the variables NAME_VARIABLES
 FRAMEWORKS ?= jax torch keras keras_torch
 FRAMEWORK_SIZES ?= 1 2 3
@@ -99,7 +99,7 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%)
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.frameworks-installed | $(VENV)/bin/python
 	rm -rf $(RAN)/$*
 	set -e; for size in $(FRAMEWORK_SIZES); do $($*_VARIABLES) timeout --kill-after=20 $(LIMIT) \
-		.venv-$*/bin/mpidist run --quiet -n $$size -m pytest -q $(or $($*_TESTS),tests/frameworks/test_$*.py) \
+		.venv-$*/bin/mpidist run --quiet -n $$size -m pytest -q $(or $($*_TESTS),tests/frameworks/test_$**.py) \
 		--with-mpi --ran-log $(RAN)/$*; done
 
 .venv-%/.frameworks-installed: setup.cfg pyproject.toml

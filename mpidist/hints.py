@@ -16,8 +16,6 @@ _ELSEWHERE = "optimizers, metrics, callbacks and data sets are in mpidist.optimi
 #: Names below mpidist that users of other libraries type -> what to use here.  A name that becomes real has no hint.
 _HINTS = {
     # TensorFlow and Keras
-    "keras": f"import mpidist.keras, for models of Keras 3; fit is a method of mpidist.Trainer, too; {_ELSEWHERE}",
-    "estimator": "use mpidist.Trainer, and mpidist.SidecarEvaluator for an evaluation beside the training",
     "distribute": "tf.distribute.X is mpidist.X",
     "train": "use mpidist.Checkpoint, mpidist.CheckpointManager, mpidist.ClusterSpec and mpidist.optimizers",
     "Server": "no server is started by hand: ranks become servers in mpidist.ParameterServerStrategy(num_ps=1)",
@@ -45,10 +43,13 @@ _HINTS = {
     "config.experimental config.set_visible_devices": "a rank drives one device, which its strategy chooses",
     "callbacks.ProgbarLogger": "use mpidist.callbacks.ProgressBar, or verbose= of fit",
     # Horovod, mpi4py, torch.distributed
-    "init init_process_group": _NO_START,
+    "init_process_group": _NO_START,
     "shutdown": "nothing is shut down by hand: the ranks part when the script ends",
-    "rank get_rank": "use strategy.extended.replica_id",
-    "size get_world_size": "use strategy.num_replicas_in_sync",
+    "get_rank": "use mpidist.rank()",
+    "get_world_size": "use mpidist.size()",
+    "cross_rank": "use mpidist.node()",
+    "allgather_object": "use mpidist.all_gather_object(obj)",
+    "broadcast_object_list": "use mpidist.broadcast_object(obj, root_rank=0)",
     "DistributedOptimizer DistributedGradientTape DistributedDataParallel":
         "make an optimizer of mpidist.optimizers in strategy.scope(); apply_gradients sums over all replicas",
     "allreduce all_reduce": 'use strategy.reduce("sum", value, axis=None), or all_reduce of get_replica_context()',

@@ -33,17 +33,28 @@ class _NamedEnum(enum.Enum):
 class ReduceOp(_NamedEnum):
     """How values of several replicas become one.
 
+    TensorFlow has SUM and MEAN.  The others are for values that gradients do not have: extremes, counts of
+    combinations.
+
     Attributes
     ----------
     verb : str
-        How the collectives call it: ``"sum"`` or ``"mean"``.
+        How the collectives call it: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
     """
 
     SUM = "SUM"
     MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PRODUCT = "PRODUCT"
 
     def __init__(self, name: str) -> None:
-        self.verb = name.lower()
+        self.verb = "prod" if name == "PRODUCT" else name.lower()
+
+    @property
+    def adds(self) -> bool:
+        """Whether values are added: a sum, or a mean."""
+        return self in (ReduceOp.SUM, ReduceOp.MEAN)
 
     @classmethod
     def parse(cls, value: Any) -> ReduceOp:

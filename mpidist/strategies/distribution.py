@@ -31,10 +31,8 @@ def distribute(strategy: Any, objects: Sequence[Any], options: Mapping[str, Any]
     Raises
     ------
     TypeError
-        There is no object, an object of no known framework, or objects of several frameworks.
+        An object of no known framework, or objects of several frameworks.
     """
-    if not objects:
-        raise TypeError("distribute() needs an object: a model, an optimizer, or both")
     names = [_known(obj) for obj in objects]
     if len({*names}) > 1:
         found = ", ".join(f"{_class_name(obj)} of {name}" for obj, name in zip(objects, names, strict=True))

@@ -21,6 +21,7 @@ from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.training.given_path import given_path
 from mpidist.training.owner import Unowned
 from mpidist.training.temporary_files import temporary
+from mpidist.transports import WorldKept, in_kept_world, innermost
 from mpidist.variables import DistributedVariable
 from mpidist.world import world_communicator
 
@@ -82,6 +83,7 @@ class Checkpoint:
     """
 
     def __init__(self, **objects: Any) -> None:
+        self.kept_world = WorldKept(innermost())
         self._parts: dict[str, Any] = {}
         self._add("", objects)
 
@@ -150,6 +152,7 @@ class Checkpoint:
         """
         return self.save_owned(given_path(path, "path", is_file=True), Unowned(), parallel)
 
+    @in_kept_world
     def save_owned(self, path: Path, owner: Unowned, parallel: bool | None = None) -> Path:
         """Save as the owner of a directory; CheckpointError if the directory is another job's.  Collective."""
         if not writes_here():
@@ -163,6 +166,7 @@ class Checkpoint:
             job.on_save(path)
         return path
 
+    @in_kept_world
     def restore(self, path: str | Path) -> None:
         """Set everything to what a file says.
 
@@ -184,6 +188,7 @@ class Checkpoint:
         else:
             job.extended.by_first_worker(lambda: self.restore_here(file))
 
+    @in_kept_world
     def restore_here(self, path: str | Path) -> None:
         """Restore in this worker only.  Collective among its ranks."""
         path = Path(path)
@@ -363,7 +368,7 @@ def _write_together(
     path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     communicator = world_communicator()
-    rank, size = communicator.rank, communicator.size
+    rank, size, comm = communicator.rank, communicator.size, communicator.transport.mpi_communicator
     parts = hdf5_parallel.part_checksums(found, rank, size)
     described = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
     of_chief = [numbers, str(temporary(path))] if rank == CHIEF else None
@@ -381,7 +386,7 @@ def _write_together(
     ranges: hdf5_file.Ranges = []
     problem = ""
     try:
-        ranges = hdf5_parallel.write_parts(Path(written), found, numbers, checksums, rank, size)
+        ranges = hdf5_parallel.write_parts(Path(written), found, numbers, checksums, rank, size, comm)
     except OSError as error:
         problem = str(error)
     try:

@@ -1,0 +1,32 @@
+"""PyTorch models train on MPI ranks: Horovod's names, `DistributedDataParallel`, and what they are made of."""
+
+from typing import TYPE_CHECKING
+
+from mpidist.errors import MissingDependencyError
+from mpidist.hints import public_module
+
+try:
+    import torch as _torch
+except ImportError as error:
+    raise MissingDependencyError(f"mpidist.torch needs PyTorch: pip install 'mpidist[torch]' ({error})") from error
+
+from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state as broadcast_optimizer_state
+from mpidist.frameworks.torch.broadcast import broadcast_parameters as broadcast_parameters
+from mpidist.frameworks.torch.data_parallel import DistributedDataParallel as DistributedDataParallel
+from mpidist.frameworks.torch.losses import compute_average_loss as compute_average_loss
+from mpidist.frameworks.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from mpidist.frameworks.torch.sampler import DistributedSampler as DistributedSampler
+
+del _torch
+
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedOptimizer",
+    "DistributedSampler",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "compute_average_loss",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public_module(__name__)
