@@ -23,10 +23,10 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 EVERYDAY = set(
     """
     about accumulation adapter all alone an and argument array assignment at auto awaited backend backward bar base
-    bench broadcast but by cache caller cancelled cause check chooser class clock command communication comparison conformance
-    connecting core counted current curve data deadline death default dependency derived destination device differ
-    dtype during elsewhere ended entered entry error evaluation event exact failed failure fault file fixed foreign
-    found framework from function fused gathered generated given here hint host hostlist identity implausible
+    bench broadcast but by cache caller cancelled cause check chooser class clock command communication comparison
+    conformance connecting core counted current curve data deadline death default dependency derived destination
+    device differ dtype during elsewhere ended entered entry error evaluation event exact failed failure fault
+    file fixed foreign found framework from function fused gathered generated given here hint host hostlist identity implausible
     implementation info injected input join judged kept key killed kind lambda launch lazy leftover level line list
     log lone loopback lost machine main manager mapping max measure measured membership memory merge message method
     min missing mode monitoring name neighbour nest network no not note object of on once open option order origin
