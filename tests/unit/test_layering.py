@@ -52,10 +52,10 @@ FOREIGN = {
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
-    "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_*.py"),
     "keras": ("keras.py", "frameworks/keras/*.py"),
+    "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_steps.py"),
     "autograd": ("frameworks/autograd.py", "autograd.py"),
-    "jax": ("frameworks/jax/*.py", "frameworks/keras/jax_*.py", "jax.py"),
+    "jax": ("frameworks/jax/*.py", "jax.py", "frameworks/keras/jax_steps.py"),
     "optax": ("frameworks/jax/*.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
