@@ -19,7 +19,7 @@ RAN := build/ran
 FRAMEWORKS ?= jax torch keras
 FRAMEWORK_SIZES ?= 1 2 3
 jax_PACKAGES := jax
-torch_PACKAGES := torch==2.13.0
+torch_PACKAGES := torch==2.13.0 scikit-learn
 keras_PACKAGES := keras jax
 
 # or every start of every rank would compile the package anew
