@@ -10,8 +10,10 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"mpidist.torch needs PyTorch: pip install 'mpidist[torch]' ({error})") from error
 
+from mpidist.frameworks.torch.batch_norm import SyncBatchNorm as SyncBatchNorm
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state as broadcast_optimizer_state
 from mpidist.frameworks.torch.broadcast import broadcast_parameters as broadcast_parameters
+from mpidist.frameworks.torch.comm_hook import comm_hook as comm_hook
 from mpidist.frameworks.torch.data_parallel import DistributedDataParallel as DistributedDataParallel
 from mpidist.frameworks.torch.losses import compute_average_loss as compute_average_loss
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer as DistributedOptimizer
@@ -23,8 +25,10 @@ __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
     "DistributedSampler",
+    "SyncBatchNorm",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "comm_hook",
     "compute_average_loss",
 ]
 

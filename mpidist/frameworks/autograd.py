@@ -43,7 +43,10 @@ def all_reduce(x: Any, op: str | ReduceOp = "sum") -> Any:
     CollectiveMismatchError
         On all ranks: their shapes or dtypes differ, or one of them called something else.
     """
-    return _all_reduce(x, ReduceOp.parse(op).verb)
+    parsed = ReduceOp.parse(op)
+    if parsed not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(f"autograd differentiates through the ReduceOp SUM and MEAN, got {parsed.name}")
+    return _all_reduce(x, parsed.verb)
 
 
 @primitive

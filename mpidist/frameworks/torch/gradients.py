@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from mpidist.frameworks.torch.replicas import Replicas
+from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import array_of, dtype_of, is_flat, tensor_of
 from mpidist.variables import IndexedSlices
 
@@ -29,7 +29,7 @@ class GradientList:
 
     Parameters
     ----------
-    replicas : Replicas
+    replicas : TorchReplicas
     names : sequence of str
     parameters : sequence of Parameter
     sparse : frozenset of int
@@ -40,7 +40,7 @@ class GradientList:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: TorchReplicas,
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         sparse: frozenset[int] = frozenset(),

@@ -11,7 +11,7 @@ import torch
 
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.reduction import GradientReduction, Named, check_alike
-from mpidist.frameworks.torch.replicas import Replicas, replicas_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.options import ReduceOp
 
 #: What `overlap` may be.
@@ -106,7 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
         self._begin(replicas, listing())
 
-    def _begin(self, replicas: Replicas, named: Sequence[Named]) -> None:
+    def _begin(self, replicas: TorchReplicas, named: Sequence[Named]) -> None:
         """Begin with rank 0's parameters and state, and reduce before each step.  Collective."""
         check_alike(replicas, "DistributedOptimizer", self._reduction.listed())
         broadcast_tensors(replicas, named)

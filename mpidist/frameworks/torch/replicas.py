@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -22,7 +23,7 @@ from mpidist.world import world_communicator
 InPlace = Callable[[Sequence[Any]], Any]
 
 
-class Replicas:
+class TorchReplicas:
     """One replica's view of all that train together.
 
     Parameters
@@ -93,10 +94,7 @@ class Replicas:
         return found
 
     def check(self, what: str, signatures: Sequence[Signature]) -> None:
-        """Raise CollectiveMismatchError on all ranks unless all come with these names, dtypes and shapes.  Collective.
-
-        A check is made of each tensor by itself in the message only: the first that differs is named.
-        """
+        """Raise CollectiveMismatchError on all ranks unless all have these names, dtypes and shapes.  Collective."""
         if self.size > 1:
             self.communicator.check(self.communicator.call(what, signatures))
 
@@ -122,7 +120,7 @@ class Replicas:
         return buffer.tobytes()
 
 
-def replicas_of(strategy: Any = None) -> Replicas:
+def replicas_of(strategy: Any = None) -> TorchReplicas:
     """Return the replicas of a strategy; None for the strategy in force, or all ranks of the job where there is none.
 
     Collective at the first call, which may start MPI.
@@ -135,7 +133,7 @@ def replicas_of(strategy: Any = None) -> Replicas:
     if strategy is None and context.has_strategy():
         strategy = context.get_strategy()
     if strategy is None or context.is_default(strategy):
-        return Replicas(world_communicator())
+        return _kept(world_communicator(), None)
     extended = strategy.extended
     if isinstance(strategy, ParameterServerStrategy) or extended.num_logical_devices > 1:
         raise NotImplementedError(
@@ -143,5 +141,9 @@ def replicas_of(strategy: Any = None) -> Replicas:
             "whose replicas are whole and stay alike"
         )
     if extended.num_replicas == 1:
-        return Replicas(None)
-    return Replicas(extended.communicator, extended)
+        return TorchReplicas(None)
+    return _kept(extended.communicator, extended)
+
+
+#: So that what is bound for small values is found again.
+_kept = lru_cache(maxsize=16)(TorchReplicas)
