@@ -184,7 +184,7 @@ class _Origin:
         self._lines, self._peer, self._box = lines, peer, box
         self._number = 0
         self._head: Any = numpy.empty(_HEAD_BYTES if box is None else 0, numpy.uint8)
-        self._content = memoryview(self._head) if box is None else box.content
+        self._content = self._head.data if box is None else box.content
         self._pending: Pending = None
         self._poll_fn: Callable[[], bool] = self._begin if box is None else self._box_is_filled
 

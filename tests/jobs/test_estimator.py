@@ -96,6 +96,32 @@ def test_a_job_with_servers_goes_on_with_its_steps_and_other_ranks(tmp_path):
     assert steps[0] == 5 and 9 <= steps[1] <= 10
 
 
+TWICE = """
+import sys
+import mpidist
+from mpidist import estimator
+from tests.unit.training import estimator_net as net
+
+strategy = mpidist.ParameterServerStrategy()
+found = estimator.Estimator(net.model_fn, sys.argv[1], estimator.RunConfig(train_distribute=strategy))
+found.train(net.input_fn_of(2, repeats=True), steps=10)
+found.train(net.input_fn_of(2, repeats=True), steps=10)
+if strategy.extended.is_chief:
+    step = found.get_variable_value("global_step")
+    assert 20 <= step <= 24, step  # other workers finish the step that they are at, in both calls
+    results = found.evaluate(net.input_fn_of(4))
+    assert results["global_step"] == step
+    predicted = list(found.predict(net.input_fn_of(4)))
+    print("DONE", len(predicted), flush=True)
+"""
+
+
+def test_workers_train_twice_and_the_chief_evaluates_by_itself(tmp_path):
+    found = run_job(4, TWICE, [str(tmp_path)], env={"MPIDIST_ROLES": "chief:1,worker:2,ps:1"})
+    assert found.returncode == 0, found.stderr
+    assert re.findall(r"DONE (\d+)", found.stdout) == [str(net.ROWS)]
+
+
 def test_workers_of_two_ranks(tmp_path):
     served(tmp_path, 5, "worker:4,ps:1", 20, 100, 2)
     (evaluated,) = steps_evaluated(tmp_path)
