@@ -37,7 +37,7 @@ EVERYDAY = set(
     stall start started state stopwatch store stored stream structure sum supervisor taken temporary terminal
     termination test testing text time timeout timing to total traceback tracing traffic tune tuning two union
     unowned unsupported up use wait waiting watchdog watched window word writing
-    broadcast framework gathered
+    broadcast framework gathered handover
     """.split()
 )
 
