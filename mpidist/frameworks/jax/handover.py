@@ -49,7 +49,9 @@ class Handover:
         self._groups = [_group(positions, self._shapes) for positions in groups.values()]
         grouped = {position for positions in groups.values() for position in positions}
         self._long = [position for position in range(len(leaves)) if position not in grouped]
-        signatures = [(dtype, (group.bounds[-1][1],)) for (dtype, _), group in zip(groups, self._groups, strict=True)]
+        signatures: list[tuple[Any, tuple[int, ...]]] = [
+            (dtype, (group.bounds[-1][1],)) for (dtype, _), group in zip(groups, self._groups, strict=True)
+        ]
         signatures += [(numpy.dtype(dtypes[position]), self._shapes[position]) for position in self._long]
         self._memory = ResultMemory(signatures)
         self._placements = [place for _, place in groups] + [leaves[position].placement for position in self._long]
