@@ -18,9 +18,12 @@ from functools import cache
 from typing import Any
 
 from mpidist import arrays
+from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce, Packed
-from mpidist.collectives.lists import BoundList
+from mpidist.collectives.in_place import bind_in_place
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.selection import PINNED
 from mpidist.collectives.update import FusedUpdate
@@ -192,9 +195,22 @@ class CrossDeviceOps:
         return None
 
     def bind_all_reduce(
-        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> BoundList | None:
+        self,
+        reduce_op: ReduceOp,
+        values: Sequence[Any],
+        options: CommunicationOptions,
+        adjustment: Adjustment = AS_IT_IS,
+    ) -> Bound | None:
         """Return the all-reduce of lists like this one, bound; None: every list passes through `reduce_list`.
+
+        Collective: every rank calls it in the same order.
+        """
+        return None
+
+    def bind_in_place(
+        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions
+    ) -> Bound | None:
+        """Return what reduces lists of such arrays in place; None: every list passes through `reduce_list`.
 
         Collective: every rank calls it in the same order.
         """
@@ -293,12 +309,30 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return fused.again(values, op, None, options.timeout_seconds) if fused is not None and self.num_packs else None
 
     def bind_all_reduce(
-        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> BoundList | None:
+        self,
+        reduce_op: ReduceOp,
+        values: Sequence[Any],
+        options: CommunicationOptions,
+        adjustment: Adjustment = AS_IT_IS,
+    ) -> Bound | None:
         """Return the bound all-reduce, unless a subclass has a way of its own, or nothing is fused.  Collective."""
         if self._has_own_way() or not self.num_packs:
             return None
-        return self._fused_all_reduce(options).bound(values, reduce_op.verb, options.timeout_seconds)
+        return self._fused_all_reduce(options).bound(values, reduce_op.verb, options.timeout_seconds, adjustment)
+
+    def bind_in_place(
+        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions
+    ) -> Bound | None:
+        """Return what reduces lists in place, unless a subclass has a way of its own, or nothing is fused.
+
+        Collective: every rank calls it in the same order.
+        """
+        if self._has_own_way() or not self.num_packs:
+            return None
+        algorithm = self._algorithm(options)
+        if algorithm == "nccl":
+            require_nccl(self.communicator, "CommunicationImplementation.NCCL")
+        return bind_in_place(self.communicator, signatures, reduce_op.verb, algorithm, options.timeout_seconds)
 
     def reduce_flat(
         self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
@@ -481,6 +515,8 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         self, accumulation_fn: Callable[..., Any], reduce_op: ReduceOp, value: Any, options: CommunicationOptions
     ) -> Any:
         """Gather one array to all ranks, accumulate on the root, broadcast from there."""
+        if not reduce_op.adds:
+            raise ValueError(f"accumulation_fn makes sums, and {reduce_op.name} was asked for; leave it out")
         gathered = self.communicator.all_gather(value[None], timeout_seconds=options.timeout_seconds)
         result = _contiguous_copy(value)
         if self.communicator.rank == self.root:

@@ -33,17 +33,28 @@ class _NamedEnum(enum.Enum):
 class ReduceOp(_NamedEnum):
     """How values of several replicas become one.
 
+    TensorFlow has SUM and MEAN.  The others are for values that gradients do not have: extremes, counts of
+    combinations.
+
     Attributes
     ----------
     verb : str
-        How the collectives call it: ``"sum"`` or ``"mean"``.
+        How the collectives call it: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
     """
 
     SUM = "SUM"
     MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PRODUCT = "PRODUCT"
 
     def __init__(self, name: str) -> None:
-        self.verb = name.lower()
+        self.verb = "prod" if name == "PRODUCT" else name.lower()
+
+    @property
+    def adds(self) -> bool:
+        """Whether values are added: a sum, or a mean."""
+        return self in (ReduceOp.SUM, ReduceOp.MEAN)
 
     @classmethod
     def parse(cls, value: Any) -> ReduceOp:
@@ -53,6 +64,14 @@ class ReduceOp(_NamedEnum):
         if not isinstance(value, str):
             raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {value!r}")
         return _REDUCE_OPS.get(value) or super().parse(value)
+
+    @classmethod
+    def of_gradients(cls, value: Any) -> ReduceOp:
+        """Return SUM or MEAN, given or named in any case; ValueError for others, which gradients do not have."""
+        found = cls.parse(value)
+        if not found.adds:
+            raise ValueError(f"gradients are reduced by the ReduceOp SUM or MEAN, got {found.name}")
+        return found
 
 
 #: By their usual spellings, which every reduction looks up.

@@ -60,4 +60,5 @@ def _summary(description: Description) -> str:
         return str(description["call"])
     name, dtype, shape = tensors[0]
     first = f"{name + ' ' if name else ''}{dtype}{shape}"
-    return f"{description['call']} of {first}" + (f" and {len(tensors) - 1} more" if len(tensors) > 1 else "")
+    more = len([each for each in tensors[1:] if each[1] or not dtype])  # facts are no tensors
+    return f"{description['call']} of {first}" + (f" and {more} more" if more else "")

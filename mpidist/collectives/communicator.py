@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property
 from typing import Any
+
+import numpy
 
 from mpidist import arrays
 from mpidist.collectives import plain, selection
+from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.array_collectives import ArrayCollectives
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.buffers import bind_buffer
 from mpidist.collectives.call import Call
@@ -15,10 +19,12 @@ from mpidist.collectives.call_check import CallCheck
 from mpidist.collectives.chooser import Chooser
 from mpidist.collectives.header import Header
 from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.list_reductions import ListReductions
 from mpidist.collectives.messages import Messages, Replay
 from mpidist.collectives.node_memory import NodeMemory
 from mpidist.collectives.persistent import Bound, Once, Started
 from mpidist.collectives.pieces import Pieces
+from mpidist.collectives.point_to_point import BoundReceive, BoundSend, PointToPoint
 from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.selection import Choices, Facts, Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
@@ -80,6 +86,9 @@ class Communicator:
         self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._chooser = self._make_chooser(lanes)
+        self._arrays = ArrayCollectives(self)
+        self._barriers: dict[str, Once] = {}
+        self._lists = ListReductions(self)
 
     # -- what an all-reduce is bound to -------------------------------------------------------------------------------
 
@@ -186,7 +195,12 @@ class Communicator:
 
         Collective: every rank calls it in the same order.
         """
-        self.check(Call(what), timeout_seconds)
+        bound = self._barriers.get(what)
+        if bound is None:
+            if len(self._barriers) >= _KEPT_CALLS:
+                self._barriers.clear()
+            bound = self._barriers[what] = Once(self, Call(what))
+        bound(None, timeout_seconds)
 
     def exchange(self, payload: bytes, what: str = "exchange", timeout_seconds: float | None = None) -> list[bytes]:
         """Return the small byte string that every rank gave, in rank order; for agreement, not for data.
@@ -234,19 +248,91 @@ class Communicator:
             bound = self._calls[key] = bind_buffer(self, buffer, op, algorithm, timeout_seconds)
         bound(buffer.reshape(-1), timeout_seconds)
 
-    def reduce_scatter(self, buffer: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
-        """Return this rank's share of the reduced array: of n elements those from r * n // size to (r + 1) * n // size.
+    def all_reduce_list(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        adjustment: Adjustment = AS_IT_IS,
+        timeout_seconds: float | None = None,
+    ) -> list[Any]:
+        """Return the arrays of a list reduced over all ranks in one fused call, as new ones that are the caller's.
 
-        Collective: every rank calls it in the same order.
+        Collective: every rank calls it in the same order, with arrays of the same shapes and dtypes.
 
         Parameters
         ----------
-        buffer : array, C-contiguous, any shape, unchanged
+        tensors : sequence of array
+            Any of them may be None where `adjustment` says so: ranks then tell each other the shapes first.
         op : str
+            ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+        adjustment : Adjustment
+        timeout_seconds : float, optional
+
+        Raises
+        ------
+        CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError, ValueError
         """
-        buffer = self._plain(buffer, op)
-        call = Call(f"reduce_scatter({op})", [("", buffer.dtype, buffer.shape)])
-        return Once(self, call, partial(plain.reduce_scatter, self.transport, buffer, op))(None, timeout_seconds)
+        return self._lists(tensors, op, adjustment, timeout_seconds)
+
+    def all_reduce_init(
+        self,
+        like: Sequence[Any],
+        op: str = "sum",
+        *,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        none_as_zeros: bool = False,
+        algorithm: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Bound:
+        """Return the all-reduce of lists of arrays like this one, to be called or started with lists.
+
+        Collective: every rank calls it in the same order; nothing is reduced.
+
+        Parameters
+        ----------
+        like : sequence of array
+            Shapes, dtypes and kinds count; no reference is kept.  Later lists may lie in memory otherwise.
+        op : str
+            ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+        prescale, postscale : float, optional
+            What values are multiplied by before they are reduced, and what results are multiplied by.
+        none_as_zeros : bool
+            Whether an array of a later list may be None: it counts as zeros then, in a sum or a mean.  One that is None
+            on all ranks is None in the result.
+        algorithm : str, optional
+            As for `all_reduce`.
+        timeout_seconds : float, optional
+            For calls that name none.
+
+        Raises
+        ------
+        ValueError, UnsupportedDtypeError, TypeError
+            What cannot be reduced so; before any communication.
+        """
+        adjustment = Adjustment(prescale, postscale, none_as_zeros)
+        return self._lists.bind(like, op, adjustment, algorithm, timeout_seconds)
+
+    def reduce_scatter(self, array: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
+        """Return this rank's rows of the reduced array: of n rows those from r * n // size to (r + 1) * n // size.
+
+        Collective: every rank calls it in the same order, with arrays of the same shape and dtype.
+
+        Parameters
+        ----------
+        array : array, at least one dimension
+            Unchanged.
+        op : str
+            ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+        timeout_seconds : float, optional
+
+        Returns
+        -------
+        array
+            The caller's own.  Means of integers are float64; 16-bit floats are reduced in float32 and rounded once.
+        """
+        array = self._as_array(array)
+        return self._arrays.reduce_scatter(array, op)(array, timeout_seconds)
 
     def all_gather(self, array: Any, axis: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order.
@@ -258,12 +344,55 @@ class Communicator:
         array : array, at least one dimension
             Ranks may differ in the length of `axis`, and in nothing else.
         axis : int
+        timeout_seconds : float, optional
         """
-        array = self._plain(array)
-        axis = plain.checked_axis(array, axis)
-        others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
-        call = Call(f"all_gather(axis={axis})", [("", array.dtype, others)])
-        return Once(self, call, partial(plain.all_gather, self.transport, array, axis))(None, timeout_seconds)
+        array = self._as_array(array)
+        return self._arrays.all_gather(array, axis)(array, timeout_seconds)
+
+    def gather(self, array: Any, root: int = 0, axis: int = 0, timeout_seconds: float | None = None) -> Any:
+        """Return the arrays of all ranks, joined along `axis` in rank order, on rank `root`; None on the others.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        array : array, at least one dimension
+            Ranks may differ in the length of `axis`, and in nothing else.
+        root, axis : int
+        timeout_seconds : float, optional
+        """
+        array = self._as_array(array)
+        return self._arrays.gather(array, root, axis)(array, timeout_seconds)
+
+    def all_to_all(
+        self, array: Any, splits: Sequence[int] | None = None, timeout_seconds: float | None = None
+    ) -> tuple[Any, list[int]]:
+        """Send rows to every rank, and return those that every rank has sent to this one.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        array : array, at least one dimension
+            Its first rows are for rank 0, the next ones for rank 1, and so on.  Ranks may differ in the number of rows.
+        splits : sequence of int, optional
+            How many rows each rank gets, 0 included; by default all get as many.
+        timeout_seconds : float, optional
+
+        Returns
+        -------
+        rows : array
+            What this rank got, in rank order.  The caller's own.
+        splits : list of int
+            How many rows each rank gave.
+
+        Raises
+        ------
+        ValueError
+            Splits that are negative, too many or too few, or that do not add up; before any communication.
+        """
+        array = self._as_array(array)
+        return self._arrays.all_to_all(array)((array, splits), timeout_seconds)
 
     def broadcast(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> None:
         """Give all ranks the array of rank `root`, in place.
@@ -274,30 +403,109 @@ class Communicator:
         ----------
         array : array, C-contiguous, any dtype, modified in place on all ranks but `root`
         root : int
+        timeout_seconds : float, optional
         """
-        if not 0 <= root < self.size:
-            raise ValueError(f"root {root} is no rank of a world of {self.size}")
-        array = self._plain(array)
+        array = self._as_array(array)
         plain.check_contiguous("broadcast", array)
-        call = Call(f"broadcast(root={root})", [("", array.dtype, array.shape)])
-        Once(self, call, partial(plain.broadcast, self.transport, array, root))(None, timeout_seconds)
+        self._arrays.broadcast(array, root)(array, timeout_seconds)
 
-    def _plain(self, array: Any, op: str | None = None) -> Any:
-        """Return an array as `arrays.plain` does; raise, before any communication, if it cannot be moved or reduced.
+    def broadcast_copy(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> Any:
+        """Return a new array with the values of rank `root`; all ranks give arrays of the same shape and dtype.
+
+        Collective: every rank calls it in the same order.
+        """
+        array = self._as_array(array)
+        return self._arrays.broadcast_copy(array, root)(array, timeout_seconds)
+
+    # -- from one rank to another --------------------------------------------------------------------------------------
+
+    def send(self, array: Any, to: int, timeout_seconds: float | None = None) -> None:
+        """Send an array to one other rank, and return when that one has received it, or a short one is on its way.
+
+        Local, but for the rank `to`, which calls `receive`.
+
+        Parameters
+        ----------
+        array : array of the host, any shape and dtype
+        to : int
+            Another rank.
+        timeout_seconds : float, optional
 
         Raises
         ------
-        TypeError, UnsupportedDtypeError
         ValueError
-            There is no reduction `op`.
+            There is no such rank, or it is this one.
+        TransportTimeoutError, RankFailedError, RemoteReplicaError
+            As for `Transfer.wait`.
         """
-        array = arrays.plain(array)
-        if op is not None:
-            arrays.check_reducible(array.dtype, op)
-        arrays.check_movable(array.dtype)
-        if self.size > 1:
-            arrays.check_memory(array, self.transport.memory, self.transport.name)
-        return array
+        self.point_to_point.start_send(self._as_array(array), to, timeout_seconds).wait()
+
+    def receive(self, source: int, like: Any = None, timeout_seconds: float | None = None) -> Any:
+        """Return the next array that rank `source` sends to this one, as the caller's own.
+
+        Local, but for the rank `source`, which calls `send`.
+
+        Parameters
+        ----------
+        source : int
+            Another rank.
+        like : array, optional
+            What is expected: another shape or dtype is a CollectiveMismatchError, on this rank only.
+        timeout_seconds : float, optional
+
+        Raises
+        ------
+        ValueError
+            There is no such rank, or it is this one.
+        CollectiveMismatchError, TransportTimeoutError, RankFailedError, RemoteReplicaError
+            As for `Transfer.wait`.
+        """
+        return self.point_to_point.start_receive(source, like, timeout_seconds).wait()
+
+    @cached_property
+    def point_to_point(self) -> PointToPoint:
+        """The sends and receives of this rank, which may be started."""
+        return PointToPoint(self)
+
+    # -- bound once, called or started every step: see `Bound` ----------------------------------------------------
+
+    def all_gather_init(self, like: Any, axis: int = 0) -> Bound:
+        """Return the `all_gather` of arrays like this one, of any length of `axis`.  Local."""
+        return self._arrays.bind_gather(like, axis, None)
+
+    def gather_init(self, like: Any, root: int = 0, axis: int = 0) -> Bound:
+        """Return the `gather` of arrays like this one, of any length of `axis`.  Local."""
+        return self._arrays.bind_gather(like, axis, root)
+
+    def reduce_scatter_init(self, like: Any, op: str = "sum") -> Bound:
+        """Return the `reduce_scatter` of arrays like this one.  Local."""
+        return self._arrays.bind_reduce_scatter(like, op)
+
+    def broadcast_init(self, like: Any, root: int = 0) -> Bound:
+        """Return the `broadcast_copy` of arrays like this one.  Local."""
+        return self._arrays.bind_broadcast(like, root)
+
+    def all_to_all_init(self, like: Any) -> Bound:
+        """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
+
+        It is called, or started, with an array, or with an array and its splits as a tuple.
+        """
+        return self._arrays.bind_all_to_all(like)
+
+    def send_init(self, like: Any, to: int) -> BoundSend:
+        """Return the `send` of arrays like this one.  Local."""
+        return BoundSend(self.point_to_point, self._as_array(like), to)
+
+    def receive_init(self, like: Any, source: int) -> BoundReceive:
+        """Return the `receive` of arrays like this one.  Local."""
+        return BoundReceive(self.point_to_point, self._as_array(like), source)
+
+    def _as_array(self, array: Any) -> Any:
+        return array if type(array) is numpy.ndarray else self._arrays.checked(array)
+
+    def _plain(self, array: Any, op: str | None = None) -> Any:
+        """Return an array as `ArrayCollectives.checked` does."""
+        return self._arrays.checked(array, op)
 
 
 def _lanes(world: World) -> Lanes | None:

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
+from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.lists import BoundList, Packed, Question, bind_list
 from mpidist.collectives.mismatch import OrdersDiffer
+from mpidist.collectives.optional_lists import OptionalList
+from mpidist.collectives.persistent import Bound
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.ranks import Ranks
 
@@ -99,15 +102,18 @@ class FusedAllReduce:
         timeout_seconds: float | None = None,
         is_packed: bool = False,
     ) -> list[Any] | None:
-        """Reduce a list that is like the last one of its length; parameters and errors as for a call.
+        """Reduce gradient buffers, or a list like the last one of its length; parameters and errors as for a call.
 
         Collective: every rank calls it in the same order.  None, and nothing is done, for another list.
         """
+        if self._ranks.in_shared_memory:
+            buffers = self._buffers(tensors)
+            if buffers is not None:
+                results = buffers.all_reduce(op, timeout_seconds)
+                return [_alone(*each) for each in enumerate(results)] if is_packed else results
         last = self._last.get((len(tensors), op, is_packed))
         bound = None if last is None else last()
         if bound is None or bound.names != (names if names is None else list(names)):
-            return None
-        if self._ranks.in_shared_memory and self._buffers(tensors):
             return None
         try:
             results = bound(tensors, timeout_seconds)
@@ -117,14 +123,39 @@ class FusedAllReduce:
             self.plans.use(bound)
         return results
 
-    def bound(self, tensors: Sequence[Any], op: str = "sum", timeout_seconds: float | None = None) -> BoundList:
+    def bound(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        timeout_seconds: float | None = None,
+        adjustment: Adjustment = AS_IT_IS,
+    ) -> Bound:
         """Return the all-reduce of lists like this one, however they lie in memory, to be called any number of times.
 
         Collective: every rank calls it in the same order.  Parameters and errors as for a call; nothing is reduced.
         The deadline is that of its calls, too.
+
+        Parameters
+        ----------
+        tensors, op, timeout_seconds
+            As for a call.
+        adjustment : Adjustment
+            Factors, and whether an array that is None counts as zeros.
+
+        Raises
+        ------
+        ValueError
+            A factor that is 0 or not finite; arrays that may be None, and an operation other than sum and mean.
+        UnsupportedDtypeError
+            A factor for arrays of whole numbers.
         """
-        question = Question(op, None, self._bytes_per_pack, self._algorithm)
-        found = bind_list(self._ranks, tensors, question, timeout_seconds, in_memory_order=False, any_strides=True)
+        prescale, postscale, none_as_zeros = adjustment
+        question = Question(op, None, self._bytes_per_pack, self._algorithm, False, prescale, postscale)
+
+        def bind(examples: Sequence[Any]) -> BoundList:
+            return bind_list(self._ranks, examples, question, timeout_seconds, in_memory_order=False, any_strides=True)
+
+        found: Bound = OptionalList(self._ranks, bind, tensors, op) if none_as_zeros else bind(tensors)
         found.timeout_seconds = timeout_seconds
         return found
 
@@ -142,10 +173,6 @@ class FusedAllReduce:
         is_packed: bool = False,
     ) -> list[Any]:
         """Reduce a list that is not like the last one."""
-        buffers = self._buffers(tensors)
-        if buffers is not None:
-            results = buffers.all_reduce(op, timeout_seconds)
-            return [_alone(*each) for each in enumerate(results)] if is_packed else results
         labels = None if names is None else tuple(names)
         question = Question(op, labels, self._bytes_per_pack, self._algorithm, is_packed)
         bound = self.plans.find(question.key(tensors))

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.adjustment import check_factors
 from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
+from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plan import Plan, build
@@ -70,6 +72,8 @@ class Question(NamedTuple):
     algorithm : str or None
     is_packed : bool
         Whether the results are wanted as `Packed`.
+    prescale, postscale : float or None
+        What values are multiplied by before they are reduced, and what results are multiplied by.
     """
 
     op: str
@@ -77,6 +81,8 @@ class Question(NamedTuple):
     bytes_per_pack: int = 0
     algorithm: str | None = None
     is_packed: bool = False
+    prescale: float | None = None
+    postscale: float | None = None
 
     def key(self, tensors: Sequence[Any]) -> Any:
         """Return what a bound list is kept by: ranks have it in common, other than how their tensors lie in memory."""
@@ -114,6 +120,8 @@ def bind_list(
     nbytes = sum(array.nbytes for array in tensors)
     ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
     plan = build(signatures, question.op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm))
+    multiplied = [(plan.signatures[each.tensors[0]][1], each.dtype) for each in plan.buckets]
+    check_factors(question.prescale, question.postscale, multiplied, question.op)
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
     is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed
     is_array = is_array and {tensors[0].dtype} == {plan.buckets[0].dtype, plan.buckets[0].result}
@@ -121,7 +129,7 @@ def bind_list(
     is_array = is_array and segment is not None
     any_strides |= is_array or (on_host and len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
     like = _Like(tensors, any_strides, in_memory_order and not question.is_packed)
-    call = _call(plan, like.sources.orders, way)
+    call = _call(plan, like.sources.orders, way, question)
     if segment is None:
         return _LongList(ranks, call, question, plan, like, way)
     if is_array:
@@ -196,6 +204,9 @@ class BoundList(Bound):
         self._plan = plan
         self._like = like
         self._scale = 1.0 / ranks.size if plan.op == "mean" and ranks.size > 1 else None
+        if question.postscale is not None:
+            self._scale = (1.0 if self._scale is None else self._scale) * question.postscale
+        self._prescale = question.prescale
         self._pack = ranks.traced(PACK, _pack)
         self._sets: list[ResultSet] = []
         # Taken before the call is begun: a rank that has no memory for it raises, and stays in step.
@@ -233,7 +244,10 @@ class _ShortArray(BoundList):
         (array,) = tensors
         if type(array) is not numpy.ndarray or array.shape != self._shape or array.dtype != self._dtype:
             return False
-        self._slot(self._control.call + 1)[...] = array
+        slot = self._slot(self._control.call + 1)
+        slot[...] = array
+        if self._prescale is not None:
+            numpy.multiply(slot, self._prescale, out=slot)
         return True
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
@@ -270,6 +284,8 @@ class _ShortList(BoundList):
             self._pack(self._like.sources.in_order(tensors), slot)
         else:
             return False
+        if self._prescale is not None:
+            numpy.multiply(slot, self._prescale, out=slot)
         self._next_set = self._free_set()
         return True
 
@@ -287,6 +303,7 @@ class _LongList(BoundList):
         super().__init__(ranks, call, question, plan, like)
         self._ranks, self._way = ranks, way
         self._scratch = Scratch()
+        self._scaled: list[Any] = []
         # Long tensors that may lie anyhow: a stretch of one that is not contiguous would be found by copying all of it.
         on_host = isinstance(like.kind, numpy.ndarray)
         self._is_loose = on_host and like.any_strides and plan.nbytes >= _SHORT_BYTES * len(plan.signatures)
@@ -298,7 +315,8 @@ class _LongList(BoundList):
         """Return the reduction of a bucket; a bucket without one is packed and sent as messages."""
         bucket, plan = self._plan.buckets[index], self._plan
         sources, targets = Pieces(bucket.offsets), Pieces((0, bucket.elements))
-        dtypes = (plan.signatures[bucket.tensors[0]][1], bucket.dtype, bucket.result)
+        own = plan.signatures[bucket.tensors[0]][1] if self._prescale is None else bucket.dtype
+        dtypes = (own, bucket.dtype, bucket.result)
         return self._ranks.reduction(self._way, sources, targets, dtypes, plan.reduction, self._scale)
 
     def fill(self, tensors: Sequence[Any]) -> bool:
@@ -311,6 +329,8 @@ class _LongList(BoundList):
         tensors, results = self._like.sources.in_order(tensors), self._next_set
         if self._is_loose:
             tensors = [each if each.flags.c_contiguous else numpy.ascontiguousarray(each) for each in tensors]
+        if self._prescale is not None:
+            tensors = self._times_prescale(tensors, self._prescale)
         for index, (bucket, reduction) in enumerate(zip(self._plan.buckets, self._reductions, strict=True)):
             members = tensors if len(self._reductions) == 1 else [tensors[each] for each in bucket.tensors]
             if reduction is not None:
@@ -318,6 +338,15 @@ class _LongList(BoundList):
             else:
                 self._send(index, members, results, watch)
         return self._given(results)
+
+    def _times_prescale(self, tensors: Sequence[Any], factor: float) -> list[Any]:
+        """Return copies of the tensors in the dtypes in which they are reduced, multiplied."""
+        if not self._scaled:
+            dtypes = {position: bucket.dtype for bucket in self._plan.buckets for position in bucket.tensors}
+            self._scaled = [arrays.empty(each.shape, dtypes[at], each) for at, each in enumerate(tensors)]
+        for source, target in zip(tensors, self._scaled, strict=True):
+            arrays.namespace(target).multiply(source, factor, out=target, dtype=target.dtype)
+        return self._scaled
 
     def _send(self, index: int, members: Sequence[Any], results: ResultSet, watch: Watch) -> None:
         """Reduce a bucket over messages."""
@@ -345,10 +374,12 @@ def _segment(ranks: Ranks, plan: Plan, way: Way, shape: tuple[int, ...] | None) 
     return ranks.small((only.elements,) if shape is None else shape, only.dtype, plan.reduction)
 
 
-def _call(plan: Plan, orders: Mapping[int, Sequence[int]], way: Way) -> Call:
+def _call(plan: Plan, orders: Mapping[int, Sequence[int]], way: Way, question: Question) -> Call:
     """Return the call, which all ranks must make alike."""
     packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
-    return Call(f"all_reduce({plan.op})", plan.signatures, packs, orders)
+    scales = {"prescale": question.prescale, "postscale": question.postscale}
+    facts = [fact(what, value) for what, value in scales.items() if value is not None]
+    return Call(f"all_reduce({plan.op})", [*plan.signatures, *facts], packs, orders)
 
 
 def _check_kinds(tensors: Sequence[Any], ranks: Ranks) -> None:

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 import numpy
 
 from mpidist import arrays
-from mpidist.arrays import wire_dtype
 from mpidist.collectives.executor import Executor
+from mpidist.collectives.plan import Bucket
 from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
 
 
-def reduce_scatter(transport: Transport, buffer: Any, op: str, watch: Watch) -> Any:
-    """Return this rank's share of the reduced array."""
-    work, size = buffer.reshape(-1).astype(wire_dtype(buffer.dtype)), transport.size
-    if size > 1:
-        Executor(schedule_of("reduce_scatter", "ring"), transport, work, op).run(watch)
-    first, last = (share * work.size // size for share in (transport.rank, transport.rank + 1))
-    return work[first:last].astype(buffer.dtype)
+def cuts_of(rows: int, size: int) -> list[int]:
+    """Return where the share of each rank begins, and where the last one ends.  Local."""
+    return [rank * rows // size for rank in range(size + 1)]
+
+
+def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, bucket: Bucket) -> Any:
+    """Return this rank's rows of the reduced array; `bucket` has the dtypes in which it is reduced and given back."""
+    size, rank = transport.size, transport.rank
+    work, row = arrays.empty(array.shape, bucket.dtype, array), prod(array.shape[1:])
+    work[...] = array
+    cuts = cuts_of(array.shape[0], size)
+    if size > 1 and array.size:
+        bounds = [cut * row for cut in cuts]
+        ring = schedule_of("reduce_scatter", "ring")
+        Executor(ring, transport, work.reshape(-1), "sum" if op == "mean" else op, bounds=bounds).run(watch)
+    share = work[cuts[rank] : cuts[rank + 1]]
+    if op == "mean":
+        share = arrays.namespace(work).multiply(share, 1.0 / size, dtype=bucket.dtype)
+    return share.astype(bucket.result)
 
 
 def all_gather(transport: Transport, array: Any, axis: int, watch: Watch) -> Any:
@@ -40,16 +53,56 @@ def all_gather(transport: Transport, array: Any, axis: int, watch: Watch) -> Any
     return _unflattened(joined, bounds, others, axis, lengths)
 
 
+def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int | None) -> Any:
+    """Return the arrays of all ranks, joined along `axis`, on `root`; None on the others.  A root of None is all."""
+    if root is None:
+        return all_gather(transport, array, axis, watch)
+    if transport.size == 1:
+        return array.copy()
+    own = arrays.namespace(array).ascontiguousarray(array)
+    lengths = _lengths(transport, array.shape[axis], watch)
+    if transport.rank != root:
+        transport.wait([transport.send(own, root)], watch)
+        return None
+    shapes = [_with_length(array.shape, axis, length) for length in lengths]
+    parts = [own if rank == root else arrays.empty(shape, array.dtype, array) for rank, shape in enumerate(shapes)]
+    transport.wait([transport.receive(part, rank) for rank, part in enumerate(parts) if rank != root], watch)
+    return arrays.namespace(array).concatenate(parts, axis=axis).astype(array.dtype, copy=False)
+
+
+def all_to_all(transport: Transport, array: Any, splits: Sequence[int], watch: Watch) -> tuple[Any, list[int]]:
+    """Return the rows that all ranks have for this one, in rank order, and how many each of them gave."""
+    size, rank = transport.size, transport.rank
+    others = [each for each in range(size) if each != rank]
+    counts = numpy.array(splits, numpy.int64).reshape(size, 1)
+    received = counts.copy()
+    receives = [transport.receive(received[each], each) for each in others]
+    transport.wait(receives + [transport.send(counts[each], each) for each in others], watch)
+    lengths = received[:, 0].tolist()
+    own, bounds = arrays.namespace(array).ascontiguousarray(array), bounds_of(splits)
+    result, places = arrays.empty((sum(lengths), *array.shape[1:]), array.dtype, array), bounds_of(lengths)
+    receives = [transport.receive(result[places[each] : places[each + 1]], each) for each in others]
+    sends = [transport.send(own[bounds[each] : bounds[each + 1]], each) for each in others]
+    transport.wait(receives + sends, watch)
+    result[places[rank] : places[rank + 1]] = own[bounds[rank] : bounds[rank + 1]]
+    return result, lengths
+
+
+def bounds_of(lengths: Sequence[int]) -> list[int]:
+    """Return where parts of these lengths begin, and where the last one ends.  Local."""
+    return [0, *accumulate(lengths)]
+
+
 def broadcast(transport: Transport, array: Any, root: int, watch: Watch) -> None:
     """Give all ranks the array of rank `root`, in place."""
     if transport.size > 1 and array.size:
         Executor(schedule_of("broadcast", "binomial"), transport, array.reshape(-1), root=root).run(watch)
 
 
-def checked_axis(array: Any, axis: int) -> int:
+def checked_axis(array: Any, axis: int, name: str = "all_gather") -> int:
     """Return the axis to join along, counted from the first; ValueError unless there is such an axis.  Local."""
     if array.ndim == 0:
-        raise ValueError("all_gather needs an array of at least one dimension, got a scalar")
+        raise ValueError(f"{name} needs an array of at least one dimension, got a scalar")
     if not -array.ndim <= axis < array.ndim:
         raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
     return axis % array.ndim
@@ -78,6 +131,11 @@ def _unflattened(joined: Any, bounds: Any, others: Sequence[int], axis: int, len
         return joined.reshape([sum(lengths), *others[1:]])
     pieces = []
     for rank, length in enumerate(lengths):
-        shape = [length if index == axis else size for index, size in enumerate(others)]
-        pieces.append(joined[bounds[rank] : bounds[rank + 1]].reshape(shape))
-    return arrays.namespace(joined).concatenate(pieces, axis=axis)
+        pieces.append(joined[bounds[rank] : bounds[rank + 1]].reshape(_with_length(others, axis, length)))
+    joined_pieces = arrays.namespace(joined).concatenate(pieces, axis=axis)
+    return joined_pieces.astype(joined.dtype, copy=False)  # of another byte order
+
+
+def _with_length(shape: Sequence[int], axis: int, length: int) -> list[int]:
+    """Return a shape with another length of one axis."""
+    return [length if index == axis else size for index, size in enumerate(shape)]

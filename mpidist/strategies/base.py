@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy
 
 from mpidist import context, nest
 from mpidist.cluster.resolvers.base import ClusterResolver
+from mpidist.collectives.adjustment import Adjustment
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies import reduction
+from mpidist.strategies import distribution, reduction
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
-from mpidist.strategies.keras_guard import guarded_keras
+from mpidist.strategies.keras_hook import keras_hook
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.persistent_all_reduce import PersistentAllReduce, persistent_all_reduce
+from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value
 from mpidist.strategies.run_options import RunOptions
 from mpidist.variables.components import component, dense_component
 
@@ -61,16 +63,17 @@ class Strategy(InputMethods):
         ------
         RuntimeError
             On entering: inside the scope of another strategy, or inside `run`.
+            Inside, on several ranks: a Keras model that was made elsewhere is compiled or trained.
         NotImplementedError
-            Inside, on several ranks: a Keras model is made, compiled or trained, which would not be distributed.
+            Inside, on several ranks: a Keras model is made that this strategy does not distribute.
         """
         return self._scope()
 
     @contextmanager
     def _scope(self) -> Iterator[Strategy]:
         context.require_cross_replica(self)
-        guard = guarded_keras() if self.extended.spans_ranks else nullcontext()
-        with context.entered(context.Mode(self, None)), guard:
+        hook = nullcontext() if self.extended.is_alone else keras_hook()
+        with context.entered(context.Mode(self, None)), hook:
             yield self
 
     def run(
@@ -111,6 +114,37 @@ class Strategy(InputMethods):
 
     experimental_run_v2 = run
 
+    @overload
+    def distribute(self, obj: T, /, **options: Any) -> T: ...
+
+    @overload
+    def distribute(self, obj: Any, /, *others: Any, **options: Any) -> tuple[Any, ...]: ...
+
+    def distribute(self, obj: Any, /, *others: Any, **options: Any) -> Any:
+        """Return a framework's model, its optimizer, or both, so that they train over the replicas of this strategy.
+
+        Collective: every rank calls it in the same order, with the same kinds of objects.
+
+        Parameters
+        ----------
+        obj, *others
+            Models and optimizers of PyTorch or of Keras 3, of one framework in a call.
+        **options
+            The framework's own; see the page of that framework.
+
+        Returns
+        -------
+        object, or tuple of objects
+            What stands for each of the objects, in their order.
+
+        Raises
+        ------
+        TypeError
+            An object of another kind, objects of several frameworks, or an option that the framework's adapter does not
+            have; the message names the frameworks that are known.
+        """
+        return distribution.distribute(self, (obj, *others), options)
+
     def _make_replica_context(self) -> ReplicaContext:
         """Return the context of this rank's replica.  Local."""
         return ReplicaContext(self, self.extended.replica_id)
@@ -125,7 +159,7 @@ class Strategy(InputMethods):
         Parameters
         ----------
         reduce_op : ReduceOp or str
-            SUM or MEAN, also by name in any case.
+            SUM, MEAN, MIN, MAX or PRODUCT, also by name in any case; SUM or MEAN where there is an `axis`.
         value : array or number
             This rank's component.
         axis : int, tuple of int, or None
@@ -141,7 +175,7 @@ class Strategy(InputMethods):
         Raises
         ------
         ValueError
-            An axis out of range, or a name that is no `ReduceOp`.
+            An axis out of range, an axis with another operation than SUM and MEAN, or a name that is no `ReduceOp`.
         TypeError
             `reduce_op` is neither a `ReduceOp` nor a name.
         RuntimeError
@@ -153,6 +187,8 @@ class Strategy(InputMethods):
         reduce_op = ReduceOp.parse(reduce_op)
         if axis is None:
             return self._reduce_over_replicas(reduce_op, value)
+        if not reduce_op.adds:
+            raise ValueError(f"reduce over an axis is for SUM and MEAN, got {reduce_op.name}; reduce the axis first")
         array = dense_component(value, "reduce over an axis")
         axes = reduction.normalized_axes(axis, array.ndim)
         total = reduction.local_sum(array, axes, for_mean=reduce_op is ReduceOp.MEAN)
@@ -195,6 +231,37 @@ class Strategy(InputMethods):
         context.require_cross_replica(self)
         return self.extended.gather_array(dense_component(value, "gather"), axis)
 
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Return the value of replica `root` on every rank, as new arrays.
+
+        Collective: every rank calls it in the same order, with values of the same structure, shapes and dtypes.
+
+        Parameters
+        ----------
+        value : array or number, or nested tuples, lists and dicts of them
+            This rank's component.
+        root : int
+
+        Raises
+        ------
+        ValueError
+            There is no replica `root`.
+        RuntimeError
+            Inside `run`; use `ReplicaContext.broadcast` there.
+        CollectiveMismatchError
+            On all ranks, when shapes or dtypes differ between them.
+        """
+        context.require_cross_replica(self)
+        return broadcast_value(self.extended, value, root, None)
+
+    def barrier(self) -> None:
+        """Return when all replicas have come here.
+
+        Collective: every rank calls it in the same order, across replicas.
+        """
+        context.require_cross_replica(self)
+        self.extended.collectives.barrier(timeout_seconds=self.extended.timeout_seconds(None))
+
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return this rank's components of a value: ``(value,)``, as a rank is one replica.  Local."""
         return (value,)
@@ -225,7 +292,7 @@ class Strategy(InputMethods):
         return f"<{type(self).__name__}, {replicas}, on {self.extended.device_name}>"
 
 
-class ReplicaContext:
+class ReplicaContext(ReplicaCollectives):
     """The context inside `Strategy.run`: one replica of a strategy.
 
     Attributes
@@ -257,7 +324,7 @@ class ReplicaContext:
         Parameters
         ----------
         reduce_op : ReduceOp or str
-            SUM or MEAN, also by name in any case.
+            SUM, MEAN, MIN, MAX or PRODUCT, also by name in any case; SUM or MEAN for IndexedSlices.
         value : array or IndexedSlices, or nested tuples, lists and dicts of them
             Unchanged.
         options : CommunicationOptions, optional
@@ -295,7 +362,14 @@ class ReplicaContext:
         return nest.pack(value, [reduction.like_given(result, leaf) for result, leaf in pairs])
 
     def all_reduce_init(
-        self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
+        self,
+        reduce_op: ReduceOp | str,
+        like: Any,
+        options: CommunicationOptions | None = None,
+        *,
+        prescale: float | None = None,
+        postscale: float | None = None,
+        none_as_zeros: bool = False,
     ) -> PersistentAllReduce:
         """Bind an all-reduce to the shapes and dtypes of a value, for tight loops.
 
@@ -308,11 +382,16 @@ class ReplicaContext:
         Parameters
         ----------
         reduce_op : ReduceOp or str
-            SUM or MEAN, also by name in any case.
+            SUM, MEAN, MIN, MAX or PRODUCT, also by name in any case.
         like : array, or nested tuples, lists and dicts of arrays
             No reference to it is kept.
         options : CommunicationOptions, optional
             Fields that are set win over the strategy's.
+        prescale, postscale : float, optional
+            What values are multiplied by before they are reduced, and what results are multiplied by.
+        none_as_zeros : bool
+            Whether an array may be None in a call: it counts as zeros then, in a sum or a mean.  One that is None on
+            all replicas is None in the result.
 
         Raises
         ------
@@ -320,11 +399,16 @@ class ReplicaContext:
             Outside of this replica: in `Strategy.scope` or in a `merge_call`.
         TypeError
             An IndexedSlices: its rows differ from step to step.
+        ValueError
+            A factor that is 0 or not finite; `none_as_zeros` with another operation than SUM and MEAN.
+        UnsupportedDtypeError
+            A factor for arrays of whole numbers, or an operation that the dtype does not have.
         """
         context.require_replica(self)
         if type(reduce_op) is not ReduceOp:
             reduce_op = ReduceOp.parse(reduce_op)
-        return persistent_all_reduce(self.strategy.extended, reduce_op, like, options)
+        adjustment = Adjustment(prescale, postscale, none_as_zeros)
+        return persistent_all_reduce(self.strategy.extended, reduce_op, like, options, adjustment)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order; a nested structure leaf by leaf.
@@ -346,6 +430,8 @@ class ReplicaContext:
         """
         context.require_replica(self)
         extended = self.strategy.extended
+        if type(value) is numpy.ndarray:  # the quick way for the commonest case
+            return extended.gather_array(value, axis, options)
         leaves = [dense_component(leaf, "all_gather") for leaf in nest.flatten(value)]
         return nest.pack(value, [extended.gather_array(leaf, axis, options) for leaf in leaves])
 

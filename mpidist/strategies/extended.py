@@ -12,8 +12,11 @@ import numpy
 from mpidist import context, transports
 from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
+from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import Packed
-from mpidist.collectives.lists import BoundList
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
@@ -70,12 +73,14 @@ class StrategyExtended:
         if self.is_for_training:
             _check_tasks()
         self._strategy = strategy
+        self.made_in = transports.innermost()  # and so it is in force inside `scope` and `run`
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
         self._told: BaseException | None = None  # by a run inside the one that is under way: its last error
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
         self._arenas = Arenas()
+        self._lone_communicator: Communicator | None = None
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -107,6 +112,11 @@ class StrategyExtended:
     def spans_ranks(self) -> bool:
         """Whether several ranks train the variables of this strategy."""
         return self.num_replicas * self.num_logical_devices > 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process trains anything together with this one."""
+        return not self.spans_ranks
 
     @property
     def is_chief(self) -> bool:
@@ -186,9 +196,20 @@ class StrategyExtended:
         return None
 
     def bind_all_reduce(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
-    ) -> BoundList | None:
+        self,
+        reduce_op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        adjustment: Adjustment = AS_IT_IS,
+    ) -> Bound | None:
         """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
+        return None
+
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+        """Return what reduces lists of arrays of these names, dtypes and shapes in place; None where nothing is bound.
+
+        Collective: every rank calls it in the same order.
+        """
         return None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
@@ -259,6 +280,18 @@ class StrategyExtended:
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
         return self.reduce_arrays(reduce_op, [value], options)[0]
+
+    @property
+    def collectives(self) -> Communicator:
+        """The communicator of the replicas; here of one rank."""
+        self._before_collective()
+        if self._lone_communicator is None:
+            self._lone_communicator = Communicator(transports.alone())
+        return self._lone_communicator
+
+    def timeout_seconds(self, options: CommunicationOptions | None) -> float | None:
+        """Return how long a call with these options waits for other replicas; None for the default.  Local."""
+        return None if options is None else options.timeout_seconds
 
     def begin_merge_call(self) -> None:
         """Return when all replicas have come to this `merge_call`.  Collective."""

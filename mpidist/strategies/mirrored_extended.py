@@ -8,11 +8,13 @@ from typing import Any
 import numpy
 
 from mpidist.arrays import is_device
+from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import Packed
 from mpidist.collectives.gradient_buffers import GradientBuffers
-from mpidist.collectives.lists import BoundList
 from mpidist.collectives.mismatch import MERGE_CALL
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import CrossDeviceOps
 from mpidist.errors import RemoteReplicaError
@@ -90,11 +92,23 @@ class MirroredExtended(StrategyExtended):
         return self.cross_device_ops.reduce_again(reduce_op, values, options)
 
     def bind_all_reduce(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
-    ) -> BoundList | None:
+        self,
+        reduce_op: ReduceOp,
+        values: list[Any],
+        options: CommunicationOptions | None = None,
+        adjustment: Adjustment = AS_IT_IS,
+    ) -> Bound | None:
         """Return the bound all-reduce of lists like this one; None where each passes through methods.  Collective."""
+        if not self._is_plain or not values:
+            return None
         options = self._options if options is None else self._options.merge(options)
-        return self.cross_device_ops.bind_all_reduce(reduce_op, values, options) if self._is_plain and values else None
+        if adjustment == AS_IT_IS:  # subclasses of users may know of nothing else
+            return self.cross_device_ops.bind_all_reduce(reduce_op, values, options)
+        return self.cross_device_ops.bind_all_reduce(reduce_op, values, options, adjustment)
+
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+        """Return what reduces lists in place; None where each value passes through methods.  Collective."""
+        return self.cross_device_ops.bind_in_place(reduce_op, signatures, self._options) if self._is_plain else None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
         """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""
@@ -135,6 +149,15 @@ class MirroredExtended(StrategyExtended):
     def gather_rows(self, rows: IndexedSlices) -> IndexedSlices:
         """Return the rows of all replicas, one after another in replica order.  Collective."""
         return gather_rows(self.communicator, rows, self._options.timeout_seconds)
+
+    @property
+    def collectives(self) -> Communicator:
+        """The communicator of the replicas."""
+        return self.communicator
+
+    def timeout_seconds(self, options: CommunicationOptions | None) -> float | None:
+        """Return how long a call with these options waits for other replicas; None for the default.  Local."""
+        return (self._options if options is None else self._options.merge(options)).timeout_seconds
 
     def begin_merge_call(self) -> None:
         """Return when all replicas have come to this `merge_call`; MergeCallError on all ranks if some have not."""

@@ -9,6 +9,7 @@ import numpy
 
 from mpidist import nest
 from mpidist.arrays import plain
+from mpidist.collectives.adjustment import AS_IT_IS, Adjustment, adjusted
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.variables import IndexedSlices
 from mpidist.variables.components import component
@@ -42,10 +43,18 @@ class PersistentAllReduce:
         ``reduce(arrays)`` reduces a list where none is bound.
     like : array, or nested tuples, lists and dicts of arrays
         Its shapes and dtypes count; no reference to it is kept.
+    adjustment : Adjustment
+        What ``bind`` was asked for.
+    op : str
     """
 
     def __init__(
-        self, bind: Callable[[list[Any]], _Bound | None], reduce: Callable[[list[Any]], list[Any]], like: Any
+        self,
+        bind: Callable[[list[Any]], _Bound | None],
+        reduce: Callable[[list[Any]], list[Any]],
+        like: Any,
+        adjustment: Adjustment = AS_IT_IS,
+        op: str = "sum",
     ) -> None:
         leaves = nest.flatten(like)
         if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
@@ -54,7 +63,8 @@ class PersistentAllReduce:
         self._signatures = [(each.dtype, each.shape) for each in examples]
         self._structure = nest.pack(like, list(range(len(leaves))))
         self._is_list = type(like) is list and self._structure == list(range(len(leaves)))
-        self._bound = bind(examples) or _Unbound(reduce)
+        self._none_as_zeros = adjustment.none_as_zeros
+        self._bound = bind(examples) or _Unbound(adjusted(reduce, examples, op, adjustment))
 
     def __call__(self, value: Any) -> Any:
         """Reduce a value like the one that this was made for.
@@ -64,12 +74,12 @@ class PersistentAllReduce:
         Parameters
         ----------
         value : array or nested structure
-            Unchanged.
+            Unchanged.  Where it was bound with `none_as_zeros`, any array may be None.
 
         Returns
         -------
         array or nested structure
-            As `value`, with new arrays that are the caller's; the same on every replica.
+            As `value`, with new arrays that are the caller's; the same on every replica.  None where all have None.
 
         Raises
         ------
@@ -79,6 +89,8 @@ class PersistentAllReduce:
             On all replicas: they called something else.
         """
         arrays = self._arrays(value)
+        if self._none_as_zeros and not self._are_like(arrays):
+            raise self._refused(arrays)
         results = self._bound(arrays)
         if results is None:
             raise self._refused(arrays)
@@ -97,7 +109,7 @@ class PersistentAllReduce:
             This all-reduce is under way already.
         """
         arrays = self._arrays(value)
-        if [(each.dtype, each.shape) for each in arrays] != self._signatures:
+        if not self._are_like(arrays):
             raise self._refused(arrays)
         return _Packing(self._bound.start([*arrays]), self._packed)  # the caller may put others into its list
 
@@ -115,12 +127,17 @@ class PersistentAllReduce:
                 )
         if {*map(type, leaves)} <= {numpy.ndarray}:
             return leaves
-        return [plain(component(leaf)) for leaf in leaves]
+        may_lack = self._none_as_zeros
+        return [None if leaf is None and may_lack else plain(component(leaf)) for leaf in leaves]
+
+    def _are_like(self, arrays: Sequence[Any]) -> bool:
+        pairs = zip(arrays, self._signatures, strict=True)
+        return all(each is None or (each.dtype, each.shape) == signature for each, signature in pairs)
 
     def _refused(self, arrays: Sequence[Any]) -> ValueError:
         """Return the error for arrays of other shapes, dtypes or kinds."""
         for number, (array, (dtype, shape)) in enumerate(zip(arrays, self._signatures, strict=True)):
-            if array.dtype != dtype or array.shape != shape:
+            if array is not None and (array.dtype != dtype or array.shape != shape):
                 return ValueError(
                     f"this all-reduce was bound to {dtype}{list(shape)} as array {number}, "
                     f"got {array.dtype}{list(array.shape)}; bind another one with all_reduce_init"
@@ -168,10 +185,18 @@ class _Over:
         return self._results
 
 
-def persistent_all_reduce(extended: Any, reduce_op: ReduceOp, like: Any, options: CommunicationOptions | None) -> Any:
+def persistent_all_reduce(
+    extended: Any,
+    reduce_op: ReduceOp,
+    like: Any,
+    options: CommunicationOptions | None,
+    adjustment: Adjustment = AS_IT_IS,
+) -> Any:
     """Return the all-reduce of values like this one over the replicas of a strategy."""
     return PersistentAllReduce(
-        lambda examples: extended.bind_all_reduce(reduce_op, examples, options),
+        lambda examples: extended.bind_all_reduce(reduce_op, examples, options, adjustment),
         lambda arrays: extended.reduce_arrays(reduce_op, arrays, options) if arrays else [],
         like,
+        adjustment,
+        reduce_op.verb,
     )

@@ -17,6 +17,7 @@ from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
 from mpidist.training.given_path import given_path
 from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import left_behind, temporary
+from mpidist.transports import WorldKept, in_kept_world, innermost
 from mpidist.world import world_communicator
 
 #: Other files that are written under a temporary name.
@@ -67,6 +68,7 @@ class CheckpointManager:
         if keep_checkpoint_every_n_hours is not None and not keep_checkpoint_every_n_hours > 0:
             raise ValueError(f"keep_checkpoint_every_n_hours must be positive, got {keep_checkpoint_every_n_hours}")
         self.checkpoint = checkpoint
+        self.kept_world = WorldKept(innermost())
         self.directory = given_path(directory, "directory")
         self.checkpoint_name = checkpoint_name
         self._is_temporary = re.compile(rf"{_pattern(checkpoint_name)}|{_OTHERS}").fullmatch
@@ -91,6 +93,7 @@ class CheckpointManager:
         """The one with the highest number, whole or not; None if there is none.  Local."""
         return max(self.checkpoints[-1:], default=None)
 
+    @in_kept_world
     def save(self, checkpoint_number: int | None = None) -> Path:
         """Save a checkpoint under a number, then remove those that are too many.
 
@@ -121,6 +124,7 @@ class CheckpointManager:
             self._remove_old(path)
         return path
 
+    @in_kept_world
     def restore_or_initialize(self) -> Path | None:
         """Restore the newest checkpoint that is whole.
 

@@ -95,7 +95,7 @@ class SidecarEvaluator:
             raise ValueError(f"max_evaluations must be 1 or more, or None for no limit; got {max_evaluations}")
         if checkpoint is None:
             checkpoint = _checkpoint_of(model)
-        ended = ended or _end_of_training(checkpoint)
+        ended = ended or _end_of_job(checkpoint)
         if ended is None and max_evaluations is None:
             raise ValueError(
                 "nothing tells when the training has ended: this rank is not the evaluator of a "
@@ -167,9 +167,15 @@ def _checkpoint_of(model: Any) -> Checkpoint:
     return Checkpoint(variables=model.checkpoint_objects()["variables"])
 
 
-def _end_of_training(checkpoint: Checkpoint) -> Callable[[], bool] | None:
-    """Return a function that asks whether the training has ended; None if this rank is not its evaluator."""
-    strategy = next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
+def _end_of_job(checkpoint: Checkpoint) -> Callable[[], bool] | None:
+    """Return what `end_of_training` does, for the strategy of the variables in a checkpoint."""
+    return end_of_training(
+        next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
+    )
+
+
+def end_of_training(strategy: Any) -> Callable[[], bool] | None:
+    """Return a function that asks whether the training has ended; None if this rank is not its evaluator.  Local."""
     roles = getattr(strategy, "_roles", None)
     if strategy is None or roles is None or roles.evaluator != strategy._rank:
         return None

@@ -28,6 +28,7 @@ from mpidist.training.metrics import get as get_metric
 from mpidist.training.model import Evaluation, Model, arguments
 from mpidist.training.train_step import TrainStep, rows_of
 from mpidist.training.training_state import TrainingPosition, TrainingState
+from mpidist.transports import WorldKept, in_kept_world, innermost
 
 
 class Trainer:
@@ -93,6 +94,7 @@ class Trainer:
         found = [get_metric(metric) for metric in metrics]
         self._model = Model(value_and_grad_fn, variables, predict_fn, loss_fn, needs_predictions=bool(found))
         self.strategy = _require_scope(self._model.strategy)
+        self.kept_world = WorldKept(innermost())
         self.variables = self._model.variables
         self.optimizer = optimizer
         self.metrics = [_of_strategy(metric, self.strategy) for metric in found]
@@ -108,6 +110,7 @@ class Trainer:
 
     # -- for users -----------------------------------------------------------------------------------------------------
 
+    @in_kept_world
     def fit(
         self,
         x: Any,
@@ -194,6 +197,7 @@ class Trainer:
             self._is_training = False
         return self.history
 
+    @in_kept_world
     def evaluate(
         self,
         x: Any,
@@ -231,6 +235,7 @@ class Trainer:
             return logs
         return list(logs.values()) if self.metrics else logs["loss"]
 
+    @in_kept_world
     def predict(
         self,
         x: Any,

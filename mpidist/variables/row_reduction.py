@@ -21,7 +21,13 @@ def gather_rows(communicator: Communicator, rows: IndexedSlices, timeout_seconds
 def reduce_rows(
     communicator: Communicator, reduce_op: ReduceOp, rows: IndexedSlices, timeout_seconds: float | None
 ) -> IndexedSlices:
-    """Return the rows of all ranks reduced, each row named once; a mean divides by the number of ranks."""
+    """Return the rows of all ranks reduced, each row named once; a mean divides by the number of ranks.
+
+    ValueError, before any communication, for what is neither a sum nor a mean: the rows that a rank does not name are
+    zeros.
+    """
+    if not reduce_op.adds:
+        raise ValueError(f"IndexedSlices have sums and means, got {reduce_op.name}; give it `rows.to_dense(shape)`")
     dtype = rows.dtype
     arrays.check_reducible(dtype, "sum")
     is_mean = reduce_op is ReduceOp.MEAN

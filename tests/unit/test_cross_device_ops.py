@@ -132,8 +132,8 @@ def test_arguments_are_checked_before_anything_is_sent():
         ops.reduce("SUM", 1.0, "")
     with pytest.raises(TypeError, match="destinations must be one device"):
         ops.reduce("SUM", 1.0, ["/cpu:0"])
-    with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
-        ops.reduce("MAX", 1.0, "/cpu:0")
+    with pytest.raises(ValueError, match="'LEAST' is not a valid ReduceOp"):
+        ops.reduce("LEAST", 1.0, "/cpu:0")
     assert ops.batch_reduce("SUM", []) == []
 
 

@@ -41,7 +41,7 @@ def all_reduce(x: Any, op: str | ReduceOp = "sum") -> jax.Array:
     TypeError, ValueError, UnsupportedDtypeError, CollectiveMismatchError
         As `reduce_tree`.
     """
-    return _all_reduce(jax.numpy.asarray(x), ReduceOp.parse(op).verb)
+    return _all_reduce(jax.numpy.asarray(x), ReduceOp.of_gradients(op).verb)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

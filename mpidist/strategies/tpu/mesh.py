@@ -49,7 +49,7 @@ class MeshReplicaContext(ReplicaContext):
         Parameters
         ----------
         reduce_op : ReduceOp or str
-            SUM or MEAN, also by name in any case.
+            Also by name in any case.
         value : array, or nested tuples, lists and dicts of arrays
             Unchanged.
 
@@ -63,8 +63,9 @@ class MeshReplicaContext(ReplicaContext):
         return nest.pack(value, [self._reduced(reduce_op, leaf) for leaf in nest.flatten(value)])
 
     def _reduced(self, reduce_op: ReduceOp, value: Any) -> Any:
-        total = self._mesh.group.all_reduce_here(component(value))
-        result = total if reduce_op is ReduceOp.SUM else total / self.num_logical_devices
+        is_mean = reduce_op is ReduceOp.MEAN
+        total = self._mesh.group.all_reduce_here(component(value), "sum" if is_mean else reduce_op.verb)
+        result = total / self.num_logical_devices if is_mean else total
         is_short = result.dtype != total.dtype and total.dtype.kind not in "iu"
         return like_given(result.astype(total.dtype) if is_short else result, value)
 

@@ -1,0 +1,169 @@
+"""What is done to the values of an all-reduce besides the reduction, and what stands in for arrays that are None."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from mpidist import arrays
+from mpidist.errors import UnsupportedDtypeError
+
+
+class Adjustment(NamedTuple):
+    """What is done to the values of an all-reduce besides the reduction; the same on all ranks.
+
+    Attributes
+    ----------
+    prescale, postscale : float or None
+        What values are multiplied by before they are reduced, and what results are multiplied by.
+    none_as_zeros : bool
+        Whether an array of a list may be None on some ranks, where it counts as zeros.  One that is None on all ranks
+        is None in the result.
+    """
+
+    prescale: float | None = None
+    postscale: float | None = None
+    none_as_zeros: bool = False
+
+
+#: Nothing is done to the values.
+AS_IT_IS = Adjustment()
+
+
+class Zeros:
+    """Stands in for the arrays of a list that are None, and tells the other ranks which these are.
+
+    A list has one array more: a number for each array, 1 where it is there.  Its sum is above 0 for those that any rank
+    has.
+
+    Parameters
+    ----------
+    examples : sequence of array
+        The list with all of its arrays.
+    op : str
+
+    Raises
+    ------
+    ValueError
+        The operation is neither a sum nor a mean: zeros would change its result.
+
+    Attributes
+    ----------
+    counts : array
+        Like the array that is added.
+    """
+
+    def __init__(self, examples: Sequence[Any], op: str) -> None:
+        if op not in ("sum", "mean"):
+            raise ValueError(f"none_as_zeros is for sums and means, got {op!r}: zeros would change its result")
+        if any(each is None for each in examples):
+            raise ValueError("none_as_zeros: in the list to which an all-reduce is bound no array may be None")
+        kind = examples[0] if examples else numpy.empty(0)
+        self.counts = arrays.empty(len(examples), _dtype_of_counts([each.dtype for each in examples]), kind)
+        self._signatures = [(each.shape, each.dtype) for each in examples]
+        self._kind = arrays.empty(0, self.counts.dtype, kind)
+        self._zeros: dict[Any, Any] = {}
+
+    def filled(self, given: Sequence[Any]) -> list[Any]:
+        """Return a list without None, and the array of counts behind it.  Local."""
+        if len(given) != len(self._signatures):
+            raise ValueError(f"this all-reduce was bound to {len(self._signatures)} arrays, got {len(given)}")
+        self.counts[...] = [each is not None for each in given]
+        found = [
+            self._zeros_of(*signature) if each is None else each
+            for each, signature in zip(given, self._signatures, strict=True)
+        ]
+        return [*found, self.counts]
+
+    def _zeros_of(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        found = self._zeros.get((shape, dtype))
+        if found is None:
+            found = arrays.empty(shape, dtype, self._kind)
+            found[...] = 0
+            self._zeros[shape, dtype] = found
+        return found
+
+    def emptied(self, results: Sequence[Any]) -> list[Any]:
+        """Return the results without the counts, None where all ranks had None.  Local."""
+        *found, counts = results
+        return [each if count else None for each, count in zip(found, (counts != 0).tolist(), strict=True)]
+
+
+def _dtype_of_counts(dtypes: Sequence[Any]) -> Any:
+    """Return in which dtype counts are reduced with the fewest reductions more, and multiplied like the arrays."""
+    floats = [dtype for dtype in dtypes if arrays.wire_dtype(dtype).kind == "f"]
+    is_complex = any(dtype.kind == "c" for dtype in dtypes)
+    return floats[0] if floats else numpy.dtype(numpy.float64 if is_complex else numpy.int64)
+
+
+def check_factors(prescale: float | None, postscale: float | None, dtypes: Iterable[tuple[Any, Any]], op: str) -> None:
+    """Raise, before any communication, unless the factors are numbers that can be multiplied by.  Local.
+
+    Parameters
+    ----------
+    prescale, postscale : float or None
+    dtypes : iterable of (dtype, dtype)
+        Of the values, and that in which they are multiplied.
+    op : str
+
+    Raises
+    ------
+    ValueError
+        A factor is 0 or not finite: results would tell nothing.
+    UnsupportedDtypeError
+        The values are whole numbers or truth values, to which products would be rounded.
+    """
+    for what, value in (("prescale", prescale), ("postscale", postscale)):
+        if value is None:
+            continue
+        if not math.isfinite(value) or value == 0:
+            raise ValueError(f"{what} must be a finite number other than 0, got {value}")
+        for dtype, multiplied in dtypes:
+            if multiplied.kind not in "fc":
+                raise UnsupportedDtypeError(
+                    f"{what} {value} of all_reduce({op}) for {dtype} arrays, whose values would be rounded to whole "
+                    "numbers; cast them first, as by array.astype('float32')"
+                )
+
+
+def adjusted(
+    reduce: Callable[[list[Any]], list[Any]], examples: Sequence[Any], op: str, adjustment: Adjustment
+) -> Callable[[list[Any]], list[Any]]:
+    """Return ``fn(arrays)`` that does the same around a reduction that knows nothing of it.  Local.
+
+    Parameters
+    ----------
+    reduce : callable
+        ``reduce(arrays)`` returns the reduced arrays.  Collective.
+    examples : sequence of array
+    op : str
+    adjustment : Adjustment
+    """
+    if adjustment == AS_IT_IS:
+        return reduce
+    prescale, postscale, none_as_zeros = adjustment
+    check_factors(prescale, postscale, [(each.dtype, arrays.wire_dtype(each.dtype)) for each in examples], op)
+    zeros = Zeros(examples, op) if none_as_zeros else None
+
+    def fn(given: list[Any]) -> list[Any]:
+        values = given if zeros is None else zeros.filled(given)
+        results = reduce(_times(values, prescale))
+        results = _times(results, postscale)
+        return results if zeros is None else zeros.emptied(results)
+
+    return fn
+
+
+def _times(values: list[Any], factor: float | None) -> list[Any]:
+    """Return new arrays, the values multiplied."""
+    if factor is None:
+        return values
+    found = []
+    for each in map(arrays.to_array, values):  # a reduction of a user's own may give numbers
+        product = arrays.empty_like(each)
+        arrays.namespace(product).multiply(each, factor, out=product)
+        found.append(product)
+    return found

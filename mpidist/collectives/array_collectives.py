@@ -1,0 +1,136 @@
+"""The collectives of one array: which bound object is the one for an array, and on what it is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpidist import arrays
+from mpidist.collectives.all_to_all import AllToAll, NodeAllToAll
+from mpidist.collectives.array_bound import ArrayBound
+from mpidist.collectives.broadcasts import bind_broadcast
+from mpidist.collectives.gathers import bind_gather
+from mpidist.collectives.outbox import Outbox
+from mpidist.collectives.own_results import OwnResults
+from mpidist.collectives.plain import check_contiguous, checked_axis
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reduce_scatters import bind_reduce_scatter
+
+#: How many bound objects are kept ready for calls that bind none themselves: shapes may be new every time.
+_KEPT = 256
+
+
+class ArrayCollectives:
+    """Binds the collectives of one array for some ranks, and keeps what was bound for the next array like it.
+
+    All methods are Local, and raise before any communication what is wrong with an array.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._results = OwnResults()
+        self._kept: dict[Any, ArrayBound] = {}
+        segments = ranks.segments
+        self._segments = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
+
+    # -- kept -----------------------------------------------------------------------------------------------------
+
+    def all_gather(self, array: Any, axis: int) -> ArrayBound:
+        """Return the all_gather of arrays like this one."""
+        others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
+        key = ("all_gather", type(array), array.dtype, array.ndim, others)
+        return self._kept.get(key) or self._keep(key, lambda: self.bind_gather(array, axis, None))
+
+    def gather(self, array: Any, root: int, axis: int) -> ArrayBound:
+        """Return the gather of arrays like this one to `root`."""
+        key = ("gather", root, axis, type(array), array.dtype, array.shape[:axis], array.shape[axis:][1:])
+        return self._kept.get(key) or self._keep(key, lambda: self.bind_gather(array, axis, root))
+
+    def broadcast(self, array: Any, root: int) -> ArrayBound:
+        """Return the broadcast in place of arrays like this one, which must be C-contiguous."""
+        key = ("broadcast", root, type(array), array.dtype, array.shape)
+        return self._kept.get(key) or self._keep(key, lambda: self.bind_broadcast(array, root, in_place=True))
+
+    def broadcast_copy(self, array: Any, root: int) -> ArrayBound:
+        """Return the broadcast of arrays like this one into new ones."""
+        key = ("broadcast_copy", root, type(array), array.dtype, array.shape)
+        return self._kept.get(key) or self._keep(key, lambda: self.bind_broadcast(array, root))
+
+    def reduce_scatter(self, array: Any, op: str) -> ArrayBound:
+        """Return the reduce_scatter of arrays like this one."""
+        key = ("reduce_scatter", op, type(array), array.dtype, array.shape)
+        return self._kept.get(key) or self._keep(key, lambda: self.bind_reduce_scatter(array, op))
+
+    def all_to_all(self, array: Any) -> ArrayBound:
+        """Return the all_to_all of arrays like this one."""
+        key = ("all_to_all", type(array), array.dtype, array.ndim, array.shape[1:])
+        return self._kept.get(key) or self._keep(key, lambda: self.bind_all_to_all(array))
+
+    def _keep(self, key: Any, bind: Callable[[], ArrayBound]) -> ArrayBound:
+        found = bind()
+        if len(self._kept) >= _KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = found
+        return found
+
+    # -- bound ----------------------------------------------------------------------------------------------------
+
+    def bind_gather(self, like: Any, axis: int, root: int | None) -> ArrayBound:
+        """Return a new all_gather, or gather to `root`."""
+        like = self.checked(like)
+        if root is not None:
+            self._check_root(root, "gather")
+        axis = checked_axis(like, axis, "all_gather" if root is None else "gather")
+        return bind_gather(self._ranks, self._segments_for(like), like, axis, root, self._results)
+
+    def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
+        """Return a new broadcast."""
+        like = self.checked(like)
+        self._check_root(root, "broadcast")
+        if in_place:
+            check_contiguous("broadcast", like)
+        return bind_broadcast(self._ranks, self._segments_for(like), like, root, None if in_place else self._results)
+
+    def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
+        """Return a new reduce_scatter."""
+        like = self.checked(like, "sum" if op == "mean" else op)
+        checked_axis(like, 0, "reduce_scatter")
+        return bind_reduce_scatter(self._ranks, self._segments_for(like), like, op, self._results)
+
+    def bind_all_to_all(self, like: Any) -> ArrayBound:
+        """Return a new all_to_all."""
+        like = self.checked(like)
+        checked_axis(like, 0, "all_to_all")
+        segments = self._segments_for(like)
+        if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
+            return AllToAll(self._ranks, like)
+        return NodeAllToAll(self._ranks, segments, like, self._results)
+
+    def checked(self, array: Any, op: str | None = None) -> Any:
+        """Return an array as `arrays.plain` does; raise if it cannot be moved, or reduced by `op`.
+
+        Raises
+        ------
+        TypeError, UnsupportedDtypeError
+        ValueError
+            There is no reduction `op`.
+        """
+        array = arrays.plain(array)
+        arrays.kind_of(array)
+        if op is not None:
+            arrays.check_reducible(array.dtype, op)
+        arrays.check_movable(array.dtype)
+        if self._ranks.size > 1:
+            arrays.check_memory(array, self._ranks.transport.memory, self._ranks.transport.name)
+        return array
+
+    def _segments_for(self, like: Any) -> Any:
+        return None if arrays.is_device(like) else self._segments
+
+    def _check_root(self, root: int, name: str) -> None:
+        if not 0 <= root < self._ranks.size:
+            raise ValueError(f"{name}: root {root} is no rank of a world of {self._ranks.size}")

@@ -1,0 +1,98 @@
+"""The array of one rank on all of them: broadcast, bound."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import byte_view, empty_like
+from mpidist.collectives import plain
+from mpidist.collectives.array_bound import ArrayBound, SentCollective
+from mpidist.collectives.call import Call
+from mpidist.collectives.call_slots import CallSlots
+from mpidist.collectives.outbox import Outbox
+from mpidist.collectives.own_results import OwnResults
+from mpidist.collectives.ranks import Ranks
+from mpidist.runtime.control import Watch
+from mpidist.transports.base import Transport
+from mpidist.transports.node_memory import SharedSegments
+
+
+def bind_broadcast(
+    ranks: Ranks, segments: SharedSegments | None, like: Any, root: int, results: OwnResults | None
+) -> ArrayBound:
+    """Return the broadcast of arrays like this one; Local.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    segments : SharedSegments or None
+        Of all ranks, for arrays of the host; None for messages.
+    like : array
+    root : int
+    results : OwnResults or None
+        None: in place, for C-contiguous arrays.
+    """
+    call = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)])
+    if segments is not None:
+        return NodeBroadcast(ranks, segments, call, like, root, results)
+    return SentCollective(ranks, call, like, None, partial(_sent, root=root, in_place=results is None))
+
+
+class NodeBroadcast(ArrayBound):
+    """The broadcast through the shared memory of a node: by the root's call slot, a long array by its outbox."""
+
+    def __init__(
+        self, ranks: Ranks, segments: SharedSegments, call: Call, like: Any, root: int, results: OwnResults | None
+    ) -> None:
+        super().__init__(ranks, call, like)
+        self._control, self._results = ranks.control, results
+        self._is_root = ranks.rank == root
+        self._outbox = Outbox(segments, ranks.rank)
+        self._counts = [like.nbytes if rank == root else 0 for rank in range(ranks.size)]
+        self._readers = [rank for rank in range(ranks.size) if rank != root]
+        slots = CallSlots(segments, 0)
+        is_short = like.nbytes <= slots.room
+        self._slot = slots.view(root, 0, self._shape, self._dtype, like.nbytes) if is_short else None
+
+    def show(self, array: Any) -> None:
+        """Put a short array of the root into its call slot.  Local."""
+        if self._is_root:
+            if self._slot is not None:
+                self._slot[(self._control.call + 1) & 1][...] = array
+        elif self._results is None and not array.flags.writeable:
+            raise ValueError(f"{self.call.what} works in place, and this array can only be read")
+
+    def move(self, watch: Watch, array: Any) -> Any:
+        out = array if self._results is None else self._results.array(self._shape, self._dtype)
+        if self._slot is not None:
+            if out is not array or not self._is_root:
+                out[...] = self._slot[watch.call & 1]
+        else:
+            self._move_long(watch, array, out)
+        return out
+
+    def _move_long(self, watch: Watch, array: Any, out: Any) -> None:
+        flat = byte_view(out)
+
+        def take(rank: int, start: int, values: Any) -> None:
+            flat[start : start + len(values)] = values
+
+        if not self._is_root:
+            self._outbox.spread(watch, None, self._counts, self._readers, take)
+            return
+        own = byte_view(numpy.ascontiguousarray(array))
+        self._outbox.spread(watch, own, self._counts, self._readers, None if out is array else take)
+
+
+def _sent(transport: Transport, array: Any, watch: Watch, root: int, in_place: bool) -> Any:
+    """Broadcast over messages."""
+    out = array
+    if not in_place:
+        out = empty_like(array)
+        if transport.rank == root:
+            out[...] = array
+    plain.broadcast(transport, out, root, watch)
+    return out

@@ -1,0 +1,43 @@
+"""The call slots of a node's ranks, as words and bytes: what a short collective that adds up nothing needs.
+
+A rank fills its slot before it begins a call, and reads the others' after it has begun: see `SharedSegments`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpidist.transports.node_memory import SharedSegments
+
+_LINE_BYTES = 64
+
+
+class CallSlots:
+    """The call slots, each cut into words and bytes.
+
+    Parameters
+    ----------
+    segments : SharedSegments
+    words : int
+        How many 64-bit words come first.
+
+    Attributes
+    ----------
+    room : int
+        How many bytes there are behind the words; 0 or less where there are none.
+    words : tuple of two lists of memoryview
+        ``words[call & 1][rank]``: the slot as signed words.
+    values : tuple of two arrays, shape (size, room), uint8
+        ``values[call & 1]``
+    """
+
+    def __init__(self, segments: SharedSegments, words: int) -> None:
+        head_bytes = -(-8 * words // _LINE_BYTES) * _LINE_BYTES
+        self.room = segments.segment_bytes - head_bytes
+        self.words = tuple([memoryview(row).cast("q") for row in slots] for slots in segments.segments)
+        self.values: tuple[Any, ...] = tuple(slots[:, head_bytes:] for slots in segments.segments)
+
+    def view(self, rank: int, start: int, shape: tuple[int, ...], dtype: Any, nbytes: int) -> tuple[Any, Any]:
+        """Return by parity of the call an array in the slot of `rank`, from byte `start` on.  Local."""
+        first, second = (slots[rank, start : start + nbytes].view(dtype).reshape(shape) for slots in self.values)
+        return first, second

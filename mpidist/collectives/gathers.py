@@ -1,0 +1,149 @@
+"""The arrays of all ranks joined, on all of them or on one: all_gather and gather, bound."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import byte_view
+from mpidist.collectives import plain
+from mpidist.collectives.array_bound import ArrayBound, SentCollective
+from mpidist.collectives.call import Call
+from mpidist.collectives.call_slots import CallSlots
+from mpidist.collectives.outbox import Outbox
+from mpidist.collectives.own_results import OwnResults
+from mpidist.collectives.ranks import Ranks
+from mpidist.runtime.control import Watch
+from mpidist.transports.node_memory import SharedSegments
+
+
+def bind_gather(
+    ranks: Ranks,
+    segments: SharedSegments | None,
+    like: Any,
+    axis: int,
+    root: int | None,
+    results: OwnResults,
+) -> ArrayBound:
+    """Return the gathering of arrays like this one; Local.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    segments : SharedSegments or None
+        Of all ranks, for arrays of the host; None for messages.
+    like : array
+    axis : int
+        In whose length ranks may differ.
+    root : int or None
+        The rank that gets the result; None for all.
+    results : OwnResults
+    """
+    others = [-1 if index == axis else length for index, length in enumerate(like.shape)]
+    name = f"all_gather(axis={axis})" if root is None else f"gather(root={root}, axis={axis})"
+    call = Call(name, [("", like.dtype, others)])
+    if segments is not None:
+        return NodeGather(ranks, segments, call, like, axis, root, results)
+    move = partial(plain.gather, axis=axis, root=root)
+    return SentCollective(ranks, call, like, axis, move)
+
+
+class NodeGather(ArrayBound):
+    """The gathering through the shared memory of a node.
+
+    A rank shows the length of its axis, and a short array itself, in its call slot.  If all are short, that is all;
+    longer ones go through the outboxes.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        segments: SharedSegments,
+        call: Call,
+        like: Any,
+        axis: int,
+        root: int | None,
+        results: OwnResults,
+    ) -> None:
+        super().__init__(ranks, call, like, axis)
+        self._control, self._rank, self._size = ranks.control, ranks.rank, ranks.size
+        self._at_axis, self._results = axis, results
+        self._takes = root in (None, ranks.rank)
+        self._readers = range(ranks.size) if root is None else (root,)
+        self._row_bytes = prod((*self._shape[:axis], *self._shape[axis + 1 :])) * self._dtype.itemsize
+        self._slots = CallSlots(segments, 1)
+        self._words = self._slots.words
+        self._own_words = tuple(words[self._rank] for words in self._words)
+        self._outbox = Outbox(segments, ranks.rank)
+        self._shown: tuple[int, ...] | None = None  # the shape for which `_own` is
+        self._own: tuple[Any, Any] = (None, None)
+        self._lengths: list[int] = []  # those for which `_parts` are
+        self._parts: list[tuple[Any, Any]] = []
+        self._by_parity: tuple[list[Any], list[Any]] = ([], [])
+        self._joined: tuple[int, ...] = ()
+        self._is_short = True
+
+    def show(self, array: Any) -> None:
+        """Put the length, and a short array, into the call slot.  Local."""
+        at, shape = (self._control.call + 1) & 1, array.shape
+        length = shape[self._at_axis]
+        self._own_words[at][0] = length
+        if length * self._row_bytes <= self._slots.room:
+            if shape != self._shown:
+                self._own = self._slots.view(self._rank, 0, shape, self._dtype, length * self._row_bytes)
+                self._shown = shape
+            self._own[at][...] = array
+
+    def move(self, watch: Watch, array: Any) -> Any:
+        at = watch.call & 1
+        lengths = [words[0] for words in self._words[at]]
+        if lengths != self._lengths:
+            self._lay_out(lengths)
+        if not self._is_short:
+            return self._move_long(watch, array)
+        if not self._takes:
+            return None
+        out = self._results.array(self._joined, self._dtype)
+        numpy.concatenate(self._by_parity[at], self._at_axis, out)
+        return out
+
+    def _shape_of(self, length: int) -> tuple[int, ...]:
+        axis, shape = self._at_axis, self._shape
+        return (*shape[:axis], length, *shape[axis + 1 :])
+
+    def _lay_out(self, lengths: list[int]) -> None:
+        """Take note of what each rank has."""
+        self._lengths = lengths
+        self._joined = self._shape_of(sum(lengths))
+        self._is_short = max(lengths) * self._row_bytes <= self._slots.room
+        if self._is_short:
+            views = [
+                self._slots.view(rank, 0, self._shape_of(length), self._dtype, length * self._row_bytes)
+                for rank, length in enumerate(lengths)
+            ]
+            self._by_parity = ([even for even, _ in views], [odd for _, odd in views])
+
+    def _move_long(self, watch: Watch, array: Any) -> Any:
+        """Move arrays through the outboxes."""
+        counts = [length * self._row_bytes for length in self._lengths]
+        bounds = [sum(counts[:rank]) for rank in range(self._size + 1)]
+        own = byte_view(numpy.ascontiguousarray(array))
+        if not self._takes:
+            self._outbox.spread(watch, own, counts, self._readers, None)
+            return None
+        out = self._results.array(self._joined, self._dtype)
+        flat = byte_view(out) if self._at_axis == 0 else self._results.array((bounds[-1],), numpy.dtype(numpy.uint8))
+
+        def take(rank: int, start: int, values: Any) -> None:
+            first = bounds[rank] + start
+            flat[first : first + len(values)] = values
+
+        self._outbox.spread(watch, own, counts, self._readers, take)
+        if self._at_axis:
+            cuts = zip(bounds[:-1], bounds[1:], self._lengths, strict=True)
+            parts = [flat[start:stop].view(self._dtype).reshape(self._shape_of(length)) for start, stop, length in cuts]
+            numpy.concatenate(parts, self._at_axis, out)
+        return out

@@ -1,0 +1,156 @@
+"""Long arrays between the ranks of a node, without a message: each rank shows its values in its places, piece by piece.
+
+A rank's *outbox* are its places in shared memory, which it fills in turn.  After it has filled one it sets a flag.
+The others copy the values out, or add them up, and set a flag too.  A place is filled again when all who read it have
+set that flag, and nobody reads it after the call.  Turns are counted together with those of `DirectSum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpidist.runtime.control import Watch
+from mpidist.transports.node_memory import SharedSegments
+
+#: Bytes that a rank shows at a time, where a place has room for them, and how many such pieces take turns: so many that
+#: writer and readers need not wait for each other, so few that they stay in cache.
+_PIECE_BYTES, _DEPTH = 1 << 19, 4
+
+_LINE_BYTES = 64
+
+
+class Outbox:
+    """The outboxes of a node's ranks, as one of them uses them.
+
+    Parameters
+    ----------
+    segments : SharedSegments
+    rank : int
+        Of this process, among those that share the segments.
+    """
+
+    def __init__(self, segments: SharedSegments, rank: int) -> None:
+        self._segments, self._rank = segments, rank
+        self._size = len(segments.filled_words)
+        self._others = [each for each in range(self._size) if each != rank]
+        nbytes = min(_PIECE_BYTES, segments.place_bytes)
+        self._rings = [[places[owner, :nbytes] for places in segments.places[:_DEPTH]] for owner in range(self._size)]
+        self._depth = len(self._rings[0])
+        self._piece_bytes = nbytes
+        self._part_bytes = nbytes // max(1, self._size - 1) // _LINE_BYTES * _LINE_BYTES
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether there is room for values of each other rank."""
+        return self._part_bytes > 0
+
+    def spread(
+        self,
+        watch: Watch,
+        own: Any,
+        counts: Sequence[int],
+        readers: Sequence[int],
+        take: Callable[[int, int, Any], object] | None,
+    ) -> None:
+        """Show this rank's bytes to all `readers`, and read those of the others.
+
+        Collective: every rank of the node calls it in the same order, within a begun call.
+
+        Parameters
+        ----------
+        watch : Watch
+        own : array of bytes, flat
+            Of this rank; not looked at where it has none to show.
+        counts : sequence of int
+            How many bytes each rank shows.
+        readers : sequence of int
+            The ranks that give a `take`.
+        take : callable or None
+            ``take(rank, start, values)`` is given the bytes of each rank, this one included, from byte `start` on.
+        """
+        segments, rank, step, depth = self._segments, self._rank, self._piece_bytes, self._depth
+        base, turns, mine = segments.turn, -(-max(counts) // step), -(-counts[rank] // step)
+        reduced = [segments.reduced_words[each] for each in readers if each != rank]
+        for index in range(turns + 1):  # it shows a piece before it reads the others' last one
+            if index < mine:
+                if index >= depth:
+                    segments.wait(reduced, base + index + 1 - depth, watch)
+                piece = own[index * step : (index + 1) * step]
+                place = self._rings[rank][index % depth][: len(piece)]
+                place[...] = piece
+                segments.say_filled(rank, base + index + 1)
+                if take is not None:
+                    take(rank, index * step, piece)
+            if index and take is not None:
+                self._read(index - 1, base + index, counts, take, watch)
+                segments.say_reduced(rank, base + index)
+        if mine:
+            segments.wait(reduced, base + mine, watch)
+        segments.turn = base + turns
+
+    def _read(
+        self, index: int, turn: int, counts: Sequence[int], take: Callable[[int, int, Any], object], watch: Watch
+    ) -> None:
+        """Read the pieces of that index which other ranks show."""
+        segments, start, step = self._segments, index * self._piece_bytes, self._piece_bytes
+        for other in self._others:
+            left = counts[other] - start
+            if left > 0:
+                segments.wait((segments.filled_words[other],), turn, watch)
+                take(other, start, self._rings[other][index % self._depth][: min(step, left)])
+
+    def trade(
+        self,
+        watch: Watch,
+        gives: Sequence[Any],
+        counts: Sequence[int],
+        longest: int,
+        dtype: Any,
+        take: Callable[[int, dict[int, Any]], object],
+    ) -> None:
+        """Show each other rank values of its own, and read what the others show this one.
+
+        Collective: every rank of the node calls it in the same order, within a begun call.
+
+        Parameters
+        ----------
+        watch : Watch
+        gives : sequence of array, flat
+            By rank: what it gets; converted to `dtype`.
+        counts : sequence of int
+            How many elements each rank shows this one.
+        longest : int
+            The most elements that any rank shows another; the same on all ranks.
+        dtype : numpy.dtype
+            Of what is shown.
+        take : callable
+            ``take(start, values)`` is given what other ranks show, by rank, from their elements `start` on.
+        """
+        segments, rank, others, depth = self._segments, self._rank, self._others, self._depth
+        step = self._part_bytes // dtype.itemsize
+        base, turns = segments.turn, -(-longest // step)
+        filled, reduced = (
+            [words[each] for each in others] for words in (segments.filled_words, segments.reduced_words)
+        )
+        for index in range(turns + 1):
+            if index < turns:
+                if index >= depth:
+                    segments.wait(reduced, base + index + 1 - depth, watch)
+                for other in others:
+                    piece = gives[other][index * step : (index + 1) * step]
+                    self._part(rank, other, index, len(piece), dtype)[...] = piece
+                segments.say_filled(rank, base + index + 1)
+            if index:
+                start = (index - 1) * step
+                segments.wait(filled, base + index, watch)
+                lengths = {each: min(step, counts[each] - start) for each in others if counts[each] > start}
+                take(start, {each: self._part(each, rank, index - 1, lengths[each], dtype) for each in lengths})
+                segments.say_reduced(rank, base + index)
+        segments.wait(reduced, base + turns, watch)
+        segments.turn = base + turns
+
+    def _part(self, owner: int, reader: int, index: int, length: int, dtype: Any) -> Any:
+        """Return where one rank shows another so many elements."""
+        first = (reader - (reader > owner)) * self._part_bytes
+        return self._rings[owner][index % self._depth][first : first + length * dtype.itemsize].view(dtype)

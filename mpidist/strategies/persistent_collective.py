@@ -1,0 +1,77 @@
+"""`PersistentCollective`: a collective over replicas that is bound once and called, or started, every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist import nest
+from mpidist.arrays import plain
+from mpidist.collectives.persistent import Bound, Handle
+from mpidist.variables.components import component
+
+
+class PersistentCollective:
+    """A collective over all replicas for values of one structure, leaf by leaf.
+
+    Parameters
+    ----------
+    bounds : sequence of Bound
+        One for each leaf.
+    like : array, or nested tuples, lists and dicts of arrays
+        Its structure counts; no reference to it is kept.
+    """
+
+    def __init__(self, bounds: Sequence[Bound], like: Any) -> None:
+        self._bounds = list(bounds)
+        self._structure = nest.pack(like, list(range(len(self._bounds))))
+
+    def __call__(self, value: Any) -> Any:
+        """Carry it out for a value like the one that this was made for.
+
+        Collective: every replica calls it in the same order.
+
+        Returns
+        -------
+        array or nested structure
+            As `value`, with new arrays that are the caller's.
+
+        Raises
+        ------
+        ValueError
+            The structure, a shape or a dtype is another one.
+        CollectiveMismatchError
+            On all replicas: they called something else.
+        """
+        pairs = zip(self._bounds, self._leaves(value), strict=True)
+        return nest.pack(self._structure, [bound(leaf) for bound, leaf in pairs])
+
+    def start(self, value: Any) -> PersistentCollectiveHandle:
+        """Take its place in the order of calls; parameters and errors as for a call.
+
+        Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
+        before the handle's ``wait()`` has returned the results.
+        """
+        pairs = zip(self._bounds, self._leaves(value), strict=True)
+        return PersistentCollectiveHandle([bound.start(leaf) for bound, leaf in pairs], self._structure)
+
+    def _leaves(self, value: Any) -> list[Any]:
+        leaves = nest.flatten(value)
+        numbered = nest.pack(value, list(range(len(leaves))))
+        if numbered != self._structure:
+            raise ValueError(
+                f"this collective was bound to arrays as {self._structure}, got {numbered} (numbers stand for arrays); "
+                "bind another one"
+            )
+        return [plain(component(leaf)) for leaf in leaves]
+
+
+class PersistentCollectiveHandle:
+    """A collective that was started."""
+
+    def __init__(self, handles: Sequence[Handle], structure: Any) -> None:
+        self._handles, self._structure = handles, structure
+
+    def wait(self) -> Any:
+        """Return the results.  Collective: every replica waits, or makes a later call, in the same order."""
+        return nest.pack(self._structure, [handle.wait() for handle in self._handles])

@@ -1,0 +1,231 @@
+"""`ReplicaCollectives`: the collectives of a replica context besides all_reduce and all_gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpidist import context, nest
+from mpidist.arrays import plain
+from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.strategies.persistent_collective import PersistentCollective
+from mpidist.strategies.reduction import like_given
+from mpidist.variables.components import dense_component
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
+    from mpidist.collectives.point_to_point import BoundReceive, BoundSend
+
+
+class ReplicaCollectives:
+    """Collectives over the replicas of a strategy, for the code inside `Strategy.run`.
+
+    Values are this replica's; results are new arrays, the caller's own.  Options that are set win over the strategy's.
+    Methods that end in ``_init`` bind a collective to the shapes and dtypes of a value.  What they return is called, or
+    started and waited for, with values like it.
+
+    All of them raise RuntimeError outside of this replica, and CollectiveMismatchError on all replicas where these make
+    different calls, or pass arrays of different dtypes or shapes.
+
+    Attributes
+    ----------
+    strategy : Strategy
+    """
+
+    strategy: Any
+
+    def _ranks(self) -> Communicator:
+        context.require_replica(self)
+        found: Communicator = self.strategy.extended.collectives
+        return found
+
+    def _timeout(self, options: CommunicationOptions | None) -> float | None:
+        found: float | None = self.strategy.extended.timeout_seconds(options)
+        return found
+
+    def broadcast(self, value: Any, root: int = 0, options: CommunicationOptions | None = None) -> Any:
+        """Return the value of replica `root`.
+
+        Collective: every replica calls it in the same order, with values of the same structure, shapes and dtypes.
+
+        Parameters
+        ----------
+        value : array or number, or nested tuples, lists and dicts of them
+        root : int
+        options : CommunicationOptions, optional
+
+        Raises
+        ------
+        ValueError
+            There is no replica `root`.
+        """
+        context.require_replica(self)
+        return broadcast_value(self.strategy.extended, value, root, options)
+
+    def reduce_scatter(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Return this replica's rows of the reduced value: of n rows, those from r * n // R to (r + 1) * n // R.
+
+        Collective: every replica calls it in the same order, with values of the same structure, shapes and dtypes.
+
+        Parameters
+        ----------
+        reduce_op : ReduceOp or str
+            SUM, MEAN, MIN, MAX or PRODUCT, also by name in any case.
+        value : array of at least one dimension, or nested tuples, lists and dicts of them
+        options : CommunicationOptions, optional
+
+        Raises
+        ------
+        ValueError
+            A scalar.
+        UnsupportedDtypeError
+            The dtype has no such reduction.
+        """
+        ranks, op, seconds = self._ranks(), ReduceOp.parse(reduce_op).verb, self._timeout(options)
+        return self._by_leaf(value, "reduce_scatter", lambda leaf: ranks.reduce_scatter(leaf, op, seconds))
+
+    def gather(self, value: Any, root: int = 0, axis: int = 0, options: CommunicationOptions | None = None) -> Any:
+        """Return the values of all replicas joined along `axis`, in replica order, on replica `root`; None on others.
+
+        Collective: every replica calls it in the same order.
+
+        Parameters
+        ----------
+        value : array of at least one dimension, or nested tuples, lists and dicts of them
+            Replicas may differ in the length of `axis`, and in nothing else.
+        root, axis : int
+        options : CommunicationOptions, optional
+
+        Raises
+        ------
+        ValueError
+            A scalar, `axis` out of range, or no such replica.
+        """
+        ranks, seconds = self._ranks(), self._timeout(options)
+        return self._by_leaf(value, "gather", lambda leaf: ranks.gather(leaf, root, axis, seconds))
+
+    def all_to_all(
+        self, value: Any, splits: Sequence[int] | None = None, options: CommunicationOptions | None = None
+    ) -> tuple[Any, list[int]]:
+        """Send rows to every replica; return those that every replica has sent to this one, and how many each gave.
+
+        Collective: every replica calls it in the same order.
+
+        Parameters
+        ----------
+        value : array of at least one dimension
+            Its first rows are for replica 0, the next ones for replica 1, and so on.
+        splits : sequence of int, optional
+            How many rows each replica gets, 0 included; by default all get as many.
+        options : CommunicationOptions, optional
+
+        Raises
+        ------
+        ValueError
+            A scalar; splits that are negative, too many or too few, or that do not add up; before any communication.
+        """
+        return self._ranks().all_to_all(dense_component(value, "all_to_all"), splits, self._timeout(options))
+
+    def send(self, value: Any, to: int, options: CommunicationOptions | None = None) -> None:
+        """Send an array to replica `to`, which receives it.  Local, but for that one.
+
+        It returns when the other replica has received the array, or when a short one is on its way.  Replicas that send
+        to each other first start one of the two: see `send_init`.
+
+        Raises
+        ------
+        ValueError
+            There is no such replica, or it is this one.
+        TransportTimeoutError, RankFailedError, RemoteReplicaError
+            The other replica did not come, and why as far as it is known.
+        """
+        self._ranks().send(dense_component(value, "send"), to, self._timeout(options))
+
+    def receive(self, source: int, like: Any = None, options: CommunicationOptions | None = None) -> Any:
+        """Return the next array that replica `source` sends to this one.  Local, but for that one.
+
+        Parameters
+        ----------
+        source : int
+        like : array, optional
+            What is expected: another dtype or shape is a CollectiveMismatchError here.
+        options : CommunicationOptions, optional
+
+        Raises
+        ------
+        ValueError, TransportTimeoutError, RankFailedError, RemoteReplicaError
+            As for `send`.
+        """
+        expected = None if like is None else dense_component(like, "receive")
+        return self._ranks().receive(source, expected, self._timeout(options))
+
+    def barrier(self, options: CommunicationOptions | None = None) -> None:
+        """Return when all replicas have come here.  Collective: every replica calls it in the same order."""
+        self._ranks().barrier(timeout_seconds=self._timeout(options))
+
+    # -- bound ----------------------------------------------------------------------------------------------------
+
+    def broadcast_init(
+        self, like: Any, root: int = 0, options: CommunicationOptions | None = None
+    ) -> PersistentCollective:
+        """Return the `broadcast` of values like this one.  Local."""
+        ranks = self._ranks()
+        return self._bound(like, "broadcast", lambda leaf: ranks.broadcast_init(leaf, root), options)
+
+    def all_gather_init(
+        self, like: Any, axis: int, options: CommunicationOptions | None = None
+    ) -> PersistentCollective:
+        """Return the `all_gather` of values like this one, of any length of `axis`.  Local."""
+        ranks = self._ranks()
+        return self._bound(like, "all_gather", lambda leaf: ranks.all_gather_init(leaf, axis), options)
+
+    def gather_init(
+        self, like: Any, root: int = 0, axis: int = 0, options: CommunicationOptions | None = None
+    ) -> PersistentCollective:
+        """Return the `gather` of values like this one, of any length of `axis`.  Local."""
+        ranks = self._ranks()
+        return self._bound(like, "gather", lambda leaf: ranks.gather_init(leaf, root, axis), options)
+
+    def reduce_scatter_init(
+        self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
+    ) -> PersistentCollective:
+        """Return the `reduce_scatter` of values like this one.  Local."""
+        ranks, op = self._ranks(), ReduceOp.parse(reduce_op).verb
+        return self._bound(like, "reduce_scatter", lambda leaf: ranks.reduce_scatter_init(leaf, op), options)
+
+    def all_to_all_init(self, like: Any, options: CommunicationOptions | None = None) -> Any:
+        """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
+
+        It is called, or started, with an array, or with an array and its splits as a tuple.
+        """
+        bound = self._ranks().all_to_all_init(dense_component(like, "all_to_all"))
+        bound.timeout_seconds = self._timeout(options)
+        return bound
+
+    def send_init(self, like: Any, to: int) -> BoundSend:
+        """Return the `send` of arrays like this one: its ``start`` sends, and returns what is waited for.  Local."""
+        return self._ranks().send_init(dense_component(like, "send"), to)
+
+    def receive_init(self, like: Any, source: int) -> BoundReceive:
+        """Return the `receive` of arrays like this one, which may be started before they are sent.  Local."""
+        return self._ranks().receive_init(dense_component(like, "receive"), source)
+
+    def _by_leaf(self, value: Any, verb: str, fn: Callable[[Any], Any]) -> Any:
+        return nest.pack(value, [fn(plain(dense_component(leaf, verb))) for leaf in nest.flatten(value)])
+
+    def _bound(
+        self, like: Any, verb: str, bind: Callable[[Any], Any], options: CommunicationOptions | None
+    ) -> PersistentCollective:
+        bounds = [bind(plain(dense_component(leaf, verb))) for leaf in nest.flatten(like)]
+        for bound in bounds:
+            bound.timeout_seconds = self._timeout(options)
+        return PersistentCollective(bounds, like)
+
+
+def broadcast_value(extended: Any, value: Any, root: int, options: CommunicationOptions | None) -> Any:
+    """Return the value of replica `root` of a strategy, leaf by leaf.  Collective."""
+    ranks, seconds = extended.collectives, extended.timeout_seconds(options)
+    leaves = nest.flatten(value)
+    arrays = [plain(dense_component(leaf, "broadcast")) for leaf in leaves]
+    results = [ranks.broadcast_copy(array, root, seconds) for array in arrays]
+    return nest.pack(value, [like_given(*pair) for pair in zip(results, leaves, strict=True)])
