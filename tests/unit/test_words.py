@@ -25,18 +25,18 @@ EVERYDAY = set(
     about accumulation adapter all alone an and argument array assignment at auto awaited backend backward bar base
     bench broadcast but by cache caller cancelled cause check chooser class clock command communication comparison
     conformance connecting core counted current curve data deadline death default dependency derived destination
-    device differ dtype during elsewhere ended entered entry error evaluation event exact failed failure fault
-    file fixed foreign found framework from function fused gathered generated given here hint host hostlist identity implausible
-    implementation info injected input join judged kept key killed kind lambda launch lazy leftover level line list
-    log lone loopback lost machine main manager mapping max measure measured membership memory merge message method
-    min missing mode monitoring name neighbour nest network no not note object of on once open option order origin
-    out outcome output own owner packed page parallel parameter part path per pickle piped pipeline placement plain
-    planned plausibility plot point probe process processor progress proof protocol quantity question random range
-    read reader reading record recording reduction remote reordered request resolution restore room row runner
-    runtime saved seen sent served setting shape sharding shared short simple simulate simulation single slice span
-    spec split stall start started state stop stopwatch store stored stream structure sum supervisor taken
-    temporary terminal termination test testing text time timeout timing to total traceback tracing traffic tune
-    tuning two union unowned unsupported up use wait waiting watchdog watched window word writing zero
+    device differ dtype during elsewhere ended entered entry error evaluation event exact failed failure fault file
+    fixed foreign found framework from function fused gathered generated given here hint host hostlist identity
+    implausible implementation info injected input join judged kept key killed kind lambda launch lazy leftover
+    level line list log lone loopback lost machine main manager mapping max measure measured membership memory merge
+    message method min missing mode monitoring name neighbour nest network no not note object of on once open option
+    order origin out outcome output own owner packed page parallel parameter part path per pickle piped pipeline
+    placement plain planned plausibility plot point probe process processor progress proof protocol quantity
+    question random range read reader reading record recording reduction remote reordered request resolution restore
+    room row runner runtime saved seen sent served setting shape sharding shared short simple simulate simulation
+    single slice span spec split stall start started state stop stopwatch store stored stream structure sum
+    supervisor taken temporary terminal termination test testing text time timeout timing to total traceback tracing
+    traffic tune tuning two union unowned unsupported up use wait waiting watchdog watched window word writing zero
     """.split()
 )
 
