@@ -23,7 +23,7 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 EVERYDAY = set(
     """
     about accumulation adapter all alone an and argument array assignment at auto awaited
-    backend backward bar base bench broadcast but by
+    backend backward bar base bench but by
     cache caller cancelled cause check chooser class clock command communication comparison conformance connecting
     core counted crossing current curve
     data deadline death default dependency derived destination device differ dtype during
