@@ -46,7 +46,7 @@ GIVEN = set(
     absolute accuracy adagrad adam aggregating aggregation arg asynchronous auc autograd autoshard b backup binary
     binomial callback categorical central checkpoint classifier clipping comm concatenate config confusion constant
     context coordinator cosine cross csv dataset decay distribute distributed distribution doubling dynamic early
-    estimator eval evaluate experimental exponential extended feature filter float handler hdf hierarchical history
+    estimator eval evaluate experimental exponential extended feature filter float handler hdf hierarchical history horovod
     indexed inverse iterator jax k keras lamb lars learning linear logger loss lr map mean metric mirrored model monitor
     mpi mpidist mpirun multi n na nan nccl numeric numpy op ops optimizer optional partitioner physical piecewise
     plateau policy polynomial power precision prediction preemption prefetcher prefetching rabenseifner rate recall
