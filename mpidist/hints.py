@@ -16,7 +16,6 @@ _ELSEWHERE = "optimizers, metrics, callbacks and data sets are in mpidist.optimi
 #: Names below mpidist that users of other libraries type -> what to use here.  A name that becomes real has no hint.
 _HINTS = {
     # TensorFlow and Keras
-    "keras": f"fit, evaluate and predict are methods of mpidist.Trainer; {_ELSEWHERE}",
     "distribute": "tf.distribute.X is mpidist.X",
     "train": "use mpidist.Checkpoint, mpidist.CheckpointManager, mpidist.ClusterSpec and mpidist.optimizers",
     "Server": "no server is started by hand: ranks become servers in mpidist.ParameterServerStrategy(num_ps=1)",

@@ -21,7 +21,7 @@ from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution, reduction
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
-from mpidist.strategies.keras_guard import guarded_keras
+from mpidist.strategies.keras_hook import keras_hook
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.persistent_all_reduce import PersistentAllReduce, persistent_all_reduce
 from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value
@@ -63,16 +63,17 @@ class Strategy(InputMethods):
         ------
         RuntimeError
             On entering: inside the scope of another strategy, or inside `run`.
+            Inside, on several ranks: a Keras model that was made elsewhere is compiled or trained.
         NotImplementedError
-            Inside, on several ranks: a Keras model is made, compiled or trained, which would not be distributed.
+            Inside, on several ranks: a Keras model is made that this strategy does not distribute.
         """
         return self._scope()
 
     @contextmanager
     def _scope(self) -> Iterator[Strategy]:
         context.require_cross_replica(self)
-        guard = guarded_keras() if self.extended.spans_ranks else nullcontext()
-        with context.entered(context.Mode(self, None)), guard:
+        hook = nullcontext() if self.extended.is_alone else keras_hook()
+        with context.entered(context.Mode(self, None)), hook:
             yield self
 
     def run(
@@ -429,6 +430,8 @@ class ReplicaContext(ReplicaCollectives):
         """
         context.require_replica(self)
         extended = self.strategy.extended
+        if type(value) is numpy.ndarray:  # the quick way for the commonest case
+            return extended.gather_array(value, axis, options)
         leaves = [dense_component(leaf, "all_gather") for leaf in nest.flatten(value)]
         return nest.pack(value, [extended.gather_array(leaf, axis, options) for leaf in leaves])
 

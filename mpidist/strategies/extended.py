@@ -114,6 +114,11 @@ class StrategyExtended:
         return self.num_replicas * self.num_logical_devices > 1
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other process trains anything together with this one."""
+        return not self.spans_ranks
+
+    @property
     def is_chief(self) -> bool:
         """Whether this rank is the one that writes files and shows progress."""
         return self.replica_id == 0

@@ -89,6 +89,8 @@ class SharedSegments:
         ``segments[call & 1][rank]``.
     places : tuple of `PLACES` arrays, shape (size, place_bytes), uint8
         ``places[index][rank]``.
+    spare : array, shape (size, bytes), uint8
+        What is left of each rank's last page.
     flags : memoryview of 64-bit words
     filled_words, reduced_words : tuple of int
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
@@ -114,7 +116,9 @@ class SharedSegments:
         parts = numpy.frombuffer(memory, dtype=numpy.uint8)[:nbytes].reshape(size, part_bytes)
         middle = 2 * _LINE_BYTES + 2 * segment_bytes
         self.segments = _cut(parts[:, 2 * _LINE_BYTES : middle], segment_bytes)
-        self.places = _cut(parts[:, middle : middle + self.PLACES * place_bytes], place_bytes)
+        last = middle + self.PLACES * place_bytes
+        self.places = _cut(parts[:, middle:last], place_bytes)
+        self.spare = parts[:, last:]
 
     @classmethod
     def part_bytes(cls, segment_bytes: int, place_bytes: int) -> int:

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.errors import CollectiveMismatchError, ObjectError
+from mpidist.errors import CollectiveMismatchError, ObjectError, TransportError
 from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi
@@ -181,6 +181,32 @@ def test_two_worlds_of_one_communicator_are_two(everyone):
         with world:
             assert mpidist.all_gather_object(0) == [0] * everyone.size
     assert (first.control.call, second.control.call) == (1, 2)
+
+
+def test_worlds_are_made_and_closed_again_and_again(everyone):
+    for step in range(20):
+        world = mpidist.new_world(everyone)
+        with world:
+            strategy = mpidist.MultiWorkerMirroredStrategy()
+            assert strategy.reduce("sum", numpy.ones(1000), axis=None)[0] == everyone.size
+        world.close()
+        world.close()
+        with world, pytest.raises(TransportError, match="this world has been closed; make another one"):
+            mpidist.barrier()
+        with pytest.raises(TransportError, match="has been closed"):
+            strategy.reduce("sum", numpy.ones(1000), axis=None)
+        assert mpidist.all_gather_object(step) == [step] * everyone.size
+
+
+def test_only_all_ranks_close_a_world_and_never_that_of_the_process(everyone):
+    with pytest.raises(RuntimeError, match="lasts until its process ends"):
+        mpidist.init().close()
+    world = mpidist.new_world(everyone)
+    if everyone.size > 1:
+        with pytest.raises(CollectiveMismatchError, match="close of a world"):
+            with world:
+                world.close() if everyone.rank else mpidist.barrier()
+    world.close()
 
 
 def test_an_error_in_one_world_is_its_own_and_names_ranks_of_both_kinds(everyone, half):

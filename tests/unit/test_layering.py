@@ -40,7 +40,7 @@ LAYERS = (
     ("testing",),
     # public names of what lies below
     ("callbacks", "cluster_resolver", "config", "coordinator", "data", "estimator", "experimental", "feature_column"),
-    ("metrics", "tpu", "autograd", "jax", "torch"),
+    ("metrics", "tpu", "autograd", "jax", "keras", "torch"),
     ("__init__",),
     ("commands",),
     ("__main__",),
@@ -52,9 +52,10 @@ FOREIGN = {
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
-    "torch": ("torch.py", "frameworks/torch/*.py"),
+    "keras": ("keras.py", "frameworks/keras/*.py"),
+    "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_steps.py"),
     "autograd": ("frameworks/autograd.py", "autograd.py"),
-    "jax": ("frameworks/jax/*.py", "jax.py"),
+    "jax": ("frameworks/jax/*.py", "jax.py", "frameworks/keras/jax_steps.py"),
     "optax": ("frameworks/jax/*.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }

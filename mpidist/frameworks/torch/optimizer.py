@@ -94,7 +94,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._reduction = GradientReduction(
                 replicas,
                 listing,
-                ReduceOp.parse(op).verb,
+                ReduceOp.of_gradients(op).verb,
                 f"DistributedOptimizer({type(self).__name__})",
                 backward_passes_per_step,
                 staging,

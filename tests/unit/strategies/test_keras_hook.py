@@ -1,4 +1,4 @@
-"""The guard against Keras models that are not distributed, with a package that looks like Keras."""
+"""The hook that gives Keras models to their adapter, with a package that looks like Keras and one like the adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import threading
 import pytest
 
 import mpidist
+from mpidist.strategies.distribution import ADAPTERS
 from mpidist.testing import run_ranks
+
+#: It marks what it is given, as the adapter does, and refuses what is not of a strategy that mirrors.
+ADAPTER = """
+def distribute(strategy, objects):
+    if "Mirrored" not in type(strategy).__name__:
+        raise NotImplementedError(f"not by {type(strategy).__name__}")
+    for obj in objects:
+        obj.__class__ = type(obj.__class__.__name__, (obj.__class__,), {"_mpidist_replica": strategy})
+    return objects
+"""
 
 #: As Keras 3: `Model` makes functional models, and inherits `compile` and `fit`.
 KERAS = """
@@ -33,17 +44,35 @@ class Sequential(Model):
     def __new__(cls, *args, **kwargs): return super().__new__(cls)
 """
 
+#: Its base has no ``__new__``.
+OPTIMIZERS = """
+class _Base:
+    def __init__(self, rate): self.rate = rate
+
+class Optimizer(_Base):
+    pass
+
+class Adam(Optimizer):
+    def __init__(self, rate):
+        super().__init__(rate)
+        self.moments = []
+"""
+
 
 @pytest.fixture
 def keras(tmp_path, monkeypatch):
     """Put a package named keras on the path; returns what imports it."""
     (tmp_path / "keras").mkdir()
-    (tmp_path / "keras" / "__init__.py").write_text(KERAS)
+    (tmp_path / "keras" / "__init__.py").write_text("from keras import optimizers" + KERAS)
+    (tmp_path / "keras" / "optimizers.py").write_text(OPTIMIZERS)
+    (tmp_path / "adapter_of_keras.py").write_text(ADAPTER)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ADAPTERS, "keras", "adapter_of_keras")
     for name in [name for name in sys.modules if name.partition(".")[0] == "keras"]:
         monkeypatch.delitem(sys.modules, name)
     yield lambda: importlib.import_module("keras")
-    sys.modules.pop("keras", None)
+    for name in ("keras", "keras.optimizers", "adapter_of_keras"):
+        sys.modules.pop(name, None)
 
 
 class _Own:
@@ -62,25 +91,34 @@ MAKES = {
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("is_imported", [True, False])
-@pytest.mark.parametrize("kind", [
-    mpidist.MirroredStrategy,
-    mpidist.experimental.CentralStorageStrategy,
-    mpidist.ParameterServerStrategy,
-])  # fmt: skip
-def test_a_model_made_on_several_ranks(keras, make, is_imported, kind):
-    before = dict(vars(keras().Model)) if is_imported else None
+def test_what_is_made_on_several_ranks(keras, make, is_imported):
+    classes = [keras().Model, keras().optimizers.Optimizer] if is_imported else []
+    before = [dict(vars(each)) for each in classes]
     path = list(sys.meta_path)
 
+    def fn():
+        with mpidist.MirroredStrategy().scope() as strategy:
+            model, optimizer = make(keras()), keras().optimizers.Adam(0.5)
+            assert model._mpidist_replica is optimizer._mpidist_replica is strategy
+            return model.compile(), model.fit(1), optimizer.rate, optimizer.moments
+
+    assert run_ranks(3, fn) == [("compiled", "trained", 0.5, [])] * 3
+    assert sys.meta_path == path
+    assert [dict(vars(each)) for each in classes] == before
+    assert type(keras().__loader__).__module__ == keras().__spec__.loader.__class__.__module__ != "mpidist"
+    assert not hasattr(make(keras()), "_mpidist_replica") and keras().optimizers.Adam(0.25).rate == 0.25
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("kind", [mpidist.experimental.CentralStorageStrategy, mpidist.ParameterServerStrategy])
+def test_a_strategy_that_the_adapter_refuses(keras, make, kind):
     def fn():
         with kind().scope():
             make(keras())
 
-    with pytest.raises(Exception, match="a Keras model is made in the scope of .*not distributed yet.*mpidist.Trainer"):
+    with pytest.raises(Exception, match=f"not by {kind.__name__}"):
         run_ranks(3, fn)
-    assert sys.meta_path == path
     assert make(keras()).compile() == "compiled"
-    assert before is None or dict(vars(keras().Model)) == before
-    assert type(keras().__loader__).__module__ == keras().__spec__.loader.__class__.__module__ != "mpidist"
 
 
 @pytest.mark.parametrize("call", [lambda m: m.compile(), lambda m: m.fit(1), lambda m: m.train_on_batch(1)])
@@ -89,9 +127,9 @@ def test_a_model_of_outside(keras, call):
 
     def fn():
         with mpidist.MirroredStrategy().scope() as strategy:
-            with strategy.scope(), pytest.raises(NotImplementedError, match="a Keras model is (compiled|trained) in"):
+            with strategy.scope(), pytest.raises(RuntimeError, match="a Keras model is (compiled|trained) in"):
                 call(model)
-            with pytest.raises(NotImplementedError):
+            with pytest.raises(RuntimeError, match=r"Make it in the scope, or call strategy.distribute\(model\)"):
                 strategy.run(call, args=(model,))
 
     run_ranks(2, fn)
