@@ -24,6 +24,7 @@ _RUNS = {
     "two": (partial(on_ranks, 2),),
     "four": (partial(on_ranks, 4),),
     "pytest": (as_tests,),
+    "keras": (),  # by tests/frameworks
 }
 
 
