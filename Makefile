@@ -19,8 +19,8 @@ RAN := build/ran
 # or NAME_TESTS, with the variables NAME_VARIABLES
 FRAMEWORKS ?= jax torch keras keras_torch
 FRAMEWORK_SIZES ?= 1 2 3
-jax_PACKAGES := jax
-torch_PACKAGES := torch==2.13.0
+jax_PACKAGES := jax optax scikit-learn
+torch_PACKAGES := torch==2.13.0 scikit-learn
 keras_PACKAGES := 'keras>=3.12,<4' jax scikit-learn
 keras_torch_PACKAGES := 'keras>=3.12,<4' torch==2.13.0 scikit-learn
 keras_TESTS := $(wildcard tests/frameworks/test_keras*.py)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -60,6 +62,8 @@ def new_world(comm: Any) -> World:
     Worlds may have ranks in common.  Such ranks must use these worlds in one order: where each of several ranks waits
     in another world for the next, the calls that wait raise TransportError.
 
+    It lasts until the process ends, or until all its ranks call `World.close`.
+
     Collective: every rank of `comm` calls it, in the same order as its other collectives on `comm`.
 
     Parameters
@@ -72,7 +76,9 @@ def new_world(comm: Any) -> World:
     TypeError, ValueError, RuntimeError, LaunchError, TransportTimeoutError
         As for `init`; the process may have other worlds.
     """
-    return transports.new_world(comm)
+    world = transports.new_world(comm)
+    assert world.closing_fn is not None
+    return replace(world, closing_fn=partial(_close, world.closing_fn))
 
 
 def world_communicator() -> Communicator:
@@ -81,7 +87,17 @@ def world_communicator() -> Communicator:
     That is the world of ``with world:``, else that of `init`, else all ranks of the job.  Collective at the first call,
     which may start MPI; local later.
     """
-    world = transports.world()
+    return _communicator_of(transports.world())
+
+
+def _close(release_fn: Callable[[World], None], world: World) -> None:
+    """Give back what a world holds, once all its ranks have come here."""
+    if not world.transport.closed:
+        _communicator_of(world).barrier("close of a world")
+        release_fn(world)
+
+
+def _communicator_of(world: World) -> Communicator:
     if world not in _communicators:
         _communicators[world] = _composed(world)
     return _communicators[world]

@@ -1,4 +1,4 @@
-"""``collectives``: all_gather, reduce_scatter, broadcast and barrier, each against MPI's own."""
+"""``collectives``: the collectives besides all-reduce, and messages between two ranks, each against MPI's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.suite.rows import heading, line
 from benchmarks.suite.tensors import PERIOD, STEPS, TensorList
 from benchmarks.suite.turns import Budget
 
-WHAT = "all_gather, reduce_scatter, broadcast and barrier"
+WHAT = "the collectives besides all-reduce, and messages between two ranks"
 
 #: Bytes that a turn moves, about, and the most calls it makes.
 _TURN_BYTES, _MOST_CALLS = 1 << 22, 100
@@ -101,6 +101,68 @@ class Broadcast(Collective):
         return self.values(0, step, 0, self.tensors.elements)
 
 
+class Gather(AllGather):
+    """Rank 0 gets the shares of all."""
+
+    work = "gather"
+
+    def run_all(self, batch: Any) -> Any:
+        result = None
+        for prepared in batch:
+            result = self.run(prepared)
+        return result
+
+    def run(self, prepared: Any) -> Any:
+        return self.ranks.communicator.gather(prepared)
+
+    def wrong(self, result: Any, step: int) -> int | None:
+        return super().wrong(result, step) if self.tensors.rank == 0 else 0
+
+
+class AllToAll(Collective):
+    """Every rank gets a share of each."""
+
+    work = "all_to_all"
+
+    def cut(self, rank: int) -> tuple[int, int]:
+        """Return first and last element of what each rank gives to a rank; what is left over goes nowhere."""
+        length = self.tensors.elements // self.tensors.size
+        return rank * length, (rank + 1) * length
+
+    def prepare(self, gradients: list[Any]) -> Any:
+        return gradients[0][: self.cut(self.tensors.size - 1)[1]]
+
+    def run(self, prepared: Any) -> Any:
+        return self.ranks.communicator.all_to_all(prepared)[0]
+
+    def expected(self, step: int) -> Any:
+        size, rank = self.tensors.size, self.tensors.rank
+        return numpy.concatenate([self.values(other, step, *self.cut(rank)) for other in range(size)])
+
+
+class SendReceive(Collective):
+    """Every rank sends to the next one, and receives from the one before."""
+
+    work = "send_receive"
+
+    def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
+        super().__init__(ranks, tensors)
+        self.to, self.source = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+        if ranks.size > 1 and self.kind == "ours":
+            (like,) = ranks.existing(tensors)
+            self._send = ranks.communicator.send_init(like, self.to)
+            self._receive = ranks.communicator.receive_init(like, self.source)
+
+    def run(self, prepared: Any) -> Any:
+        sending = self._send.start(prepared)
+        received = self._receive()
+        sending.wait()
+        return received
+
+    def expected(self, step: int) -> Any:
+        return self.values(self.source, step, 0, self.tensors.elements)
+
+
 class Barrier(Collective):
     """Nobody goes on before all have come."""
 
@@ -157,6 +219,50 @@ class MpiBroadcast(Broadcast):
         return prepared
 
 
+class MpiGather(Gather):
+    """The same by ``Gatherv``, into an array that exists."""
+
+    name, kind = "Gatherv", "peer"
+
+    def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
+        super().__init__(ranks, tensors)
+        (self._out,) = ranks.existing(tensors)
+        cuts = numpy.arange(tensors.size + 1) * tensors.elements // tensors.size
+        self._counts = (numpy.diff(cuts), cuts[:-1])
+
+    def run(self, prepared: Any) -> Any:
+        self.ranks.comm.Gatherv(prepared, [self._out, self._counts] if self.tensors.rank == 0 else None)
+        return self._out
+
+
+class MpiAllToAll(AllToAll):
+    """The same by ``Alltoall``, into an array that exists."""
+
+    name, kind = "Alltoall", "peer"
+
+    def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
+        super().__init__(ranks, tensors)
+        self._out = numpy.zeros(self.cut(tensors.size - 1)[1], tensors.dtype)
+
+    def run(self, prepared: Any) -> Any:
+        self.ranks.comm.Alltoall(prepared, self._out)
+        return self._out
+
+
+class MpiSendReceive(SendReceive):
+    """The same by ``Sendrecv``, into an array that exists."""
+
+    name, kind = "Sendrecv", "peer"
+
+    def __init__(self, ranks: Ranks, tensors: TensorList) -> None:
+        super().__init__(ranks, tensors)
+        (self._out,) = ranks.existing(tensors)
+
+    def run(self, prepared: Any) -> Any:
+        self.ranks.comm.Sendrecv(prepared, self.to, 0, self._out, self.source, 0)
+        return self._out
+
+
 class MpiBarrier(Barrier):
     """The same by ``Barrier``."""
 
@@ -171,6 +277,9 @@ COLLECTIVES: dict[str, tuple[type[Collective], type[Collective], Any]] = {
     "all_gather": (AllGather, MpiAllGather, lambda size: (size - 1) / size),
     "reduce_scatter": (ReduceScatter, MpiReduceScatter, lambda size: (size - 1) / size),
     "broadcast": (Broadcast, MpiBroadcast, lambda size: 1.0),
+    "gather": (Gather, MpiGather, lambda size: (size - 1) / size),
+    "all_to_all": (AllToAll, MpiAllToAll, lambda size: (size - 1) / size),
+    "send_receive": (SendReceive, MpiSendReceive, lambda size: 1.0),
     "barrier": (Barrier, MpiBarrier, lambda size: 0.0),
 }
 

@@ -158,4 +158,12 @@ def adjusted(
 
 
 def _times(values: list[Any], factor: float | None) -> list[Any]:
-    return values if factor is None else [(each * factor).astype(each.dtype, copy=False) for each in values]
+    """Return new arrays, the values multiplied."""
+    if factor is None:
+        return values
+    found = []
+    for each in map(arrays.to_array, values):  # a reduction of a user's own may give numbers
+        product = arrays.empty_like(each)
+        arrays.namespace(product).multiply(each, factor, out=product)
+        found.append(product)
+    return found

@@ -1,8 +1,8 @@
 """Arrays from one rank to another, without the other ranks: send and receive, bound or not.
 
-Messages between two ranks are numbered, and say what they bring: so the receiver needs to know nothing, and notices
-what it did not expect.  A message begins with a *head* of fixed length, in which a short array has room as well; the
-rest of a long one follows on a channel of its own.
+A message says what it brings: so the receiver needs to know nothing, and notices what it did not expect.  It begins
+with a *head*, in which a short array has room as well; the rest of a long one follows on a channel of its own.  On one
+node the head lies in a *box*, memory that each pair of ranks has for each direction; elsewhere it is sent.
 
 All that a rank has started moves on in each of its waits, those of collectives included: so ranks that send to each
 other before they receive get through, if they have started one of the two.
@@ -11,6 +11,7 @@ other before they receive get through, if they have started one of the two.
 from __future__ import annotations
 
 import pickle
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,18 +19,21 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.box import LINE_BYTES, Box, box_bytes
 from mpidist.collectives.call import Call
 from mpidist.collectives.mismatch import fact
+from mpidist.collectives.peer_watch import PeerWatch
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.ranks import Ranks
-from mpidist.errors import CollectiveMismatchError, RankFailedError, TransportError, UnsupportedDtypeError
-from mpidist.runtime import board as states
-from mpidist.runtime.control import Watch
+from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.transports.base import Pending, Transport
 
-#: Length of the head of a message, and of the three words that it begins with: number, bytes that describe the array,
-#: bytes of the array.
-_HEAD_BYTES, _WORDS_BYTES = 2048, 24
+#: Length of the head of a message that is sent, and the two numbers with which a head begins: bytes that describe the
+#: array, bytes of the array.
+_HEAD_BYTES, _LENGTHS = 2048, struct.Struct("=qq")
+
+#: So often a rank looks for the other one before it looks around.
+_SPINS = range(50)
 
 #: Channels of heads, and of what follows.
 _HEADS, _BODIES = 2, 3
@@ -38,70 +42,27 @@ _HEADS, _BODIES = 2, 3
 _KEPT = 256
 
 
-class PeerWatch(Watch):
-    """One eye on the control channel while one rank waits for another.
-
-    Parameters
-    ----------
-    ranks : Ranks
-    what : str
-    peer : int
-        The other rank.
-    timeout_seconds : float, optional
-
-    Attributes
-    ----------
-    is_missed : bool
-        Whether the function given to `run` raised on the other rank, which therefore may never come.
-    """
-
-    __slots__ = ("_peer", "_has_left", "is_missed")
-
-    def __init__(self, ranks: Ranks, what: str, peer: int, timeout_seconds: float | None) -> None:
-        super().__init__(ranks.control, what, timeout_seconds, 0)
-        self._peer = peer
-        self._has_left = self.is_missed = False
-
-    def _look(self, waited: float) -> None:
-        super()._look(waited)
-        control: Any = self.control
-        self.is_missed = control.missed.text(self._peer, control.call + 1) is not None
-        if self._has_left:  # and a look ago too: what it had sent has come since
-            name = control.name(self._peer)
-            text = f"{name} left (its program ended, or called sys.exit), while this rank is in {self.what}"
-            raise control.error(RankFailedError, text, self._peer)
-        self._has_left = control.failures.state_of(self._peer)[0] == states.LEFT
-
-    def _warn(self, waited: float) -> None:
-        control = self.control
-        limit = f"it fails after {self.timeout_seconds:g} s" if self.timeout_seconds else "it waits without a limit"
-        control.warn(f"{self.what} has waited {waited:.0f} s for {control.name(self._peer)}; {limit}")
-
-    def _expire(self, waited: float) -> None:
-        control = self.control
-        raise control.expire(
-            f"{self.what} waited {waited:.1f} s for {control.name(self._peer)}. Each send needs one receive on the "
-            "other rank; where two ranks send to each other first, start() one of the two and wait() for it later; "
-            "or give more time with timeout_seconds or MPIDIST_TIMEOUT_SECONDS"
-        )
-
-
 class Transfer:
     """A send or a receive that was started.
 
     Attributes
     ----------
-    what : str
     peer : int
+    timeout_seconds : float or None
     is_over : bool
     result : array or None
     """
 
-    def __init__(self, lines: PointToPoint, what: str, peer: int, timeout_seconds: float | None) -> None:
-        self.what, self.peer, self.timeout_seconds = what, peer, timeout_seconds
+    def __init__(self, lines: PointToPoint, peer: int, timeout_seconds: float | None) -> None:
+        self.peer, self.timeout_seconds = peer, timeout_seconds
         self.is_over = False
         self.result: Any = None
         self._lines = lines
+
+    @property
+    def what(self) -> str:
+        """The send or receive in a few words, for messages."""
+        raise NotImplementedError
 
     def poll(self) -> None:
         """Move on as far as is possible without waiting.  Local."""
@@ -132,26 +93,50 @@ class _Sending(Transfer):
     def __init__(
         self,
         lines: PointToPoint,
-        what: str,
         peer: int,
         timeout_seconds: float | None,
-        messages: list[tuple[Transport, Any]],
+        signature: tuple[Any, tuple[int, ...]],
+        head: tuple[bytes, int, Any],
+        bodies: list[Any],
     ) -> None:
-        super().__init__(lines, what, peer, timeout_seconds)
-        self._messages = [(transport, [transport.send(raw, peer)], raw) for transport, raw in messages]
+        super().__init__(lines, peer, timeout_seconds)
+        self._signature, self._head, self._bodies = signature, head, bodies
+        self._pendings: list[tuple[Transport, Pending]] | None = None
+
+    @property
+    def what(self) -> str:
+        """The send in a few words."""
+        return f"send of {_described(*self._signature)} to rank {self.peer}"
 
     def poll(self) -> None:
-        self._messages = [each for each in self._messages if not each[0].poll(each[1])]
-        self.is_over = not self._messages
+        self._lines.targets[self.peer].poll()
+
+    def move_on(self) -> bool:
+        """Post what can be posted, and return whether all of it has been sent."""
+        if self._pendings is None:
+            pendings = self._lines.targets[self.peer].post(*self._head)
+            if pendings is None:
+                return False
+            bodies = self._lines.bodies
+            self._pendings = [*pendings, *((bodies, [bodies.send(raw, self.peer)]) for raw in self._bodies)]
+        if self._pendings:
+            self._pendings = [(transport, each) for transport, each in self._pendings if not transport.poll(each)]
+        self.is_over = not self._pendings
+        return self.is_over
 
 
 class _Receiving(Transfer):
     """A receive that was started: those of one rank are served in order."""
 
-    def __init__(self, lines: PointToPoint, what: str, peer: int, timeout_seconds: float | None, like: Any) -> None:
-        super().__init__(lines, what, peer, timeout_seconds)
-        self.expected = None if like is None else (like.dtype, tuple(like.shape))
-        self.wrong: str = ""
+    def __init__(self, lines: PointToPoint, peer: int, timeout_seconds: float | None, expected: Any) -> None:
+        super().__init__(lines, peer, timeout_seconds)
+        self.expected = expected
+        self.wrong = ""
+
+    @property
+    def what(self) -> str:
+        """The receive in a few words."""
+        return f"receive {'' if self.expected is None else f'of {_described(*self.expected)} '}from rank {self.peer}"
 
     def poll(self) -> None:
         source = self._lines.sources[self.peer]
@@ -165,20 +150,58 @@ class _Receiving(Transfer):
         return result
 
 
-class _Source:
+class _Destination:
+    """What goes to one other rank, in order."""
+
+    def __init__(self, lines: PointToPoint, peer: int, box: Box | None) -> None:
+        self.waiting: deque[_Sending] = deque()
+        self._lines, self._peer, self._box = lines, peer, box
+        self._number = 0
+
+    def poll(self) -> None:
+        """Move on with what comes first."""
+        while self.waiting and self.waiting[0].move_on():
+            self.waiting.popleft()
+
+    def post(self, head: bytes, start: int, array: Any) -> list[tuple[Transport, Pending]] | None:
+        """Post the head of the next message, and an array from byte `start` of it on, if there is one.
+
+        Return what to wait for, None if it cannot be posted now.
+        """
+        number = self._number + 1
+        if self._box is not None:
+            if not self._box.put(number, head, start, array):
+                return None
+            self._number = number
+            return []
+        self._number = number
+        raw = head if array is None else head.ljust(start, b"\0") + array.tobytes()
+        heads = self._lines.heads
+        return [(heads, [heads.send(numpy.frombuffer(raw.ljust(_HEAD_BYTES, b"\0"), numpy.uint8), self._peer)])]
+
+
+class _Origin:
     """What comes from one other rank."""
 
-    def __init__(self, lines: PointToPoint, peer: int) -> None:
+    def __init__(self, lines: PointToPoint, peer: int, box: Box | None) -> None:
         self.waiting: deque[_Receiving] = deque()
-        self._lines, self._peer = lines, peer
+        self._lines, self._peer, self._box = lines, peer, box
         self._number = 0
-        self._head = numpy.empty(_HEAD_BYTES, numpy.uint8)
+        self._head: Any = numpy.empty(_HEAD_BYTES if box is None else 0, numpy.uint8)
+        self._content = self._head.data if box is None else box.content
         self._pending: Pending = None
-        self._poll_fn: Callable[[], bool] = self._begin
+        self._poll_fn: Callable[[], bool] = self._begin if box is None else self._box_is_filled
 
     def poll(self) -> bool:
         """Move on by a step, and return whether there was one."""
         return self._poll_fn()
+
+    def _box_is_filled(self) -> bool:
+        assert self._box is not None
+        if not self._box.holds(self._number + 1):
+            return False
+        self._read()
+        return True
 
     def _begin(self) -> bool:
         self._pending = [self._lines.heads.receive(self._head, self._peer)]
@@ -188,17 +211,21 @@ class _Source:
     def _head_comes(self) -> bool:
         if not self._lines.heads.poll(self._pending):
             return False
-        self._number += 1
-        number, described, nbytes = self._head[:_WORDS_BYTES].view(numpy.int64).tolist()
-        if number != self._number:
-            raise self._lines.error(f"message {number} came from rank {self._peer} in place of {self._number}")
-        behind = _WORDS_BYTES + described
-        if behind > _HEAD_BYTES:
-            self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes(), nbytes))
-        else:
-            inside = self._head[behind : behind + nbytes] if behind + nbytes <= _HEAD_BYTES else None
-            self._array_comes(self._head[_WORDS_BYTES:behind].tobytes(), nbytes, inside)
+        self._read()
         return True
+
+    def _read(self) -> None:
+        """Read the head of the next message."""
+        self._number += 1
+        content, room = self._content, len(self._content)
+        described, nbytes = _LENGTHS.unpack_from(content)
+        behind = _LENGTHS.size + described
+        if behind > room:
+            self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes(), 0, nbytes))
+        else:
+            start = _start_of(described)
+            has_room = start + nbytes <= room
+            self._array_comes(bytes(content[_LENGTHS.size : behind]), start if has_room else 0, nbytes)
 
     def _follow(self, raw: Any, then: Callable[[Any], object]) -> None:
         """Receive what follows the head."""
@@ -212,24 +239,33 @@ class _Source:
 
         self._poll_fn = come
 
-    def _array_comes(self, description: bytes, nbytes: int, inside: Any = None) -> None:
-        dtype, shape = self._lines.signature(description)
+    def _array_comes(self, description: bytes, start: int, nbytes: int) -> None:
+        """Take the array from byte `start` of the head on; 0 if it follows."""
+        signature = self._lines.signature(description)
+        dtype, shape = signature
         result = numpy.empty(shape, dtype)
-        if inside is None:
-            self._follow(arrays.byte_view(result), lambda raw: self._end(result))
+        if not start:
+            self._follow(arrays.byte_view(result), lambda raw: self._end(result, signature))
+        elif self._box is not None:
+            result[...] = self._box.values(start, dtype, shape, nbytes)
+            self._end(result, signature)
         else:
-            arrays.byte_view(result)[...] = inside
-            self._end(result)
+            result[...] = self._head[start : start + nbytes].view(dtype).reshape(shape)
+            self._end(result, signature)
 
-    def _end(self, result: Any) -> None:
-        self._poll_fn = self._begin
+    def _end(self, result: Any, signature: Any) -> None:
+        if self._box is None:
+            self._poll_fn = self._begin
+        else:
+            self._box.take(self._number)
+            self._poll_fn = self._box_is_filled
         receiving = self.waiting.popleft()
         receiving.is_over, receiving.result = True, result
-        expected, got = receiving.expected, (result.dtype, result.shape)
-        if expected not in (None, got):
+        expected = receiving.expected
+        if expected is not None and expected != signature:
             receiving.wrong = (
-                f"{self._lines.own_name}: {receiving.what} expected {_described(*expected)}, got {_described(*got)}; "
-                f"both ranks must name the same array (message {self._number} of this pair)"
+                f"{self._lines.own_name}: {receiving.what} expected {_described(*expected)}, got "
+                f"{_described(*signature)}; both ranks must name the same array (message {self._number} of this pair)"
             )
 
 
@@ -243,7 +279,8 @@ class PointToPoint:
     Attributes
     ----------
     heads, bodies : Transport
-    sources : dict of int to _Source
+    targets, sources : dict
+        By rank, what goes to it, and what comes from it.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -256,8 +293,16 @@ class PointToPoint:
         self._ranks, self._control = ranks, ranks.control
         self.heads = transport.among(range(ranks.size), _HEADS)
         self.bodies = transport.among(range(ranks.size), _BODIES)
-        self.sources = {peer: _Source(self, peer) for peer in range(ranks.size)}
-        self._sent = [0] * ranks.size
+        segments, rank = ranks.segments, ranks.rank
+        has_boxes = segments is not None and box_bytes(segments) > 0
+        peers = [peer for peer in range(ranks.size) if peer != rank]
+
+        def box(sender: int, receiver: int) -> Box | None:
+            return Box(segments, sender, receiver) if has_boxes and segments is not None else None
+
+        self.targets = {peer: _Destination(self, peer, box(rank, peer)) for peer in peers}
+        self.sources = {peer: _Origin(self, peer, box(peer, rank)) for peer in peers}
+        self._room = box_bytes(segments) - 2 * LINE_BYTES if has_boxes else _HEAD_BYTES
         self._open: list[Transfer] = []
         self._pause: Any = None
         self._descriptions: dict[Any, bytes] = {}
@@ -268,10 +313,6 @@ class PointToPoint:
         """How messages of this rank begin."""
         return self._control.own_name
 
-    def error(self, text: str) -> TransportError:
-        """Return the error of this rank with a text.  Local."""
-        return TransportError(f"{self.own_name}: {text}")
-
     def start_send(self, array: Any, to: int, timeout_seconds: float | None = None) -> Transfer:
         """Start to send an array; see `Communicator.send`.  Local."""
         self._check_peer(to, "send")
@@ -280,41 +321,46 @@ class PointToPoint:
                 f"send moves arrays of the host, got a {type(array).__name__}; copy it with mpidist.arrays.as_host"
             )
         arrays.check_movable(array.dtype)
-        description = self._describe(array)
-        body = arrays.byte_view(array if array.flags.c_contiguous else array.copy(order="C"))
+        return self.post(array, to, timeout_seconds)
+
+    def post(self, array: Any, to: int, timeout_seconds: float | None) -> Transfer:
+        """Start to send an array that can be sent, to a rank that there is.  Local."""
+        signature = (array.dtype, array.shape)
+        description, nbytes = self._describe(signature), array.nbytes
+        head, start, bodies = _LENGTHS.pack(len(description), nbytes), _start_of(len(description)), []
+        if len(head) + len(description) <= self._room:
+            head += description
+        else:
+            bodies.append(numpy.frombuffer(description, numpy.uint8))
+        inside = array
+        if bodies or start + nbytes > self._room:
+            bodies.append(arrays.byte_view(array if array.flags.c_contiguous else array.copy(order="C")))
+            inside = None
+        sending = _Sending(self, to, timeout_seconds, signature, (head, start, inside), bodies)
         with self._control.turnstile:
-            self._sent[to] += 1
-            head = numpy.zeros(_HEAD_BYTES, numpy.uint8)
-            head[:_WORDS_BYTES].view(numpy.int64)[...] = self._sent[to], len(description), body.size
-            behind = _WORDS_BYTES + len(description)
-            messages = [(self.heads, head)]
-            described = numpy.frombuffer(description, numpy.uint8)
-            if behind > _HEAD_BYTES:
-                messages.append((self.bodies, described))
-            else:
-                head[_WORDS_BYTES:behind] = described
-            if behind + body.size > _HEAD_BYTES:
-                messages.append((self.bodies, body))
-            else:
-                head[behind : behind + body.size] = body
-            what = f"send of {_described(array.dtype, array.shape)} to rank {to}"
-            return self._opened(_Sending(self, what, to, timeout_seconds, messages))
+            self.targets[to].waiting.append(sending)
+            return self._opened(sending)
 
     def start_receive(self, source: int, like: Any = None, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive an array; see `Communicator.receive`.  Local."""
         self._check_peer(source, "receive")
-        what = f"receive from rank {source}"
-        if like is not None:
-            what = f"receive of {_described(like.dtype, like.shape)} from rank {source}"
+        return self.expect(source, None if like is None else (like.dtype, tuple(like.shape)), timeout_seconds)
+
+    def expect(self, source: int, expected: Any, timeout_seconds: float | None) -> Transfer:
+        """Start to receive, from a rank that there is, an array of a dtype and shape, or of any.  Local."""
+        receiving = _Receiving(self, source, timeout_seconds, expected)
         with self._control.turnstile:
-            found = _Receiving(self, what, source, timeout_seconds, like)
-            self.sources[source].waiting.append(found)
-            return self._opened(found)
+            self.sources[source].waiting.append(receiving)
+            return self._opened(receiving)
 
     def wait(self, transfer: Transfer) -> None:
         """Return when a transfer is over; all others move on meanwhile."""
-        watch = PeerWatch(self._ranks, transfer.what, transfer.peer, transfer.timeout_seconds)
         with self._control.turnstile:
+            for _ in _SPINS if self._pause is None else ():
+                self._move_on()
+                if transfer.is_over:
+                    return
+            watch = PeerWatch(self._ranks, transfer.what, transfer.peer, transfer.timeout_seconds)
             self._move_on()
             while not transfer.is_over and not watch.is_missed:
                 watch.tick()  # in which all that is open moves on, see `_opened`
@@ -324,10 +370,10 @@ class PointToPoint:
 
     def _give_up(self, transfer: Transfer) -> None:
         """Wait for a transfer no more: the function of the other rank raised."""
-        self._open.remove(transfer)
-        if isinstance(transfer, _Receiving):
+        if isinstance(transfer, _Receiving):  # a send that was begun goes on when that rank receives
+            self._open.remove(transfer)
             self.sources[transfer.peer].waiting.remove(transfer)
-        self._settle()
+            self._settle()
 
     def _opened(self, transfer: Transfer) -> Transfer:
         """Take note of a transfer: while one is open, every turn of every wait moves it on."""
@@ -354,8 +400,7 @@ class PointToPoint:
         if not self._open and self._control.pause == self._pause_and_move_on:
             self._control.pause = self._pause
 
-    def _describe(self, array: Any) -> bytes:
-        key = (array.dtype, array.shape)
+    def _describe(self, key: tuple[Any, tuple[int, ...]]) -> bytes:
         found = self._descriptions.get(key)
         if found is None:
             if len(self._descriptions) >= _KEPT:
@@ -382,6 +427,11 @@ class PointToPoint:
             )
 
 
+def _start_of(described: int) -> int:
+    """Return where in a head an array begins that is described by so many bytes."""
+    return -(-(_LENGTHS.size + described) // LINE_BYTES) * LINE_BYTES
+
+
 def _described(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
@@ -391,6 +441,9 @@ class BoundSend:
 
     def __init__(self, lines: PointToPoint, like: Any, to: int) -> None:
         lines._check_peer(to, "send")
+        if arrays.is_device(like):
+            raise UnsupportedDtypeError(f"send moves arrays of the host, got a {type(like).__name__}")
+        arrays.check_movable(like.dtype)
         self._lines, self._to = lines, to
         self._signature = (like.dtype, tuple(like.shape))
 
@@ -399,7 +452,7 @@ class BoundSend:
         if (array.dtype, array.shape) != self._signature:
             expected, got = _described(*self._signature), _described(array.dtype, array.shape)
             raise ValueError(f"send to rank {self._to} was bound to {expected}, got {got}; bind another one")
-        return self._lines.start_send(array, self._to, timeout_seconds)
+        return self._lines.post(array, self._to, timeout_seconds)
 
     def __call__(self, array: Any, timeout_seconds: float | None = None) -> None:
         """Send, and wait; errors as for `Transfer.wait`."""
@@ -412,11 +465,11 @@ class BoundReceive:
     def __init__(self, lines: PointToPoint, like: Any, source: int) -> None:
         lines._check_peer(source, "receive")
         self._lines, self._source = lines, source
-        self._like = numpy.broadcast_to(numpy.zeros((), like.dtype), like.shape)
+        self._expected = (like.dtype, tuple(like.shape))
 
     def start(self, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive.  Local."""
-        return self._lines.start_receive(self._source, self._like, timeout_seconds)
+        return self._lines.expect(self._source, self._expected, timeout_seconds)
 
     def __call__(self, timeout_seconds: float | None = None) -> Any:
         """Receive, and return the array; errors as for `Transfer.wait`."""

@@ -43,7 +43,7 @@ def all_reduce(x: Any, op: str | ReduceOp = "sum") -> Any:
     CollectiveMismatchError
         On all ranks: their shapes or dtypes differ, or one of them called something else.
     """
-    return _all_reduce(x, ReduceOp.parse(op).verb)
+    return _all_reduce(x, ReduceOp.of_gradients(op).verb)
 
 
 @primitive

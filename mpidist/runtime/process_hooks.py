@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 
 from mpidist.errors import TransportError
+from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.exit_hooks import ExitHooks
 
 
@@ -24,18 +25,23 @@ class ProcessHooks:
 
     def __init__(self) -> None:
         self._worlds: list[ExitHooks] = []
+        self._is_installed = False
         self._process = os.getpid()
         self._previous = sys.excepthook
 
     def add(self, hooks: ExitHooks) -> None:
         """Take in what is to be done for one more world; the first one puts the hooks in place.  Local."""
-        if not self._worlds:
+        if not self._is_installed:
             self._install()
         self._worlds.append(hooks)
 
+    def remove(self, control: ControlChannel) -> None:
+        """Do nothing more for a world that is closed.  Local."""
+        self._worlds[:] = [hooks for hooks in self._worlds if hooks.control is not control]
+
     def _install(self) -> None:
         """Put the hooks in place; children forked later are not ranks, and the hooks do nothing in them."""
-        self._process, self._previous = os.getpid(), sys.excepthook
+        self._is_installed, self._process, self._previous = True, os.getpid(), sys.excepthook
         sys.excepthook = self.on_exception
         os.register_at_fork(after_in_child=self._in_child)
         atexit.register(self.on_exit)
@@ -52,7 +58,7 @@ class ProcessHooks:
 
     @property
     def _armed(self) -> bool:
-        return os.getpid() == self._process
+        return bool(self._worlds) and os.getpid() == self._process
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """End the job by an exception that nobody caught."""
@@ -103,6 +109,11 @@ _hooks = ProcessHooks()
 def install(hooks: ExitHooks) -> None:
     """Have `hooks` called when this process ends.  Local."""
     _hooks.add(hooks)
+
+
+def uninstall(control: ControlChannel) -> None:
+    """Have nothing called any more for the world of that control channel.  Local."""
+    _hooks.remove(control)
 
 
 def _text_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:

@@ -56,6 +56,11 @@ class Standoffs:
         self._channels.append(control)
         self._show(self._shown)
 
+    def remove(self, control: Channel) -> None:
+        """Forget a world that is closed.  Local."""
+        self._channels = [each for each in self._channels if each is not control]
+        self._wait = None
+
     def error(self, control: _Standing, watch: Wait) -> MpidistError | None:
         """Return the error of a rank that waits in a standoff, if it has found one; to be asked again and again."""
         if len(self._channels) < 2 or not watch.call or not self._is_blocked_fn():

@@ -430,6 +430,8 @@ class ReplicaContext(ReplicaCollectives):
         """
         context.require_replica(self)
         extended = self.strategy.extended
+        if type(value) is numpy.ndarray:  # the quick way for the commonest case
+            return extended.gather_array(value, axis, options)
         leaves = [dense_component(leaf, "all_gather") for leaf in nest.flatten(value)]
         return nest.pack(value, [extended.gather_array(leaf, axis, options) for leaf in leaves])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from mpidist import arrays
+from mpidist import arrays, context
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
@@ -123,6 +123,7 @@ class Checkpoint:
                     raise ValueError(
                         f"the checkpoint has parts {outer!r} and {name!r}, one inside the other; rename one"
                     )
+        self.kept_world = _kept_world(parts.values()) or self.kept_world
         self._parts = parts
 
     def save(self, path: str | Path, parallel: bool | None = None) -> Path:
@@ -261,6 +262,16 @@ def writes_here() -> bool:
     """Return whether this worker writes checkpoints: of several that train by themselves, only the first.  Local."""
     job = registry.of_job()
     return job is None or job.extended.writes_checkpoints
+
+
+def _kept_world(parts: Iterable[Any]) -> WorldKept | None:
+    """Return the world of the variables' strategies, None where no strategy has any; ValueError for several worlds."""
+    variables = [part for part in parts if isinstance(part, DistributedVariable)]
+    strategies = [variable.strategy for variable in variables if not context.is_default(variable.strategy)]
+    worlds = {id(strategy.extended.made_in): strategy.extended.made_in for strategy in strategies}
+    if len(worlds) > 1:
+        raise ValueError("the variables belong to strategies of several worlds; make a checkpoint for each world")
+    return WorldKept(*worlds.values()) if worlds else None
 
 
 def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -97,6 +97,8 @@ class World:
         What started the ranks, for messages.
     segments : SharedSegments or None
         Shared memory of the ranks of this node, where there is some.
+    closing_fn : callable or None
+        ``closing_fn(world)`` does what `close` promises; None where the world lasts until its process ends.
     """
 
     transport: Transport
@@ -104,6 +106,24 @@ class World:
     control: ControlChannel
     launcher: str
     segments: SharedSegments | None = None
+    closing_fn: Callable[[World], None] | None = None
+
+    def close(self) -> None:
+        """Give back the MPI communicators of a world that `mpidist.new_world` made, and take it off its process.
+
+        Its shared memory goes with the last strategy or communicator that refers to it.  Later calls in the world raise
+        TransportError.  A second `close` does nothing.  Collective: every rank of the world calls it, as its last call.
+
+        Raises
+        ------
+        RuntimeError
+            It is the world of the process, which lasts until this ends.
+        TransportTimeoutError, RankFailedError, TransportError
+            A rank did not come; or an earlier call has ended this world.
+        """
+        if self.closing_fn is None:
+            raise RuntimeError("this world lasts until its process ends; only those of mpidist.new_world can be closed")
+        self.closing_fn(self)
 
     @property
     def rank(self) -> int:

@@ -9,19 +9,21 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mpidist.cluster.join_notes import joining, note_joined
 from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.cluster.resolvers.mpi import skip_finalize, start_mpi
 from mpidist.cluster.topology import Topology
-from mpidist.errors import TransportTimeoutError
+from mpidist.errors import TransportError, TransportTimeoutError
 from mpidist.options import Settings, settings
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
-from mpidist.runtime.process_hooks import install
+from mpidist.runtime.process_hooks import install, uninstall
 from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.watch import yield_processor
 from mpidist.transports.membership import World, share_memory
@@ -52,7 +54,7 @@ def connect(launcher: Launcher | None = None) -> World:
     with joining(launcher):
         world = _meet(mpi, mpi.COMM_WORLD, launcher)
         note_joined(launcher)
-    return world
+    return replace(world, closing_fn=None)
 
 
 def connect_members(comm: Any, what: str, is_only: bool) -> World:
@@ -85,7 +87,7 @@ def connect_members(comm: Any, what: str, is_only: bool) -> World:
     is_whole = is_only and job_ranks == tuple(range(mpi.COMM_WORLD.Get_size()))
     world = _meet(mpi, comm, launcher, () if is_whole else job_ranks)
     note_joined(launcher)
-    return world
+    return replace(world, closing_fn=None) if is_only else world
 
 
 def check_communicator(comm: Any, what: str) -> None:
@@ -176,7 +178,8 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
     board, segments, problem = share_memory(node.allgather, node.Get_rank(), node.Get_size(), chosen)
     if board is None:
         board, node_ranks = StatusBoard(bytearray(StatusBoard.nbytes(1)), 1), (own.Get_rank(),)
-    alone = len(node_ranks) == own.Get_size()
+    is_on_board = len(node_ranks) == own.Get_size()
+    extra = [] if is_on_board else [own.Dup(), own.Dup()]  # for notices, and for the farewell
     if topology.node_count > 1 and not all(own.allgather(segments is not None)):
         segments = None  # all ranks must take the same way
     control = ControlChannel(
@@ -185,7 +188,7 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
         board,
         node_ranks,
         hosts=hosts,
-        messenger=None if alone else MpiMessenger(own.Dup()),
+        messenger=MpiMessenger(extra[0]) if extra else None,
         # a message between nodes takes longer than to let others run, and hosts may share cores unseen
         pause=yield_processor() if topology.node_count > 1 or _crowded(machine, launcher) else None,
         chosen=chosen,
@@ -195,13 +198,24 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
         control.warn(f"{problem}; small all-reduces use messages instead")
     control.standoffs = _standoffs
     _standoffs.add(control)
-    farewell = None if alone else _farewell(own.Dup())
-    install(ExitHooks(control, _end_of(mpi, control), farewell, skip_finalize))
+    install(ExitHooks(control, _end_of(mpi, control), _farewell(extra[1]) if extra else None, skip_finalize))
     transport = MpiTransport(own.Dup(), control, range(own.Get_size()))
     own.Barrier()  # every rank has signed on to its board before any looks who is missing
     for each in {id(each): each for each in (own, machine, node)}.values():
         each.Free()
-    return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments)
+    name = launcher.name if launcher else "mpi4py"
+    return World(transport, topology, control, name, segments, partial(_release, extra))
+
+
+def _release(extra: Sequence[Any], world: World) -> None:
+    """Free the communicators of a world, and have it forgotten where the process ends; all its ranks are here."""
+    control = world.control
+    uninstall(control)
+    _standoffs.remove(control)
+    world.transport.close()
+    for comm in extra:
+        comm.Free()
+    control.breaks(control.error(TransportError, "this world has been closed; make another one"))
 
 
 def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, list[str]]:

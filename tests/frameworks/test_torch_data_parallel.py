@@ -198,7 +198,7 @@ def test_modules_that_differ_between_ranks(kind, named):
     width = 7 if world().rank == 1 and kind == "shape" else CLASSES
     bare = torch.nn.Sequential(torch.nn.Linear(COLUMNS, width))
     if kind == "buffer":
-        bare.append(torch.nn.BatchNorm1d(width, affine=False, track_running_stats=world().rank == 0))
+        bare.append(torch.nn.BatchNorm1d(width, affine=False, track_running_stats=world().rank != 1))
     with pytest.raises(CollectiveMismatchError, match=f"rank 1(.|\n)*{named}|{named}(.|\n)*rank 1"):
         mpidist.torch.DistributedDataParallel(bare)
     world().barrier()

@@ -65,7 +65,28 @@ def test_members_of_an_ensemble_have_worlds_of_their_own(nodes):
     assert _said(_run(4, MEMBERS, MPIDIST_VIRTUAL_NODES=nodes)) == expected
 
 
-@pytest.mark.parametrize("level", ["single", "funneled", "serialized", "multiple"])
+def test_parameter_servers_are_dealt_out_among_the_ranks_of_the_world():
+    body = """
+comm = everyone.Split(MPI.UNDEFINED if rank == 0 else 0, rank)
+if rank == 0:
+    say("outside")
+    sys.exit()
+mpidist.init(comm)
+strategy = mpidist.ParameterServerStrategy(num_ps=1)
+with strategy.scope():
+    w, optimizer = mpidist.Variable(numpy.zeros(3)), mpidist.optimizers.SGD(1.0)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+for _ in range(4):
+    coordinator.schedule(lambda: optimizer.apply_gradients([(numpy.ones(3), w)]))
+coordinator.join()
+say(rank, w.value.tolist(), mpidist.rank(), mpidist.size())  # a worker has a world of its own
+"""
+    result = _run(4, body)
+    assert _said(result) == ["1 [-4.0, -4.0, -4.0] 0 1", "outside"]
+    assert "roles of 3 ranks" in result.stderr and "rank 2  ps 0" in result.stderr
+
+
+@pytest.mark.parametrize("level", ["single", "funneled"])
 def test_a_program_starts_mpi_with_a_thread_level_of_its_own(level):
     body = """
 try:
@@ -317,6 +338,11 @@ for step in range(10):
     for world in worlds:
         with world:
             assert total(1) == world.size
+for _ in range(5):
+    brief = mpidist.new_world(everyone)
+    with brief:
+        assert total(1) == size
+    brief.close()
 if rank == 1:
     time.sleep(1)
 say("done", len(set(world.topology.node_count for world in worlds)))

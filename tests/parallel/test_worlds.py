@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver
-from mpidist.errors import CollectiveMismatchError, ObjectError
+from mpidist.errors import CollectiveMismatchError, ObjectError, TransportError
 from mpidist.world import world_communicator
 
 pytestmark = pytest.mark.mpi
@@ -152,6 +152,13 @@ def test_the_order_of_ranks_is_that_of_the_communicator(everyone):
     comm.Free()
 
 
+def test_a_communicator_with_a_grid_is_one_of_ranks(everyone):
+    grid = everyone.Create_cart([everyone.size], periods=[True])
+    with mpidist.new_world(grid):
+        assert mpidist.all_gather_object(mpidist.rank()) == list(range(everyone.size))
+    grid.Free()
+
+
 def test_worlds_with_ranks_in_common_used_in_one_order(mpi, everyone):
     rank, last = everyone.rank, everyone.size - 1
     members = {"low": range(last), "high": range(1, last + 1), "all": range(last + 1)}
@@ -174,6 +181,32 @@ def test_two_worlds_of_one_communicator_are_two(everyone):
         with world:
             assert mpidist.all_gather_object(0) == [0] * everyone.size
     assert (first.control.call, second.control.call) == (1, 2)
+
+
+def test_worlds_are_made_and_closed_again_and_again(everyone):
+    for step in range(20):
+        world = mpidist.new_world(everyone)
+        with world:
+            strategy = mpidist.MultiWorkerMirroredStrategy()
+            assert strategy.reduce("sum", numpy.ones(1000), axis=None)[0] == everyone.size
+        world.close()
+        world.close()
+        with world, pytest.raises(TransportError, match="this world has been closed; make another one"):
+            mpidist.barrier()
+        with pytest.raises(TransportError, match="has been closed"):
+            strategy.reduce("sum", numpy.ones(1000), axis=None)
+        assert mpidist.all_gather_object(step) == [step] * everyone.size
+
+
+def test_only_all_ranks_close_a_world_and_never_that_of_the_process(everyone):
+    with pytest.raises(RuntimeError, match="lasts until its process ends"):
+        mpidist.init().close()
+    world = mpidist.new_world(everyone)
+    if everyone.size > 1:
+        with pytest.raises(CollectiveMismatchError, match="close of a world"):
+            with world:
+                world.close() if everyone.rank else mpidist.barrier()
+    world.close()
 
 
 def test_an_error_in_one_world_is_its_own_and_names_ranks_of_both_kinds(everyone, half):
@@ -219,6 +252,21 @@ def test_a_checkpoint_is_that_of_the_world_in_which_it_was_made(everyone, half, 
     assert manager.restore_or_initialize() == path
     assert w.value.tolist() == [float(everyone.rank % 2)] * 3
     mpidist.barrier()
+
+
+def test_a_checkpoint_made_outside_is_that_of_its_variables(everyone, half, tmp_path):
+    folder = Path(mpidist.broadcast_object(str(tmp_path)))
+    with half, mpidist.MultiWorkerMirroredStrategy().scope():
+        w = mpidist.Variable(numpy.full(3, float(everyone.rank % 2)), name="w")
+    checkpoint = mpidist.Checkpoint(w=w)
+    path = checkpoint.save(folder / f"{everyone.rank % 2}.h5")
+    w.assign(numpy.full(3, 7.0))
+    checkpoint.restore(path)
+    assert w.value.tolist() == [float(everyone.rank % 2)] * 3
+    with mpidist.MultiWorkerMirroredStrategy().scope():
+        v = mpidist.Variable(numpy.zeros(3), name="v")
+    with pytest.raises(ValueError, match="of several worlds; make a checkpoint for each"):
+        mpidist.Checkpoint(v=v, w=w)
 
 
 def test_a_trainer_is_that_of_the_world_in_which_it_was_made(everyone, half, tmp_path):

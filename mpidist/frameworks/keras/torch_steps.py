@@ -61,7 +61,7 @@ def _on_host(tensor: Any) -> numpy.ndarray:
     return tensor.float().numpy() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.numpy()
 
 
-class _Statistics:
+class _BatchStatistics:
     """The variables of a model that are not trained and that its layers change in training, such as moving averages."""
 
     def __init__(self, model: keras.Model) -> None:
@@ -90,7 +90,7 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
     replica = replica_of(self)
     if replica is not None:
         _require_eager(self)
-        replica.steps = _Statistics(self)
+        replica.steps = _BatchStatistics(self)
     return stock(self).make_train_function(force)
 
 

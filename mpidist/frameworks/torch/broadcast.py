@@ -10,7 +10,7 @@ import numpy
 import torch
 
 from mpidist.frameworks.torch.reduction import Named, check_alike
-from mpidist.frameworks.torch.replicas import Replicas, replicas_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.frameworks.torch.tensors import array_of, is_flat
 
 #: Tensors of up to so many bytes are sent together, up to so many bytes in one piece.
@@ -18,7 +18,7 @@ _SHORT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 23
 
 
 def broadcast_parameters(
-    parameters: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, replicas: Replicas | None = None
+    parameters: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, replicas: TorchReplicas | None = None
 ) -> None:
     """Give all replicas the tensors of one, in place.
 
@@ -29,7 +29,7 @@ def broadcast_parameters(
     parameters : dict, or iterable of (name, tensor)
         As ``model.state_dict()`` and ``model.named_parameters()`` give them.  Names, shapes and dtypes are compared.
     root_rank : int
-    replicas : Replicas, optional
+    replicas : TorchReplicas, optional
         By default those of the strategy in force, or all ranks.
 
     Raises
@@ -50,14 +50,14 @@ def broadcast_parameters(
     broadcast_tensors(replicas, [(str(name), each) for name, each in named if each is not None], root_rank)
 
 
-def broadcast_tensors(replicas: Replicas, named: Sequence[Named], root: int = 0, is_checked: bool = False) -> None:
+def broadcast_tensors(replicas: TorchReplicas, named: Sequence[Named], root: int = 0, is_checked: bool = False) -> None:
     """Give all replicas the tensors of rank `root`, in place.
 
     Collective: every rank calls it in the same order.
 
     Parameters
     ----------
-    replicas : Replicas
+    replicas : TorchReplicas
     named : sequence of (name, tensor)
     root : int
     is_checked : bool
@@ -87,7 +87,7 @@ def _pieces(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return found
 
 
-def _broadcast_piece(replicas: Replicas, tensors: Sequence[torch.Tensor], root: int) -> None:
+def _broadcast_piece(replicas: TorchReplicas, tensors: Sequence[torch.Tensor], root: int) -> None:
     with torch.no_grad():
         copies = [each if is_flat(each) else each.detach().cpu().contiguous() for each in tensors]
         views = [_bytes_of(each) for each in copies]
@@ -109,7 +109,7 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, replicas: Replicas | None = None
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, replicas: TorchReplicas | None = None
 ) -> None:
     """Give all replicas the state and the hyperparameters of one replica's optimizer.
 
@@ -119,7 +119,7 @@ def broadcast_optimizer_state(
     ----------
     optimizer : torch.optim.Optimizer
     root_rank : int
-    replicas : Replicas, optional
+    replicas : TorchReplicas, optional
         By default those of the strategy in force, or all ranks.
     """
     replicas = replicas_of() if replicas is None else replicas

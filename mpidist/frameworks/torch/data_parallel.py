@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
+from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientReduction, check_alike
-from mpidist.frameworks.torch.replicas import Replicas, replicas_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.options import ReduceOp
 
 #: What PyTorch's own class puts before the names of the module's tensors.
@@ -93,7 +94,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._reduction = GradientReduction(
             replicas,
             lambda: list(module.named_parameters()),
-            ReduceOp.parse(op).verb,
+            ReduceOp.of_gradients(op).verb,
             f"DistributedDataParallel({type(module).__name__})",
             staging=staging,
         )
@@ -105,8 +106,65 @@ class DistributedDataParallel(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
         if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._reduction.is_held:
-            self._buffers_of_rank_0()
+            self._share_buffers()
         return self.module(*args, **kwargs)
+
+    def _share_buffers(self) -> None:
+        """Give all replicas the buffers of the first that has rows.  Collective."""
+        joining = self._reduction.joining
+        if joining is None:
+            self._buffers_of_rank_0()
+        elif self._buffers_of_rank_0.is_needed():
+            joining.announce(BUFFERS)
+            self._buffers_of_rank_0(joining.active[0])
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Let replicas have different numbers of batches in a ``with`` block: those that run out follow the others.
+
+        Behind the block all replicas have the parameters and buffers of those that had rows last.  One small
+        all-reduce more is made for each forward and backward pass.
+
+        Collective: every rank enters it in the same order.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size : bool
+            Whether a mean of gradients divides by all replicas, not by those that still have rows.
+        enable : bool
+            False does nothing.
+        throw_on_early_termination : bool
+            Whether a replica that runs out before others is a RuntimeError on all.
+        """
+        if not enable or self._reduction.replicas.size == 1:
+            yield
+            return
+        reduction = self._reduction
+        reduction.joining = Joining(reduction.replicas, throw_on_early_termination, divide_by_initial_world_size)
+        try:
+            yield
+            self._follow(reduction.joining)
+        finally:
+            reduction.joining = None
+
+    def _follow(self, joining: Joining) -> None:
+        """Take part in what others do, and end with what they have.  Collective."""
+
+        def take_buffers() -> None:
+            self._buffers_of_rank_0(joining.active[0])
+
+        def give_no_gradients() -> None:
+            for parameter in self.module.parameters():
+                parameter.grad = None
+            self._reduction.reduce(is_joined=True)
+
+        root = joining.follow((take_buffers, give_no_gradients))
+        broadcast_module(self._reduction.replicas, self.module, root)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -148,23 +206,26 @@ class BufferBroadcast:
 
     Parameters
     ----------
-    replicas : Replicas
+    replicas : TorchReplicas
     module : torch.nn.Module
     """
 
-    def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
+    def __init__(self, replicas: TorchReplicas, module: torch.nn.Module) -> None:
         self._replicas, self._module = replicas, module
 
-    def __call__(self) -> None:
+    def __call__(self, root: int = 0) -> None:
         """Broadcast the buffers.  Collective: every rank calls it in the same order."""
-        named = list(self._module.named_buffers())
-        if named and self._replicas.size > 1:
-            broadcast_tensors(self._replicas, named, is_checked=True)
+        if self.is_needed():
+            broadcast_tensors(self._replicas, list(self._module.named_buffers()), root, is_checked=True)
+
+    def is_needed(self) -> bool:
+        """Return whether there are buffers, and others to have them.  Local."""
+        return self._replicas.size > 1 and any(True for _ in self._module.buffers())
 
 
-def broadcast_module(replicas: Replicas, module: torch.nn.Module) -> None:
-    """Give all replicas the parameters and buffers of rank 0's module.
+def broadcast_module(replicas: TorchReplicas, module: torch.nn.Module, root: int = 0) -> None:
+    """Give all replicas the parameters and buffers of rank `root`'s module.
 
     Collective: every rank calls it in the same order.
     """
-    broadcast_tensors(replicas, [*module.named_parameters(), *module.named_buffers()])
+    broadcast_tensors(replicas, [*module.named_parameters(), *module.named_buffers()], root)

@@ -16,9 +16,12 @@ from weakref import WeakMethod, ref
 import numpy
 import torch
 
+from mpidist.compression import Compression
+from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import call_at_the_end
 from mpidist.frameworks.torch.gradients import GradientList
-from mpidist.frameworks.torch.replicas import Replicas
+from mpidist.frameworks.torch.join import GRADIENTS, Joining
+from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import check_memory, dtype_of
 
 Named = tuple[str, torch.Tensor]
@@ -32,7 +35,7 @@ class GradientReduction:
 
     Parameters
     ----------
-    replicas : Replicas
+    replicas : TorchReplicas
     named : callable
         ``named()`` returns the (name, parameter) pairs that there are now, in the same order on all ranks.
     op : str
@@ -44,6 +47,7 @@ class GradientReduction:
     staging : str, optional
         ``"host"`` has tensors of a device pass through host memory.
     sparse_as_dense : bool
+    compression : Compression, optional
 
     Attributes
     ----------
@@ -52,30 +56,40 @@ class GradientReduction:
         weighted by rows.  It holds for the next reduction.
     is_held : bool
         Whether gradients are only accumulated for now.
+    joining : Joining or None
+        Where replicas may run out of rows.
     """
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: TorchReplicas,
         named: Callable[[], Sequence[Named]],
         op: str,
         owner: str,
         passes: int = 1,
         staging: str | None = None,
         sparse_as_dense: bool = False,
+        compression: Compression | None = None,
     ) -> None:
+        if op not in ("mean", "sum"):
+            raise ValueError(f"op={op!r}: gradients are averaged or added up; it is 'mean' or 'sum'")
+        if compression is not None and not isinstance(compression, Compression):
+            raise TypeError(f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16()")
         if passes < 1:
             raise ValueError(f"backward_passes_per_step={passes}: it is 1 or more")
         self.rows: float | None = None
         self.is_held = False
+        self.joining: Joining | None = None
         self.replicas, self.op, self.owner = replicas, op, owner
-        self._named, self._passes, self._staging, self._sparse_as_dense = named, passes, staging, sparse_as_dense
+        self._named, self._passes, self._staging = named, passes, staging
+        self._sparse_as_dense, self._compression = sparse_as_dense, compression
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
         self._hooked: dict[int, ref[torch.Tensor]] = {}
         self._seen = 0  # backward passes since gradients were reduced last
         self._is_reduced = False  # since the last step
         self._last: tuple[str, float | None] = (op, None)
+        self._crossed = crossing.count()
         self._mark: tuple[Any, int] | None = None  # a gradient as it was when it had been reduced
         self._bind(self._trainable())
 
@@ -95,7 +109,9 @@ class GradientReduction:
         names, parameters = zip(*named, strict=True)
         if self._list is not None and names != tuple(self._list.names):
             self._sparse = frozenset()  # numbers of another list
-        self._list = GradientList(self.replicas, names, parameters, self._sparse, self._sparse_as_dense)
+        self._list = GradientList(
+            self.replicas, names, parameters, self._sparse, self._sparse_as_dense, self._compression
+        )
         return self._list
 
     def _is_hooked(self, parameter: torch.Tensor) -> bool:
@@ -141,14 +157,18 @@ class GradientReduction:
         """Take note that the step is over.  Local."""
         self._is_reduced = False
 
-    def reduce(self, is_stale: bool = False) -> None:
+    def reduce(self, is_stale: bool = False, is_joined: bool = False) -> None:
         """Reduce the gradients, whatever has been done before.  Collective: every rank calls it in the same order.
 
         Parameters
         ----------
         is_stale : bool
             Whether they are those that were reduced before.
+        is_joined : bool
+            Whether this replica has run out of rows, and follows others.
         """
+        if self.joining is not None and not is_joined:
+            self.joining.announce(GRADIENTS)
         bound = self._current()
         op, scale = self._last = self._weight(is_stale)
         with torch.no_grad():
@@ -175,8 +195,16 @@ class GradientReduction:
         Collective where rows are weighted.
         """
         rows, self.rows = self.rows, None
+        crossed, self._crossed = self._crossed, crossing.count()
+        if self.joining is not None and not self.joining.by_all and self.op == "mean":
+            return "sum", 1.0 / len(self.joining.active)
         if rows is None or self.op == "sum":
             return self.op, 1.0 / self.replicas.size if is_stale and self.op == "sum" else None
+        if crossed != self._crossed:
+            raise RuntimeError(
+                f"{self.owner}: rows={rows} weights gradients of which some come from other replicas' losses, by "
+                "SyncBatchNorm. Divide each loss by the rows of the global batch (compute_average_loss), with op='sum'"
+            )
         total = numpy.array([rows], numpy.float64)
         self.replicas.reduce("sum", [total], "rows")
         return "sum", float(rows / total[0]) if total[0] else 0.0
@@ -227,7 +255,7 @@ def _owner_of(parameter: torch.Tensor) -> str | None:
     return found[2] if found is not None and is_owned else None
 
 
-def check_alike(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
+def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have such tensors; the first that differs is named.
 
     Collective: every rank calls it in the same order.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -11,6 +12,7 @@ from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.in_place import bind_in_place
 from mpidist.collectives.plan import Signature
+from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.options import ReduceOp
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.parameter_server import ParameterServerStrategy
@@ -22,7 +24,7 @@ from mpidist.world import world_communicator
 InPlace = Callable[[Sequence[Any]], Any]
 
 
-class Replicas:
+class TorchReplicas:
     """One replica's view of all that train together.
 
     Parameters
@@ -50,7 +52,7 @@ class Replicas:
         assert self._communicator is not None
         return self._communicator
 
-    def bind(self, op: str, signatures: Sequence[Signature]) -> InPlace:
+    def bind(self, op: str, signatures: Sequence[Signature], compression: Compression | None = None) -> InPlace:
         """Return what reduces lists of such arrays in place.
 
         Collective: every rank calls it in the same order.
@@ -60,9 +62,13 @@ class Replicas:
         op : str
             ``"sum"`` or ``"mean"``; without a strategy also ``"min"``, ``"max"`` or ``"prod"``.
         signatures : sequence of (name, dtype, shape)
+        compression : Compression, optional
+            How values are coded on the wire.
         """
         if self.size == 1:
             return list
+        if compression is not None:
+            return self._bind_coded(op, signatures, compression)
         if self._extended is None:
             return bind_in_place(self.communicator, signatures, op)
         extended, reduce_op = self._extended, ReduceOp.parse(op)
@@ -72,6 +78,16 @@ class Replicas:
                 array[...] = result
 
         return extended.bind_in_place(reduce_op, signatures) or reduce
+
+    def _bind_coded(self, op: str, signatures: Sequence[Signature], compression: Compression) -> InPlace:
+        like = [numpy.empty(shape, dtype) for _, dtype, shape in signatures]
+        coded = CompressedAllReduce(self.communicator, like, op, compression, [name for name, _, _ in signatures])
+
+        def reduce(arrays: Sequence[Any]) -> None:
+            for array, result in zip(arrays, coded(arrays), strict=True):
+                array[...] = result
+
+        return reduce
 
     def reduce(self, op: str, arrays: Sequence[Any], name: str = "") -> None:
         """Reduce a few arrays in place; what is bound for them is kept.
@@ -93,10 +109,7 @@ class Replicas:
         return found
 
     def check(self, what: str, signatures: Sequence[Signature]) -> None:
-        """Raise CollectiveMismatchError on all ranks unless all come with these names, dtypes and shapes.  Collective.
-
-        A check is made of each tensor by itself in the message only: the first that differs is named.
-        """
+        """Raise CollectiveMismatchError on all ranks unless all have these names, dtypes and shapes.  Collective."""
         if self.size > 1:
             self.communicator.check(self.communicator.call(what, signatures))
 
@@ -122,7 +135,7 @@ class Replicas:
         return buffer.tobytes()
 
 
-def replicas_of(strategy: Any = None) -> Replicas:
+def replicas_of(strategy: Any = None) -> TorchReplicas:
     """Return the replicas of a strategy; None for the strategy in force, or all ranks of the job where there is none.
 
     Collective at the first call, which may start MPI.
@@ -135,7 +148,7 @@ def replicas_of(strategy: Any = None) -> Replicas:
     if strategy is None and context.has_strategy():
         strategy = context.get_strategy()
     if strategy is None or context.is_default(strategy):
-        return Replicas(world_communicator())
+        return _kept(world_communicator(), None)
     extended = strategy.extended
     if isinstance(strategy, ParameterServerStrategy) or extended.num_logical_devices > 1:
         raise NotImplementedError(
@@ -143,5 +156,9 @@ def replicas_of(strategy: Any = None) -> Replicas:
             "whose replicas are whole and stay alike"
         )
     if extended.num_replicas == 1:
-        return Replicas(None)
-    return Replicas(extended.communicator, extended)
+        return TorchReplicas(None)
+    return _kept(extended.communicator, extended)
+
+
+#: So that what is bound for small values is found again.
+_kept = lru_cache(maxsize=16)(TorchReplicas)

@@ -220,8 +220,8 @@ class Estimator:
         if path is not None and not self._serves_on:
             built.checkpoint.restore(path)
         self._serves_on = built.is_served
-        if built.is_served and built.optimizer is not None:
-            built.position.global_step = built.optimizer.iterations
+        if built.is_served:  # what the first worker found counts for all
+            built.position.global_step = _steps_on_servers(built)
         hooks.session.global_step = built.position.global_step
         saver.begin(path is not None)
         hooks.created()
@@ -394,6 +394,13 @@ def _directory(model_dir: Any, config: RunConfig) -> Path:
     found = agreement.from_chief(lambda: tempfile.mkdtemp(prefix="mpidist-estimator-"), "temporary folder")
     _log.warning("Using temporary folder as model directory: %s", found)
     return Path(found)
+
+
+def _steps_on_servers(built: BuiltModel) -> int:
+    """Return the steps that servers had made when the first worker asked.  Collective among workers."""
+    optimizer = built.optimizer
+    assert optimizer is not None
+    return int(agreement.from_chief(lambda: str(optimizer.iterations), "steps on servers"))
 
 
 def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRunHook]:

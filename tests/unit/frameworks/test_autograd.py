@@ -233,7 +233,7 @@ def test_shapes_that_differ_are_named_on_all_ranks():
 
 
 def test_what_cannot_be_reduced_or_gathered():
-    with pytest.raises(ValueError, match="'max' is not a valid ReduceOp"):
+    with pytest.raises(ValueError, match="got MAX"):
         mpidist.autograd.all_reduce(1.0, "max")
     with pytest.raises(UnsupportedDtypeError, match="bool"):
         run_ranks(2, lambda: mpidist.autograd.all_reduce(numpy.array([True])))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy
 import pytest
 
 import mpidist
 from mpidist import estimator
+from mpidist.cluster.topology import Topology as ClusterTopology
 from mpidist.testing import RankErrors, run_ranks
+from mpidist.tpu.experimental import DeviceAssignment, Topology
+from mpidist.world import world_communicator
 from tests.unit.training import estimator_net as net
 from tests.unit.training.softplus_net import loss, predict
+from tests.unit.training.softplus_net import value_and_grad as value_and_grad_of_net
 
 STRATEGIES = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorageStrategy", "TPUStrategy"]
 
@@ -54,6 +60,62 @@ def test_ranks_equal_one_process_on_the_global_batch(tmp_path, name, ranks):
         assert bits == found[0][3]
         numpy.testing.assert_allclose(predicted, p[: len(predicted)], rtol=1e-12)
         assert len(predicted) == net.ROWS  # each rank has predicted all of them
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_replicas_of_several_ranks_equal_one_process(tmp_path, devices):
+    def main():
+        topology = Topology.of(ClusterTopology("aaaa"))
+        assignment = DeviceAssignment.build(topology, [1, 1, 1, devices])
+        strategy = mpidist.TPUStrategy(experimental_device_assignment=assignment)
+        found = net.of(tmp_path, strategy, save_checkpoints_secs=1e-9)
+        last = world_communicator().rank == 3
+        hooks = [estimator.StopAtStepHook(num_steps=3)] if last else []
+        found.train(net.input_fn_of(2), hooks=hooks)
+        return net.values(found), found.evaluate(net.input_fn_of(2))["loss"]
+
+    expected = net.by_hand(net.cut(2 * 4 // devices)[:3])
+    for values, found in run_ranks(4, main):
+        net.assert_same(values, expected)
+        numpy.testing.assert_allclose(found, loss(expected, net.X, net.Y), rtol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["input_fn", "hook", "model_fn", "loss"])
+def test_an_exception_on_one_rank_is_told_to_the_others(tmp_path, where):
+    def main():
+        strategy = mpidist.MirroredStrategy()
+        is_bad = strategy.extended.replica_id == 1
+
+        def fail(at):
+            if is_bad and at == where:
+                raise Killed(f"in {where}")
+
+        class Hook(estimator.SessionRunHook):
+            def after_run(self, run_context, run_values):
+                fail("hook")
+
+        def input_fn():
+            fail("input_fn")
+            return mpidist.data.Dataset.from_arrays((net.X, net.Y)).batch(4)
+
+        def value_and_grad(parameters, x, y):
+            fail("loss")
+            return value_and_grad_of_net(parameters, x, y)
+
+        def model_fn(features, labels, mode):
+            fail("model_fn")
+            found = net.model_fn(features, labels, mode)
+            found.train_op = found.train_op._replace(value_and_grad_fn=value_and_grad)
+            return found
+
+        config = estimator.RunConfig(train_distribute=strategy)
+        estimator.Estimator(model_fn, tmp_path, config).train(input_fn, hooks=[Hook()])
+
+    with pytest.raises(Killed) as raised:
+        run_ranks(3, main, timeout_seconds=30)
+    told = "\n".join(raised.value.__notes__)
+    for rank in (0, 2):
+        assert re.search(f"also rank {rank} of 3: .*rank 1", told), told
 
 
 class Killed(RuntimeError):
