@@ -22,6 +22,7 @@ from mpidist.training import predictions
 from mpidist.training.batches import Batches
 from mpidist.training.callbacks.base import Callback, CallbackList, Logs
 from mpidist.training.callbacks.history import History
+from mpidist.training.callbacks.of_keras import as_callback
 from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric
 from mpidist.training.metrics import get as get_metric
@@ -149,6 +150,7 @@ class Trainer:
         verbose : int or str
             See `mpidist.callbacks.ProgressBar`; without effect if one is among the callbacks.
         callbacks : sequence of Callback
+            Or callbacks of Keras that need no model of Keras.
         validation_data : tuple of arrays, Dataset, or iterable of global batches, optional
             Evaluated after every epoch; its logs begin with ``val_``.
         shuffle : bool
@@ -472,7 +474,7 @@ def _require_scope(strategy: Any) -> Any:
 def _with_bar(callbacks: Sequence[Callback], verbose: int | str) -> list[Callback]:
     """Return the callbacks with a progress bar: the user's, or else one."""
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    return [*callbacks, *([] if has_bar else [ProgressBar(verbose)])]
+    return [*map(as_callback, callbacks), *([] if has_bar else [ProgressBar(verbose)])]
 
 
 def _of_strategy(metric: Metric, strategy: Any) -> Metric:
