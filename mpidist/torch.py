@@ -1,7 +1,9 @@
 """PyTorch models train on MPI ranks: Horovod's names, `DistributedDataParallel`, and what they are made of."""
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from mpidist.compression import BFloat16, Float16
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
 
@@ -21,7 +23,11 @@ from mpidist.frameworks.torch.sampler import DistributedSampler as DistributedSa
 
 del _torch
 
+#: Horovod's names of the stages in `mpidist.compression`.
+Compression = SimpleNamespace(none=None, fp16=Float16(), bf16=BFloat16())
+
 __all__ = [
+    "Compression",
     "DistributedDataParallel",
     "DistributedOptimizer",
     "DistributedSampler",

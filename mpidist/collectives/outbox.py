@@ -15,7 +15,7 @@ from mpidist.transports.node_memory import SharedSegments
 
 #: Bytes that a rank shows at a time, where a place has room for them, and how many such pieces take turns: so many that
 #: writer and readers need not wait for each other, so few that they stay in cache.
-_PIECE_BYTES, _DEPTH = 1 << 18, 4
+_PIECE_BYTES, _DEPTH = 1 << 19, 4
 
 _LINE_BYTES = 64
 

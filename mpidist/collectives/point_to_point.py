@@ -96,7 +96,7 @@ class _Sending(Transfer):
         peer: int,
         timeout_seconds: float | None,
         signature: tuple[Any, tuple[int, ...]],
-        head: bytes,
+        head: tuple[bytes, int, Any],
         bodies: list[Any],
     ) -> None:
         super().__init__(lines, peer, timeout_seconds)
@@ -114,7 +114,7 @@ class _Sending(Transfer):
     def move_on(self) -> bool:
         """Post what can be posted, and return whether all of it has been sent."""
         if self._pendings is None:
-            pendings = self._lines.targets[self.peer].post(self._head)
+            pendings = self._lines.targets[self.peer].post(*self._head)
             if pendings is None:
                 return False
             bodies = self._lines.bodies
@@ -163,17 +163,21 @@ class _Destination:
         while self.waiting and self.waiting[0].move_on():
             self.waiting.popleft()
 
-    def post(self, head: bytes) -> list[tuple[Transport, Pending]] | None:
-        """Post the head of the next message; return what to wait for, None if it cannot be posted now."""
+    def post(self, head: bytes, start: int, array: Any) -> list[tuple[Transport, Pending]] | None:
+        """Post the head of the next message, and an array from byte `start` of it on, if there is one.
+
+        Return what to wait for, None if it cannot be posted now.
+        """
         number = self._number + 1
         if self._box is not None:
-            if not self._box.put(number, head):
+            if not self._box.put(number, head, start, array):
                 return None
             self._number = number
             return []
         self._number = number
+        raw = head if array is None else head.ljust(start, b"\0") + array.tobytes()
         heads = self._lines.heads
-        return [(heads, [heads.send(numpy.frombuffer(head.ljust(_HEAD_BYTES, b"\0"), numpy.uint8), self._peer)])]
+        return [(heads, [heads.send(numpy.frombuffer(raw.ljust(_HEAD_BYTES, b"\0"), numpy.uint8), self._peer)])]
 
 
 class _Origin:
@@ -184,7 +188,7 @@ class _Origin:
         self._lines, self._peer, self._box = lines, peer, box
         self._number = 0
         self._head: Any = numpy.empty(_HEAD_BYTES if box is None else 0, numpy.uint8)
-        self._content = memoryview(self._head) if box is None else box.content
+        self._content = self._head.data if box is None else box.content
         self._pending: Pending = None
         self._poll_fn: Callable[[], bool] = self._begin if box is None else self._box_is_filled
 
@@ -217,10 +221,11 @@ class _Origin:
         described, nbytes = _LENGTHS.unpack_from(content)
         behind = _LENGTHS.size + described
         if behind > room:
-            self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes()))
+            self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes(), 0, nbytes))
         else:
-            inside = content[behind : behind + nbytes] if behind + nbytes <= room else None
-            self._array_comes(bytes(content[_LENGTHS.size : behind]), inside)
+            start = _start_of(described)
+            has_room = start + nbytes <= room
+            self._array_comes(bytes(content[_LENGTHS.size : behind]), start if has_room else 0, nbytes)
 
     def _follow(self, raw: Any, then: Callable[[Any], object]) -> None:
         """Receive what follows the head."""
@@ -234,15 +239,18 @@ class _Origin:
 
         self._poll_fn = come
 
-    def _array_comes(self, description: bytes, inside: Any = None) -> None:
+    def _array_comes(self, description: bytes, start: int, nbytes: int) -> None:
+        """Take the array from byte `start` of the head on; 0 if it follows."""
         signature = self._lines.signature(description)
         dtype, shape = signature
         result = numpy.empty(shape, dtype)
-        if inside is None:
+        if not start:
             self._follow(arrays.byte_view(result), lambda raw: self._end(result, signature))
+        elif self._box is not None:
+            result[...] = self._box.values(start, dtype, shape, nbytes)
+            self._end(result, signature)
         else:
-            if len(inside):
-                result.reshape(-1).view(numpy.uint8)[...] = inside
+            result[...] = self._head[start : start + nbytes].view(dtype).reshape(shape)
             self._end(result, signature)
 
     def _end(self, result: Any, signature: Any) -> None:
@@ -319,17 +327,16 @@ class PointToPoint:
         """Start to send an array that can be sent, to a rank that there is.  Local."""
         signature = (array.dtype, array.shape)
         description, nbytes = self._describe(signature), array.nbytes
-        head = _LENGTHS.pack(len(description), nbytes)
-        bodies = []
+        head, start, bodies = _LENGTHS.pack(len(description), nbytes), _start_of(len(description)), []
         if len(head) + len(description) <= self._room:
             head += description
         else:
             bodies.append(numpy.frombuffer(description, numpy.uint8))
-        if len(head) + nbytes <= self._room and not bodies:
-            head += array.tobytes()
-        else:
+        inside = array
+        if bodies or start + nbytes > self._room:
             bodies.append(arrays.byte_view(array if array.flags.c_contiguous else array.copy(order="C")))
-        sending = _Sending(self, to, timeout_seconds, signature, head, bodies)
+            inside = None
+        sending = _Sending(self, to, timeout_seconds, signature, (head, start, inside), bodies)
         with self._control.turnstile:
             self.targets[to].waiting.append(sending)
             return self._opened(sending)
@@ -418,6 +425,11 @@ class PointToPoint:
             raise ValueError(
                 f"{verb}: rank {own} of {size} is this rank itself, which would wait for itself; copy the array instead"
             )
+
+
+def _start_of(described: int) -> int:
+    """Return where in a head an array begins that is described by so many bytes."""
+    return -(-(_LENGTHS.size + described) // LINE_BYTES) * LINE_BYTES
 
 
 def _described(dtype: Any, shape: tuple[int, ...]) -> str:

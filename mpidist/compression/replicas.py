@@ -102,5 +102,5 @@ def all_reduce_init(reduce_op: ReduceOp | str, like: Any, compression: Compressi
             "compressed there; use MultiWorkerMirroredStrategy, or all_reduce_init of the replica context"
         )
     leaves = [to_array(leaf) for leaf in nest.flatten(like)]
-    op = ReduceOp.parse(reduce_op).verb
+    op = ReduceOp.of_gradients(reduce_op).verb
     return CompressedReplicaAllReduce(CompressedAllReduce(communicator, leaves, op, compression), like)

@@ -43,10 +43,7 @@ def all_reduce(x: Any, op: str | ReduceOp = "sum") -> Any:
     CollectiveMismatchError
         On all ranks: their shapes or dtypes differ, or one of them called something else.
     """
-    parsed = ReduceOp.parse(op)
-    if parsed not in (ReduceOp.SUM, ReduceOp.MEAN):
-        raise ValueError(f"autograd differentiates through the ReduceOp SUM and MEAN, got {parsed.name}")
-    return _all_reduce(x, parsed.verb)
+    return _all_reduce(x, ReduceOp.of_gradients(op).verb)
 
 
 @primitive

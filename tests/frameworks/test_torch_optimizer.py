@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mpidist  # noqa: E402
+import mpidist.compression  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
@@ -585,6 +586,44 @@ def test_an_error_on_one_rank_reaches_the_others_and_all_can_go_on():
     assert_alike(model, expected)
 
 
+class Halved(mpidist.compression.Compression):
+    """Sends float32, whatever the gradients are."""
+
+    def code_bytes(self, elements, dtype):
+        return 4 * elements
+
+    def encode(self, values, code):
+        code.view("f4")[...] = values
+
+    def decode(self, code, values):
+        values[...] = code.view("f4")
+
+
+@pytest.mark.parametrize("stage, tolerance", [
+    (mpidist.torch.Compression.fp16, 2e-3),
+    (mpidist.compression.BFloat16(), 2e-2),
+    (mpidist.compression.TopK(1.0), 1e-12),
+    (Halved(), 1e-6),
+    (mpidist.torch.Compression.none, 1e-12),
+])  # fmt: skip
+def test_gradients_that_are_compressed_on_the_wire(stage, tolerance):
+    model = tanh_model()
+    expected = trained_alone(model, OPTIMIZERS["sgd"], batches(5, 12))
+    optimizer = mpidist.torch.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), compression=stage)
+    for batch in batches(5, 12):
+        step(model, optimizer, batch, "uneven")
+    assert_alike(model, expected, tolerance)
+
+
+def test_gradients_that_some_ranks_do_not_have_compressed():
+    a, b, unused = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
+    optimizer = torch.optim.SGD([a, b, unused], lr=1.0)
+    optimizer = mpidist.torch.DistributedOptimizer(optimizer, compression=mpidist.torch.Compression.fp16)
+    ((a if world().rank == 0 else b) * 2.0 * world().size).sum().backward()
+    assert a.grad.tolist() == [2.0] * 3 and unused.grad is None
+    assert b.grad is None if world().size == 1 else b.grad.tolist() == [2.0 * (world().size - 1)] * 3
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -646,7 +685,9 @@ def test_names_that_do_not_fit(change, message):
 
 
 @pytest.mark.parametrize("arguments, error, message", [
-    ({"op": "max"}, ValueError, "'max' is not a valid ReduceOp"),
+    ({"op": "max"}, ValueError, "op='max': gradients are averaged or added up"),
+    ({"op": "median"}, ValueError, "'median' is not a valid ReduceOp"),
+    ({"compression": "fp16"}, TypeError, "compression='fp16': pass None, or a stage"),
     ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step=0"),
     ({"overlap": "threads"}, ValueError, "overlap='threads': it is one of 'none'"),
     ({"staging": "device"}, ValueError, "staging='device'"),

@@ -161,6 +161,23 @@ def test_a_rank_that_leaves_early_with_status_0_is_named(nodes):
     assert re.search(r"rank 1 \(.*\) left .*after 101 collective calls.*in call 102", _last_said(result))
 
 
+@pytest.mark.parametrize("nodes", ["1", "2"])
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ("sys.exit(0)", r"rank 1 \(.*\) left .*while this rank is in receive from rank 1"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"rank 1\b.*(died|exited on)|Killed \(signal 9\)"),
+        ("time.sleep(30)", r"receive from rank 1 waited 2.* s for rank 1 \(.*\)\. Each send needs one receive"),
+    ],
+    ids=["left", "killed", "late"],
+)
+def test_a_rank_that_never_sends_is_named_by_the_one_that_receives(nodes, bad, text):
+    body = f"if rank == BAD: {bad}\nif rank == 3: communicator.receive(BAD, timeout_seconds=2)\ntime.sleep(20)"
+    result = _run(body, ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
+    assert result.returncode != 0
+    assert re.search(text, result.stderr + result.stdout), result.stderr
+
+
 def test_after_a_deadline_that_was_caught_every_call_raises_the_same_and_the_job_fails():
     body = """
 from mpidist.errors import TransportTimeoutError

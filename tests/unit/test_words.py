@@ -30,7 +30,7 @@ EVERYDAY = set(
     elsewhere ended entered entry error evaluation event exact
     failed failure fault file fixed foreign found framework from function fused
     gathered generated given
-    here hint host hostlist
+    handover here hint host hostlist
     identity implausible implementation info injected input
     join joining judged
     kept key killed kind

@@ -42,7 +42,7 @@ class TreeReduction:
                 f"compression must be a mpidist.compression.Compression or None, got {compression!r}; pass an "
                 "instance, such as mpidist.compression.Float16()"
             )
-        self._op, self._compression = ReduceOp.parse(op).verb, compression
+        self._op, self._compression = ReduceOp.of_gradients(op).verb, compression
         self._kept: WeakKeyDictionary[Replicas, KeptTrees[_BoundTree]] = WeakKeyDictionary()
         self._state: dict[str, Any] | None = None
 
@@ -261,7 +261,7 @@ def reduce_tree(tree: Any, op: str | ReduceOp = "mean", weight: float | None = N
     """
     replicas = replicas_in_force()
     reductions = _shared.setdefault(replicas, {})
-    name = op if type(op) is str else ReduceOp.parse(op).verb
+    name = op if type(op) is str else ReduceOp.of_gradients(op).verb
     reduction = reductions.get(name)
     if reduction is None:
         reduction = reductions[name] = TreeReduction(op)

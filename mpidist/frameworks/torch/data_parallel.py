@@ -94,7 +94,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._reduction = GradientReduction(
             replicas,
             lambda: list(module.named_parameters()),
-            ReduceOp.parse(op).verb,
+            ReduceOp.of_gradients(op).verb,
             f"DistributedDataParallel({type(module).__name__})",
             staging=staging,
         )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import torch
 
+from mpidist.compression import Compression
 from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import array_of, dtype_of, is_flat, tensor_of
 from mpidist.variables import IndexedSlices
@@ -36,6 +37,8 @@ class GradientList:
         The parameters that are known to have sparse gradients, by number.
     sparse_as_dense : bool
         Whether sparse gradients are reduced as dense ones.
+    compression : Compression, optional
+        How dense gradients are coded on the wire.
     """
 
     def __init__(
@@ -45,13 +48,16 @@ class GradientList:
         parameters: Sequence[torch.Tensor],
         sparse: frozenset[int] = frozenset(),
         sparse_as_dense: bool = False,
+        compression: Compression | None = None,
     ) -> None:
         self.names, self.parameters, self.sparse = list(names), list(parameters), sparse
-        self._replicas, self._sparse_as_dense = replicas, sparse_as_dense
+        self._replicas, self._sparse_as_dense, self._compression = replicas, sparse_as_dense, compression
         self._dense = [number for number in range(len(names)) if number not in sparse]
         signatures = [(names[each], dtype_of(parameters[each]), tuple(parameters[each].shape)) for each in self._dense]
         dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c"]
-        self._flags = numpy.zeros(2 * len(names), dtypes[0] if dtypes else numpy.float32)
+        # in the dtype of gradients they go with these; as complex numbers, they are not coded
+        kind = (dtypes[0] if dtypes else numpy.float32) if compression is None else numpy.complex64
+        self._flags = numpy.zeros(2 * len(names), kind)
         self._has, self._is_sparse = self._flags[: len(names)], self._flags[len(names) :]
         self._signatures = [*signatures, (_FLAGS, self._flags.dtype, self._flags.shape)]
         self._bound: dict[str, Any] = {}
@@ -72,7 +78,7 @@ class GradientList:
         """
         bound = self._bound.get(op)
         if bound is None:
-            bound = self._bound[op] = self._replicas.bind(op, self._signatures)
+            bound = self._bound[op] = self._replicas.bind(op, self._signatures, self._compression)
         arrays = [*self._arrays(), self._flags]
         if scale is not None:
             for each in arrays[:-1]:
@@ -81,7 +87,7 @@ class GradientList:
         for tensor, copy in self._copies:
             tensor.copy_(copy)
         self._copies.clear()
-        if self._flags[: len(self.names)].all() and not self._is_sparse.any():
+        if self._has.all() and not self._is_sparse.any():
             return frozenset()
         return self._settle(op, scale)
 
@@ -120,7 +126,7 @@ class GradientList:
 
     def _settle(self, op: str, scale: float | None) -> frozenset[int]:
         """Give this replica the gradients that others have, and reduce those that are sparse anywhere."""
-        has, is_sparse = self._has > 0, self._is_sparse > 0
+        has, is_sparse = self._has != 0, self._is_sparse != 0
         found = []
         for number, parameter in enumerate(self.parameters):
             if is_sparse[number]:

@@ -9,6 +9,7 @@ from weakref import ref
 
 import torch
 
+from mpidist.compression import Compression
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.reduction import GradientReduction, Named, check_alike
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
@@ -37,8 +38,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         ``"mean"``, or ``"sum"`` where each loss is divided by the rows of the global batch.
     backward_passes_per_step : int
         How many backward passes are accumulated before gradients are reduced.
-    compression : None
-        Gradients are sent as they are.
+    compression : Compression, optional
+        How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
     overlap : str
         ``"none"``: gradients are reduced after the backward pass.  Nothing else has been shown to be quicker.
     sparse_as_dense : bool
@@ -76,7 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[Named] | None = None,
         op: ReduceOp | str = ReduceOp.MEAN,
         backward_passes_per_step: int = 1,
-        compression: None = None,
+        compression: Compression | None = None,
         overlap: str = "none",
         *,
         sparse_as_dense: bool = False,
@@ -84,8 +85,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         strategy: Any = None,
     ) -> None:
         try:
-            if compression is not None:
-                raise TypeError(f"compression={compression!r}: gradients are sent as they are; pass None")
             if overlap not in _OVERLAPS:
                 raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
             replicas = replicas_of(strategy)
@@ -95,11 +94,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._reduction = GradientReduction(
                 replicas,
                 listing,
-                ReduceOp.parse(op).verb,
+                ReduceOp.of_gradients(op).verb,
                 f"DistributedOptimizer({type(self).__name__})",
                 backward_passes_per_step,
                 staging,
                 sparse_as_dense,
+                compression,
             )
         except BaseException:
             self.__class__ = type(self).__bases__[1]  # what was given is as it was

@@ -16,6 +16,7 @@ from weakref import WeakMethod, ref
 import numpy
 import torch
 
+from mpidist.compression import Compression
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import call_at_the_end
 from mpidist.frameworks.torch.gradients import GradientList
@@ -46,6 +47,7 @@ class GradientReduction:
     staging : str, optional
         ``"host"`` has tensors of a device pass through host memory.
     sparse_as_dense : bool
+    compression : Compression, optional
 
     Attributes
     ----------
@@ -67,14 +69,20 @@ class GradientReduction:
         passes: int = 1,
         staging: str | None = None,
         sparse_as_dense: bool = False,
+        compression: Compression | None = None,
     ) -> None:
+        if op not in ("mean", "sum"):
+            raise ValueError(f"op={op!r}: gradients are averaged or added up; it is 'mean' or 'sum'")
+        if compression is not None and not isinstance(compression, Compression):
+            raise TypeError(f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16()")
         if passes < 1:
             raise ValueError(f"backward_passes_per_step={passes}: it is 1 or more")
         self.rows: float | None = None
         self.is_held = False
         self.joining: Joining | None = None
         self.replicas, self.op, self.owner = replicas, op, owner
-        self._named, self._passes, self._staging, self._sparse_as_dense = named, passes, staging, sparse_as_dense
+        self._named, self._passes, self._staging = named, passes, staging
+        self._sparse_as_dense, self._compression = sparse_as_dense, compression
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
         self._hooked: dict[int, ref[torch.Tensor]] = {}
@@ -101,7 +109,9 @@ class GradientReduction:
         names, parameters = zip(*named, strict=True)
         if self._list is not None and names != tuple(self._list.names):
             self._sparse = frozenset()  # numbers of another list
-        self._list = GradientList(self.replicas, names, parameters, self._sparse, self._sparse_as_dense)
+        self._list = GradientList(
+            self.replicas, names, parameters, self._sparse, self._sparse_as_dense, self._compression
+        )
         return self._list
 
     def _is_hooked(self, parameter: torch.Tensor) -> bool:

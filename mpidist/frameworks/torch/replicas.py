@@ -12,6 +12,7 @@ from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.in_place import bind_in_place
 from mpidist.collectives.plan import Signature
+from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.options import ReduceOp
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.parameter_server import ParameterServerStrategy
@@ -51,7 +52,7 @@ class TorchReplicas:
         assert self._communicator is not None
         return self._communicator
 
-    def bind(self, op: str, signatures: Sequence[Signature]) -> InPlace:
+    def bind(self, op: str, signatures: Sequence[Signature], compression: Compression | None = None) -> InPlace:
         """Return what reduces lists of such arrays in place.
 
         Collective: every rank calls it in the same order.
@@ -61,9 +62,13 @@ class TorchReplicas:
         op : str
             ``"sum"`` or ``"mean"``; without a strategy also ``"min"``, ``"max"`` or ``"prod"``.
         signatures : sequence of (name, dtype, shape)
+        compression : Compression, optional
+            How values are coded on the wire.
         """
         if self.size == 1:
             return list
+        if compression is not None:
+            return self._bind_coded(op, signatures, compression)
         if self._extended is None:
             return bind_in_place(self.communicator, signatures, op)
         extended, reduce_op = self._extended, ReduceOp.parse(op)
@@ -73,6 +78,16 @@ class TorchReplicas:
                 array[...] = result
 
         return extended.bind_in_place(reduce_op, signatures) or reduce
+
+    def _bind_coded(self, op: str, signatures: Sequence[Signature], compression: Compression) -> InPlace:
+        like = [numpy.empty(shape, dtype) for _, dtype, shape in signatures]
+        coded = CompressedAllReduce(self.communicator, like, op, compression, [name for name, _, _ in signatures])
+
+        def reduce(arrays: Sequence[Any]) -> None:
+            for array, result in zip(arrays, coded(arrays), strict=True):
+                array[...] = result
+
+        return reduce
 
     def reduce(self, op: str, arrays: Sequence[Any], name: str = "") -> None:
         """Reduce a few arrays in place; what is bound for them is kept.
