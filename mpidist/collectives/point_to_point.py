@@ -474,14 +474,14 @@ def _described(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
-class _Sent:
+class _SentAlready:
     """A send that is over already."""
 
     def wait(self) -> None:
         """Return."""
 
 
-_SENT = _Sent()
+_SENT = _SentAlready()
 
 
 class BoundSend:
@@ -497,7 +497,7 @@ class BoundSend:
         self._destination, self._turnstile = lines.targets[to], lines.turnstile
         self._head, self._begin = lines.head_of((self._dtype, self._shape), like.nbytes)
 
-    def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer | _Sent:
+    def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer | _SentAlready:
         """Start to send; the array must not change before ``wait()`` of what this returns has returned.  Local."""
         if array.dtype != self._dtype or array.shape != self._shape:
             expected, got = _described(self._dtype, self._shape), _described(array.dtype, array.shape)
