@@ -15,12 +15,18 @@ MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 RAN := build/ran
 
-# environments of their own: each is .venv-NAME with the packages NAME_PACKAGES, and runs tests/frameworks/test_NAME.py
-FRAMEWORKS ?= jax torch keras
+# environments of their own: each is .venv-NAME with the packages NAME_PACKAGES; it runs tests/frameworks/test_NAME*.py,
+# or NAME_TESTS, with the variables NAME_VARIABLES
+FRAMEWORKS ?= jax torch keras keras_torch
 FRAMEWORK_SIZES ?= 1 2 3
-jax_PACKAGES := jax
-torch_PACKAGES := torch==2.13.0
-keras_PACKAGES := keras jax
+jax_PACKAGES := jax optax scikit-learn
+torch_PACKAGES := torch==2.13.0 scikit-learn
+keras_PACKAGES := 'keras>=3.12,<4' jax scikit-learn
+keras_torch_PACKAGES := 'keras>=3.12,<4' torch==2.13.0 scikit-learn
+keras_TESTS := $(wildcard tests/frameworks/test_keras*.py)
+keras_torch_TESTS := $(keras_TESTS)
+keras_VARIABLES := KERAS_BACKEND=jax
+keras_torch_VARIABLES := KERAS_BACKEND=torch
 
 # or every start of every rank would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
@@ -92,8 +98,9 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%)
 
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.frameworks-installed | $(VENV)/bin/python
 	rm -rf $(RAN)/$*
-	set -e; for size in $(FRAMEWORK_SIZES); do timeout --kill-after=20 $(LIMIT) \
-		.venv-$*/bin/mpidist run --quiet -n $$size -m pytest -q tests/frameworks/test_$*.py --with-mpi --ran-log $(RAN)/$*; done
+	set -e; for size in $(FRAMEWORK_SIZES); do $($*_VARIABLES) timeout --kill-after=20 $(LIMIT) \
+		.venv-$*/bin/mpidist run --quiet -n $$size -m pytest -q $(or $($*_TESTS),tests/frameworks/test_$**.py) \
+		--with-mpi --ran-log $(RAN)/$*; done
 
 .venv-%/.frameworks-installed: setup.cfg pyproject.toml
 	test -e .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
@@ -153,5 +160,5 @@ bench: $(VENV)/.bench-installed
 check: lint types layering docs test
 
 clean:
-	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) .venv-jax .venv-torch .venv-keras build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) .venv-jax .venv-torch .venv-keras .venv-keras_torch build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

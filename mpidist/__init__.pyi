@@ -2,11 +2,14 @@
 
 from mpidist import callbacks as callbacks
 from mpidist import cluster_resolver as cluster_resolver
+from mpidist import compression as compression
 from mpidist import config as config
 from mpidist import coordinator as coordinator
 from mpidist import data as data
 from mpidist import errors as errors
+from mpidist import estimator as estimator
 from mpidist import experimental as experimental
+from mpidist import feature_column as feature_column
 from mpidist import metrics as metrics
 from mpidist import optimizers as optimizers
 from mpidist import parameter_server as parameter_server
@@ -32,6 +35,14 @@ from mpidist.options import CommunicationOptions as CommunicationOptions
 from mpidist.options import ReduceOp as ReduceOp
 from mpidist.options import VariableAggregation as VariableAggregation
 from mpidist.options import VariableSynchronization as VariableSynchronization
+from mpidist.ranks import all_gather_object as all_gather_object
+from mpidist.ranks import barrier as barrier
+from mpidist.ranks import broadcast_object as broadcast_object
+from mpidist.ranks import local_rank as local_rank
+from mpidist.ranks import local_size as local_size
+from mpidist.ranks import node as node
+from mpidist.ranks import rank as rank
+from mpidist.ranks import size as size
 from mpidist.strategies.base import ReplicaContext as ReplicaContext
 from mpidist.strategies.base import Strategy as Strategy
 from mpidist.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
@@ -50,9 +61,12 @@ from mpidist.training.evaluator import SidecarEvaluator as SidecarEvaluator
 from mpidist.training.losses import compute_average_loss as compute_average_loss
 from mpidist.training.losses import scale_regularization_loss as scale_regularization_loss
 from mpidist.training.trainer import Trainer as Trainer
+from mpidist.transports.membership import World as World
 from mpidist.variables import DistributedValues as DistributedValues
 from mpidist.variables import IndexedSlices as IndexedSlices
 from mpidist.variables import Variable as Variable
+from mpidist.world import init as init
+from mpidist.world import new_world as new_world
 from mpidist.world_collectives import all_gather as all_gather
 from mpidist.world_collectives import all_reduce as all_reduce
 from mpidist.world_collectives import all_to_all as all_to_all

@@ -94,6 +94,12 @@ def current_mode() -> Mode:
     return (stack[-1] if stack else _state.base) or _default_mode()
 
 
+def innermost_mode() -> tuple[Mode | None, int]:
+    """Return the mode in force in this thread, None for the default one, and in how many blocks that is.  Local."""
+    stack = _state.stack
+    return (stack[-1], len(stack)) if stack else (_state.base, 0)
+
+
 def call_inside(mode: Mode, fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> T:
     """Call `fn` with `mode` in force and return what it returns.  Local; errors as for `entered`.
 

@@ -21,7 +21,9 @@ from mpidist import arrays
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import FusedAllReduce, Packed
+from mpidist.collectives.in_place import bind_in_place
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.selection import PINNED
 from mpidist.collectives.update import FusedUpdate
@@ -205,6 +207,15 @@ class CrossDeviceOps:
         """
         return None
 
+    def bind_in_place(
+        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions
+    ) -> Bound | None:
+        """Return what reduces lists of such arrays in place; None: every list passes through `reduce_list`.
+
+        Collective: every rank calls it in the same order.
+        """
+        return None
+
     def reduce_flat(
         self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
     ) -> list[Packed] | None:
@@ -308,6 +319,20 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if self._has_own_way() or not self.num_packs:
             return None
         return self._fused_all_reduce(options).bound(values, reduce_op.verb, options.timeout_seconds, adjustment)
+
+    def bind_in_place(
+        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions
+    ) -> Bound | None:
+        """Return what reduces lists in place, unless a subclass has a way of its own, or nothing is fused.
+
+        Collective: every rank calls it in the same order.
+        """
+        if self._has_own_way() or not self.num_packs:
+            return None
+        algorithm = self._algorithm(options)
+        if algorithm == "nccl":
+            require_nccl(self.communicator, "CommunicationImplementation.NCCL")
+        return bind_in_place(self.communicator, signatures, reduce_op.verb, algorithm, options.timeout_seconds)
 
     def reduce_flat(
         self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions

@@ -20,6 +20,7 @@
     ├── InputError               (RuntimeError)   an element of a data set could not be made; names it and the cause
     ├── OutOfRangeError          (IndexError)     `get_next` of an iterator that has no more elements
     ├── UnsupportedDtypeError    (TypeError)      no reduction or transport for this dtype or memory
+    ├── ObjectError              (TypeError)      a Python object cannot be pickled, or not be unpickled on this rank
     ├── MissingDependencyError   (ImportError)    an optional package is needed here
     └── CheckpointError          (RuntimeError)   a checkpoint cannot be written or read
         └── CheckpointNotFoundError (FileNotFoundError)
@@ -150,6 +151,10 @@ class OutOfRangeError(MpidistError, IndexError):
 
 class UnsupportedDtypeError(MpidistError, TypeError):
     """There is no reduction or transport for this dtype or kind of memory."""
+
+
+class ObjectError(MpidistError, TypeError):
+    """A Python object cannot be pickled (raised on all ranks), or cannot be unpickled on this rank."""
 
 
 class MissingDependencyError(MpidistError, ImportError):

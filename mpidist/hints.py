@@ -16,8 +16,6 @@ _ELSEWHERE = "optimizers, metrics, callbacks and data sets are in mpidist.optimi
 #: Names below mpidist that users of other libraries type -> what to use here.  A name that becomes real has no hint.
 _HINTS = {
     # TensorFlow and Keras
-    "keras": f"fit, evaluate and predict are methods of mpidist.Trainer; {_ELSEWHERE}",
-    "estimator": "use mpidist.Trainer, and mpidist.SidecarEvaluator for an evaluation beside the training",
     "distribute": "tf.distribute.X is mpidist.X",
     "train": "use mpidist.Checkpoint, mpidist.CheckpointManager, mpidist.ClusterSpec and mpidist.optimizers",
     "Server": "no server is started by hand: ranks become servers in mpidist.ParameterServerStrategy(num_ps=1)",
@@ -45,15 +43,22 @@ _HINTS = {
     "config.experimental config.set_visible_devices": "a rank drives one device, which its strategy chooses",
     "callbacks.ProgbarLogger": "use mpidist.callbacks.ProgressBar, or verbose= of fit",
     # Horovod, mpi4py, torch.distributed
-    "init init_process_group": _NO_START,
+    "torch": "write `import mpidist.torch`",
+    "jax": "write `import mpidist.jax`",
+    "init_process_group": _NO_START,
     "shutdown": "nothing is shut down by hand: the ranks part when the script ends",
-    "rank get_rank": "use strategy.extended.replica_id",
-    "size get_world_size": "use strategy.num_replicas_in_sync",
-    "DistributedOptimizer DistributedGradientTape DistributedDataParallel":
+    "get_rank": "use mpidist.rank()",
+    "get_world_size": "use mpidist.size()",
+    "cross_rank": "use mpidist.node()",
+    "allgather_object": "use mpidist.all_gather_object(obj)",
+    "broadcast_object_list": "use mpidist.broadcast_object(obj, root_rank=0)",
+    "DistributedOptimizer DistributedDataParallel": "it is in mpidist.torch",
+    "DistributedGradientTape":
         "make an optimizer of mpidist.optimizers in strategy.scope(); apply_gradients sums over all replicas",
-    "allreduce all_reduce": 'use strategy.reduce("sum", value, axis=None), or all_reduce of get_replica_context()',
-    "allgather all_gather": "use strategy.gather(value, axis=0)",
-    "broadcast bcast broadcast_parameters broadcast_variables broadcast_global_variables": _NO_BROADCAST,
+    "allreduce": "use mpidist.all_reduce, or all_reduce of get_replica_context()",
+    "allgather": "use mpidist.all_gather, or strategy.gather(value, axis=0)",
+    "bcast broadcast_variables broadcast_global_variables": _NO_BROADCAST,
+    "broadcast_parameters": "use mpidist.torch.broadcast_parameters",
     "MPI COMM_WORLD": "import mpi4py for calls of MPI; a strategy finds the ranks itself",
 }  # fmt: skip
 

@@ -65,6 +65,14 @@ class ReduceOp(_NamedEnum):
             raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {value!r}")
         return _REDUCE_OPS.get(value) or super().parse(value)
 
+    @classmethod
+    def of_gradients(cls, value: Any) -> ReduceOp:
+        """Return SUM or MEAN, given or named in any case; ValueError for others, which gradients do not have."""
+        found = cls.parse(value)
+        if not found.adds:
+            raise ValueError(f"gradients are reduced by the ReduceOp SUM or MEAN, got {found.name}")
+        return found
+
 
 #: By their usual spellings, which every reduction looks up.
 _REDUCE_OPS = {spelling: op for op in ReduceOp for spelling in (op.name, op.name.lower())}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from benchmarks.pairs.cases import CASES
-from benchmarks.suite.ps_work import ADAM, MOMENTUM, ONE
+from benchmarks.suite.ps_work import ADAM, LARGE, MANY, MODEL, MOMENTUM, ONE
 from benchmarks.suite.results import Launch
 from benchmarks.suite.rows import row_of
 from mpidist.commands.launch.probe import without_launcher
@@ -24,7 +24,7 @@ from mpidist.errors import LaunchError
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 
 #: Works of the parameter servers, and turns of each in a launch.
-_WORKS, _TURNS = (ONE, MOMENTUM, ADAM), 3
+_WORKS, _TURNS = (ONE, MOMENTUM, ADAM, LARGE, MANY, MODEL), 3
 
 #: Ranks of the launch that looks at the cache mode behind a job of parameter servers.
 _LOOKING_RANKS = 2

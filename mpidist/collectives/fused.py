@@ -102,15 +102,18 @@ class FusedAllReduce:
         timeout_seconds: float | None = None,
         is_packed: bool = False,
     ) -> list[Any] | None:
-        """Reduce a list that is like the last one of its length; parameters and errors as for a call.
+        """Reduce gradient buffers, or a list like the last one of its length; parameters and errors as for a call.
 
         Collective: every rank calls it in the same order.  None, and nothing is done, for another list.
         """
+        if self._ranks.in_shared_memory:
+            buffers = self._buffers(tensors)
+            if buffers is not None:
+                results = buffers.all_reduce(op, timeout_seconds)
+                return [_alone(*each) for each in enumerate(results)] if is_packed else results
         last = self._last.get((len(tensors), op, is_packed))
         bound = None if last is None else last()
         if bound is None or bound.names != (names if names is None else list(names)):
-            return None
-        if self._ranks.in_shared_memory and self._buffers(tensors):
             return None
         try:
             results = bound(tensors, timeout_seconds)
@@ -170,10 +173,6 @@ class FusedAllReduce:
         is_packed: bool = False,
     ) -> list[Any]:
         """Reduce a list that is not like the last one."""
-        buffers = self._buffers(tensors)
-        if buffers is not None:
-            results = buffers.all_reduce(op, timeout_seconds)
-            return [_alone(*each) for each in enumerate(results)] if is_packed else results
         labels = None if names is None else tuple(names)
         question = Question(op, labels, self._bytes_per_pack, self._algorithm, is_packed)
         bound = self.plans.find(question.key(tensors))

@@ -72,6 +72,8 @@ class GradientBuffers:
         memory = self._map(ranks.size, self._exchange)
         self._by_rank = [_flat(part, self._plan) for part in _parts(memory, ranks.size)]
         self._arrays: list[ref[Any]] = []
+        self._ids: list[int] = []
+        self._dead: list[ref[Any]] = []
         self._results: list[ResultSet] = []
         self._ways: dict[tuple[int, str], list[BucketReduction]] = {}
         self._calls: dict[str, _BoundBuffers] = {}
@@ -83,7 +85,8 @@ class GradientBuffers:
         When they die, and nothing else refers to the memory, it is given back.
         """
         found = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).hand_out()
-        self._arrays = [ref(each) for each in found]
+        self._ids = list(map(id, found))
+        self._arrays = [ref(each, self._dead.append) for each in found]  # another array may get the id of a dead one
         known, key = self._ranks.in_shared_memory, id(found[0])
         known[key] = self
         finalize(found[0], known.pop, key, None).atexit = False  # before another array may get that id
@@ -97,8 +100,7 @@ class GradientBuffers:
 
     def holds(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the buffers, all of them in their order.  Local."""
-        own = [alive() for alive in self._arrays]
-        return len(tensors) == len(own) and all(map(operator.is_, tensors, own))
+        return not self._dead and list(map(id, tensors)) == self._ids
 
     def all_reduce(self, op: str, timeout_seconds: float | None) -> list[Any]:
         """Return the buffers reduced over all ranks, as arrays to be read.

@@ -238,11 +238,13 @@ class _ShortArray(BoundList):
     ) -> None:
         super().__init__(ranks, call, question, plan, like)
         self._slot, self._combine, self._control = segment.slot, segment.combine, ranks.control
-        (self._dtype,), (self._shape,) = ({each[1] for each in plan.signatures}, {each[2] for each in plan.signatures})
+        (_, self._dtype, self._shape), *_ = plan.signatures
 
     def fill(self, tensors: Sequence[Any]) -> bool:
         (array,) = tensors
-        if type(array) is not numpy.ndarray or array.shape != self._shape or array.dtype != self._dtype:
+        if type(array) is not numpy.ndarray or array.shape != self._shape:
+            return False
+        if array.dtype is not self._dtype and array.dtype != self._dtype:  # mostly the same object
             return False
         slot = self._slot(self._control.call + 1)
         slot[...] = array

@@ -500,14 +500,14 @@ def _described(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
-class _SendOver:
+class _SentAlready:
     """A send that is over already."""
 
     def wait(self) -> None:
         """Return."""
 
 
-_SEND_OVER = _SendOver()
+_SENT = _SentAlready()
 
 
 class BoundSend:
@@ -524,7 +524,7 @@ class BoundSend:
         self._nbytes, self._missed = like.nbytes, lines.last_missed
         self._head, self._begin = lines.head_of((self._dtype, self._shape), like.nbytes)
 
-    def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer | _SendOver:
+    def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer | _SentAlready:
         """Start to send; the array must not change before ``wait()`` of what this returns has returned.  Local."""
         if array.dtype != self._dtype or array.shape != self._shape:
             expected, got = _described(self._dtype, self._shape), _described(array.dtype, array.shape)
@@ -536,7 +536,7 @@ class BoundSend:
                     self._head, self._begin = self._lines.head_of((self._dtype, self._shape), self._nbytes)
                     assert self._head is not None  # which is as long as before
                 if self._destination.has_put(self._head, self._begin, array):
-                    return _SEND_OVER
+                    return _SENT
         return self._lines.post(array, self._to, timeout_seconds)
 
     def __call__(self, array: Any, timeout_seconds: float | None = None) -> None:

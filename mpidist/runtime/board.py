@@ -22,7 +22,7 @@ _TEXT_BYTES = 8192
 _NOTE_BYTES = 1024
 _ALARM = 0
 _STATE, _PID, _START = 4, 5, 6
-_WAITING, _QUIET, _REQUEST, _LOOKED = 7, 8, 9, 10
+_WAITING, _QUIET, _REQUEST, _LOOKED, _LABEL = 7, 8, 9, 10, 11
 
 
 def _no_fence() -> None:
@@ -159,6 +159,14 @@ class StatusBoard:
     def silent_seconds(self, index: int) -> float:
         """Return for how long the rank has not said that it waits."""
         return (time.monotonic_ns() - self.words[(1 + index) * _ROW_WORDS + _LOOKED]) / 1e9
+
+    def set_label(self, index: int, label: int) -> None:
+        """Show the label of the rank's process; see `Standoffs`."""
+        self.words[(1 + index) * _ROW_WORDS + _LABEL] = label
+
+    def label(self, index: int) -> int:
+        """Return the label of the rank's process."""
+        return self.words[(1 + index) * _ROW_WORDS + _LABEL]
 
     def set_quiet(self, index: int) -> None:
         """Say that the rank prints nothing more."""

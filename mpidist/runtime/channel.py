@@ -72,6 +72,7 @@ class Channel(Protocol):
     vital_ranks: frozenset[int]
     duties: dict[int, tuple[str, str]]
     broken: MpidistError | None
+    raised: tuple[type[BaseException], str] | None
 
     @property
     def missed(self) -> Missed: ...

@@ -19,6 +19,7 @@ from mpidist.runtime.board import StatusBoard, fence, needs_fence
 from mpidist.runtime.failures import Failures
 from mpidist.runtime.missed_calls import MissedCalls
 from mpidist.runtime.stall import Arbiter, Messenger
+from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.turnstile import Turnstile
 from mpidist.runtime.watch import Watch, let_threads_run
 
@@ -49,6 +50,8 @@ class ControlChannel:
         The channel of the whole world, where this one is of a part of it.  When one breaks, both do.
     members : sequence of int, optional
         By rank of this channel: its rank in `whole`.
+    job_ranks : sequence of int, optional
+        By rank: its number in the whole job, MPI's COMM_WORLD, where that is another matter.
 
     Attributes
     ----------
@@ -69,6 +72,10 @@ class ControlChannel:
         The calls that this rank, or others, do not make because the function given to `run` raised there.
     broken : MpidistError or None
         The error that ended the channel, None while it works.
+    standoffs : Standoffs or None
+        Of a process that has several worlds; set by who makes them.
+    raised : (type, str) or None
+        The last error that a collective call raised, and its text.
     """
 
     def __init__(
@@ -84,6 +91,7 @@ class ControlChannel:
         chosen: Settings | None = None,
         whole: ControlChannel | None = None,
         members: Sequence[int] = (),
+        job_ranks: Sequence[int] = (),
     ) -> None:
         self.rank, self.size = rank, size
         self.board, self.board_ranks, self.board_index = board, tuple(board_ranks), list(board_ranks).index(rank)
@@ -91,12 +99,15 @@ class ControlChannel:
         self.settings = settings() if chosen is None else chosen
         self.call, self._what = 0, ""
         self.broken: MpidistError | None = None
+        self.standoffs: Standoffs | None = None
+        self.raised: tuple[type[BaseException], str] | None = None
         self.vital_ranks: frozenset[int] = frozenset()
         self.duties: dict[int, tuple[str, str]] = {}
         self._parts: list[ControlChannel] = []
         self._whole = whole
         self._world_ranks = tuple(range(size) if whole is None else map(whole.world_rank, members))
         self.world_size: int = size if whole is None else whole.world_size
+        self.job_ranks: tuple[int, ...] = tuple(job_ranks) if whole is None else whole.job_ranks
         if whole is not None:
             whole._parts.append(self)
         self.turnstile, self.missed = Turnstile(self), MissedCalls(self)
@@ -229,12 +240,22 @@ class ControlChannel:
     @property
     def own_name(self) -> str:
         """How messages of this rank begin."""
-        return f"rank {self.world_rank(self.rank)} of {self.world_size}"
+        number = self.world_rank(self.rank)
+        in_job = f" (rank {self.job_ranks[number]} of COMM_WORLD)" if self.job_ranks else ""
+        return f"rank {number} of {self.world_size}{in_job}"
 
     def name(self, rank: int) -> str:
-        """Return how messages call a rank: its number in the world, and its host where that is known."""
+        """Return how messages call a rank: its number in the world, its host, and its number in the job if another."""
         number = self.world_rank(rank)
-        return f"rank {number} ({self.hosts[rank]})" if rank < len(self.hosts) else f"rank {number}"
+        more = [self.hosts[rank]] if rank < len(self.hosts) else []
+        if self.job_ranks:
+            more.append(f"rank {self.job_ranks[number]} of COMM_WORLD")
+        return f"rank {number} ({', '.join(more)})" if more else f"rank {number}"
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Return whether `error` is one that a call of this channel raised last, or that ended the channel.  Local."""
+        told = (type(error), str(error))
+        return self.raised == told or (self.broken is not None and (type(self.broken), str(self.broken)) == told)
 
     def names(self, ranks: Sequence[int]) -> str:
         """Return how messages call some ranks, the first few in full."""
@@ -257,6 +278,17 @@ class ControlChannel:
         if not self.settings.fault_tolerant or not self.vital_ranks or self.rank in self.vital_ranks:
             return False
         return self.failures.vital(self.watch("")) is None
+
+    def awaited_index(self, call: int) -> int | None:
+        """Return where on the board the first rank stands that has not come to `call`; None if all have.  Local."""
+        return next((index for index in range(self.board.size) if self.board.call(index) < call), None)
+
+    def standoff(self, watch: Watch) -> MpidistError | None:
+        """Return the error of a rank that waits for one that waits for it, in another world."""
+        error = None if self.standoffs is None else self.standoffs.error(self, watch)
+        if error is not None:
+            self.fail(str(error))  # the others of this world wait for this rank, which may go on in another one
+        return error
 
     def failure_outside(self, watch: Watch) -> MpidistError | None:
         """Return the error of a rank that waits in a part of the world, when a rank outside of it has failed.

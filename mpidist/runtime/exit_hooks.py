@@ -7,18 +7,13 @@ rank, a deadline, a mismatch that all ranks raise), the lowest rank that raises 
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from types import FrameType, TracebackType
 
-from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
+from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.failures import ENDED, is_consequence, last_line
@@ -34,7 +29,7 @@ _LOOK_SECONDS = 0.05
 
 
 class ExitHooks:
-    """Exception hook, exit hook and SIGTERM hook of one rank.
+    """What a rank does for one world when its process ends; `ProcessHooks` calls it.
 
     Parameters
     ----------
@@ -55,65 +50,39 @@ class ExitHooks:
         all_left: Callable[[], Callable[[], bool]] | None = None,
         skip_finalize: Callable[[], object] | None = None,
     ) -> None:
-        self._control = control
+        self.control = control
         self._abort = abort
         self._all_left = all_left
         self._skip_finalize = skip_finalize
-        self._process = os.getpid()
-        self._previous = sys.excepthook
-
-    def install(self) -> None:
-        """Put the hooks in place; children forked later are not ranks, and the hooks do nothing in them."""
-        self._previous = sys.excepthook
-        sys.excepthook = self._on_exception
-        os.register_at_fork(after_in_child=self._in_child)
-        atexit.register(self._on_exit)
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def _in_child(self) -> None:
-        """Be no rank in a forked child: it would speak with its parent's voice."""
-        control = self._control
-        text = f"this process is a forked child of rank {control.rank}, not a rank itself, and cannot call collectives"
-        control.breaks(control.error(TransportError, f"{text}; call them in the parent"))
-
-    @property
-    def _armed(self) -> bool:
-        return os.getpid() == self._process
 
     # -- an exception that nobody caught ------------------------------------------------------------------------------
 
-    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not self._armed:
-            self._previous(kind, error, trace)
-            return
-        text = _text_of(kind, error, trace)
-        _flush_output()
-        if isinstance(error, RankFailedError) and self._control.goes_on:
+    def end_by(self, error: BaseException, text: str) -> None:
+        """End the job by an exception of this world, or of this rank's program, with the traceback `text`."""
+        if isinstance(error, RankFailedError) and self.control.goes_on:
             self._leave_the_others(text)
         told_elsewhere = self._told_elsewhere(error)
         told = told_elsewhere or getattr(error, "on_all_ranks", False)
         # After a death this rank keeps out of MPI until it has printed: MPICH may crash in it, and take the name along.
-        self._control.fail(text, tell=not told and not self._control.failures.dead())
+        self.control.fail(text, tell=not told and not self.control.failures.dead())
         if not told_elsewhere and self._speaks_for_all(error):
             self._wait_until(self._others_quiet, _GRACE_SECONDS)
         else:
-            self._control.end()
+            self.control.end()
             self._wait_until(lambda: False, _PATIENCE_SECONDS)
         self._print_and_abort(text, 130 if isinstance(error, KeyboardInterrupt) else 1)
 
     def _leave_the_others(self, text: str) -> None:
         """End this process alone: it cannot go on without a rank that was lost, while others can."""
-        self._control.fail(text)
-        self._control.warn(f"leaves the job, which goes on without it: {last_line(text)}")
+        self.control.fail(text)
+        self.control.warn(f"leaves the job, which goes on without it: {last_line(text)}")
         sys.stderr.flush()
         # SIGKILL: after any other exit the launcher, or MPI_Finalize of the others, waits for this process
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _told_elsewhere(self, error: BaseException) -> bool:
         """Whether this is the consequence of a failure that its own rank prints."""
-        control = self._control
+        control = self.control
         if not isinstance(error, (RankFailedError, RemoteReplicaError)) or error.rank is None:
             return False
         if isinstance(error, RemoteReplicaError):  # which comes before that rank has failed, if its program lets it
@@ -125,11 +94,11 @@ class ExitHooks:
 
     def _has_failed(self, rank: int) -> bool:
         """Whether the program of `rank` ended by an error, as far as this rank knows."""
-        return self._control.failures.state_of(rank)[0] in ENDED
+        return self.control.failures.state_of(rank)[0] in ENDED
 
     def _speaks_for_all(self, error: BaseException) -> bool:
         """Whether this rank prints: it alone failed, or it is the lowest rank that raises this error."""
-        control = self._control
+        control = self.control
         on_all_ranks = getattr(error, "on_all_ranks", False)
         common = on_all_ranks or isinstance(error, (RankFailedError, RemoteReplicaError, KeyboardInterrupt))
         self._wait_until(self._others_failed, _GRACE_SECONDS / (4 if common else 10))
@@ -142,7 +111,7 @@ class ExitHooks:
 
     def _raising_the_same(self, common: bool) -> list[int]:
         """Return the ranks, this one among them, known to end by the same error."""
-        control = self._control
+        control = self.control
         texts = {} if common or control.arbiter is None else dict(control.arbiter.failed_texts)
         for index, rank in enumerate(control.board_ranks):
             if control.board.state(index) in ENDED:
@@ -151,31 +120,30 @@ class ExitHooks:
         return [control.rank] + [rank for rank, text in texts.items() if common or last_line(text) == mine]
 
     def _others_failed(self) -> bool:
-        board = self._control.board
+        board = self.control.board
         return all(board.state(index) in ENDED or not board.alive(index) for index in self._others())
 
     def _others_quiet(self) -> bool:
-        board, others = self._control.board, self._others()
+        board, others = self.control.board, self._others()
         return all(
             board.quiet(index) or board.state(index) == states.LEFT or not board.alive(index) for index in others
         )
 
     def _others(self) -> list[int]:
-        return [index for index in range(self._control.board.size) if index != self._control.board_index]
+        return [index for index in range(self.control.board.size) if index != self.control.board_index]
 
     def _wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         end = time.monotonic() + seconds
         while not done() and time.monotonic() < end:
-            if self._control.arbiter is not None and not self._control.failures.dead():
-                self._control.arbiter.poll()
+            if self.control.arbiter is not None and not self.control.failures.dead():
+                self.control.arbiter.poll()
             time.sleep(0.005)
 
     def _print_and_abort(self, text: str, code: int) -> None:
-        control = self._control
-        name = f"rank {control.rank} of {control.size}"
+        control = self.control
         host = f" on {control.hosts[control.rank]}" if control.hosts else ""
         try:
-            sys.stderr.write(f"mpidist: {name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
+            sys.stderr.write(f"mpidist: {control.own_name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
             sys.stderr.flush()
             control.end()
             time.sleep(_PASS_ON_SECONDS)
@@ -184,13 +152,13 @@ class ExitHooks:
 
     # -- the end of the program ---------------------------------------------------------------------------------------
 
-    def _on_exit(self) -> None:
-        """Say that this rank leaves.  After a broken call MPI cannot be finalized: then the way out is abort."""
-        if not self._armed:
-            return
-        control = self._control
+    def end_if_broken(self) -> None:
+        """End the job if this world's ranks cannot part in peace.
+
+        After a broken call MPI cannot be finalized: then the way out is abort.
+        """
+        control = self.control
         if control.broken is not None:
-            _flush_output()
             if control.goes_on:
                 self._leave_the_others(str(control.broken))
             control.fail(str(control.broken))
@@ -200,16 +168,20 @@ class ExitHooks:
         lost = control.failures.vital(control.watch("the end of the program"))
         if lost is not None and control.settings.fault_tolerant:
             self._end_with(lost)
+
+    def leave(self) -> Callable[[], bool]:
+        """Say that this rank leaves; return what tells whether its process may end, to be asked until it may."""
+        control = self.control
         control.leave()
         if control.settings.fault_tolerant:
             if self._skip_finalize is not None:
                 self._skip_finalize()  # it would wait, for ever perhaps, for a rank that dies, or has died
-        elif self._all_left is not None:
-            self._linger(self._all_left())
+            return lambda: True
+        return _Farewell(control, self._all_left(), self._abort) if self._all_left is not None else lambda: True
 
     def _end_with(self, lost: MpidistError) -> None:
         """End the job, which cannot go on, unless the rank that failed does: it has more to say."""
-        control = self._control
+        control = self.control
         told_elsewhere = self._told_elsewhere(lost)
         control.fail(str(lost))
         control.end()
@@ -218,26 +190,12 @@ class ExitHooks:
         control.warn(f"the job ends, which cannot go on: {lost}")
         self._abort(1)
 
-    def _linger(self, all_left: Callable[[], bool]) -> None:
-        """Answer the questions of other nodes until every rank has left, and has been heard."""
-        control, looked = self._control, time.monotonic()
-        while not (all_left() and (control.arbiter is None or control.arbiter.heard_all_leave)):
-            if control.arbiter is not None:
-                control.arbiter.poll()
-            dead = []
-            if time.monotonic() - looked > _LOOK_SECONDS:
-                dead, looked = control.failures.dead(), time.monotonic()
-            if dead:
-                control.warn(f"{control.name(dead[0])} died while this rank waited for the end of the job")
-                self._abort(1)
-            time.sleep(0.001)
-
-    def _failure_is_known(self) -> bool:
+    def failure_is_known(self) -> bool:
         """Whether some rank has said that it failed: then the launcher ends the others, and further deaths are no news.
 
         A rank that is about to say that another has died may be ended before it does.
         """
-        control = self._control
+        control = self.control
         if control.arbiter is not None:
             control.arbiter.poll()
             if control.arbiter.failed_texts or control.arbiter.has_verdict:
@@ -246,26 +204,32 @@ class ExitHooks:
         ended = [index for index in range(board.size) if board.state(index) in ENDED]
         return any(board.quiet(index) or not is_consequence(board.text(index)) for index in ended)
 
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Name a killed rank before the launcher, which noticed it too, ends this one."""
-        if self._armed:
-            dead = [] if self._failure_is_known() else self._control.failures.dead()
-            alive = [rank for rank in self._control.board_ranks if rank not in dead]
-            if dead and alive[0] == self._control.rank:
-                self._control.warn(f"{self._control.name(dead[0])} died: its process is gone; the job is being ended")
-            self._control.end()  # or the others, ended likewise, would take this rank for the one that died first
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    def name_dead(self) -> None:
+        """Name a killed rank, where this is the lowest rank of its board that can."""
+        control = self.control
+        dead = control.failures.dead()
+        alive = [rank for rank in control.board_ranks if rank not in dead]
+        if dead and alive[0] == control.rank:
+            control.warn(f"{control.name(dead[0])} died: its process is gone; the job is being ended")
 
 
-def _text_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    """Return what is printed of an error: where somebody pressed Ctrl-C is no news, where a program failed is."""
-    if issubclass(kind, KeyboardInterrupt):
-        return "KeyboardInterrupt: the job was interrupted\n"
-    return "".join(traceback.format_exception(kind, error, trace))
+class _Farewell:
+    """Answers the questions of other nodes until every rank has left, and has been heard."""
 
+    def __init__(self, control: ControlChannel, all_left: Callable[[], bool], abort: Callable[[int], object]) -> None:
+        self._control, self._all_left, self._abort = control, all_left, abort
+        self._looked = time.monotonic()
 
-def _flush_output() -> None:
-    """Flush standard output, which the program may have closed, or taken away."""
-    with suppress(AttributeError, OSError, ValueError):
-        sys.stdout.flush()
+    def __call__(self) -> bool:
+        control = self._control
+        if self._all_left() and (control.arbiter is None or control.arbiter.heard_all_leave):
+            return True
+        if control.arbiter is not None:
+            control.arbiter.poll()
+        dead = []
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
+            dead, self._looked = control.failures.dead(), time.monotonic()
+        if dead:
+            control.warn(f"{control.name(dead[0])} died while this rank waited for the end of the job")
+            self._abort(1)
+        return False

@@ -70,6 +70,7 @@ class Turnstile:
         self._lock.release()
         if error is None:
             return
+        self._control.raised = (type(error), str(error))
         # These are raised on all ranks together, with nothing under way: they go on in step.
         in_step = isinstance(error, (CollectiveMismatchError, RemoteReplicaError))
         if begun and not in_step:

@@ -28,6 +28,8 @@ class Watched(Channel, Protocol):
 
     def failure_outside(self, watch: Watch) -> MpidistError | None: ...
 
+    def standoff(self, watch: Watch) -> MpidistError | None: ...
+
 
 class Watch:
     """One eye on the control channel during the waits of one call.
@@ -100,6 +102,7 @@ class Watch:
             control.arbiter.poll()
             self._raise(control.arbiter.failure(self))
         self._raise(control.failure_outside(self))
+        self._raise(control.standoff(self))
         if 0 < control.settings.warn_seconds < waited and not self._warned:
             self._warned = True
             self._warn(waited)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy
 
@@ -18,10 +18,10 @@ from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.adjustment import Adjustment
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies import reduction
+from mpidist.strategies import distribution, reduction
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
-from mpidist.strategies.keras_guard import guarded_keras
+from mpidist.strategies.keras_hook import keras_hook
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.persistent_all_reduce import PersistentAllReduce, persistent_all_reduce
 from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value
@@ -63,16 +63,17 @@ class Strategy(InputMethods):
         ------
         RuntimeError
             On entering: inside the scope of another strategy, or inside `run`.
+            Inside, on several ranks: a Keras model that was made elsewhere is compiled or trained.
         NotImplementedError
-            Inside, on several ranks: a Keras model is made, compiled or trained, which would not be distributed.
+            Inside, on several ranks: a Keras model is made that this strategy does not distribute.
         """
         return self._scope()
 
     @contextmanager
     def _scope(self) -> Iterator[Strategy]:
         context.require_cross_replica(self)
-        guard = guarded_keras() if self.extended.spans_ranks else nullcontext()
-        with context.entered(context.Mode(self, None)), guard:
+        hook = nullcontext() if self.extended.is_alone else keras_hook()
+        with context.entered(context.Mode(self, None)), hook:
             yield self
 
     def run(
@@ -112,6 +113,37 @@ class Strategy(InputMethods):
         return self.extended.call_for_each_replica(fn, args, kwargs)
 
     experimental_run_v2 = run
+
+    @overload
+    def distribute(self, obj: T, /, **options: Any) -> T: ...
+
+    @overload
+    def distribute(self, obj: Any, /, *others: Any, **options: Any) -> tuple[Any, ...]: ...
+
+    def distribute(self, obj: Any, /, *others: Any, **options: Any) -> Any:
+        """Return a framework's model, its optimizer, or both, so that they train over the replicas of this strategy.
+
+        Collective: every rank calls it in the same order, with the same kinds of objects.
+
+        Parameters
+        ----------
+        obj, *others
+            Models and optimizers of PyTorch or of Keras 3, of one framework in a call.
+        **options
+            The framework's own; see the page of that framework.
+
+        Returns
+        -------
+        object, or tuple of objects
+            What stands for each of the objects, in their order.
+
+        Raises
+        ------
+        TypeError
+            An object of another kind, objects of several frameworks, or an option that the framework's adapter does not
+            have; the message names the frameworks that are known.
+        """
+        return distribution.distribute(self, (obj, *others), options)
 
     def _make_replica_context(self) -> ReplicaContext:
         """Return the context of this rank's replica.  Local."""

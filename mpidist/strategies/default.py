@@ -62,6 +62,7 @@ class _DefaultExtended(LoneExtended):
 
 
 STRATEGY = DefaultStrategy()
+STRATEGY.extended.made_in = None  # wherever it was asked for first
 
 #: What `mpidist.context` has below every stack.
 MODE = context.Mode(STRATEGY, ReplicaContext(STRATEGY, 0))

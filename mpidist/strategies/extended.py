@@ -16,6 +16,7 @@ from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.fused import Packed
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
 from mpidist.input.agreement import Agreement
@@ -72,6 +73,7 @@ class StrategyExtended:
         if self.is_for_training:
             _check_tasks()
         self._strategy = strategy
+        self.made_in = transports.innermost()  # and so it is in force inside `scope` and `run`
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
         self._told: BaseException | None = None  # by a run inside the one that is under way: its last error
         # By the ids of variables that the entry keeps: the variables, and their buffers.
@@ -110,6 +112,11 @@ class StrategyExtended:
     def spans_ranks(self) -> bool:
         """Whether several ranks train the variables of this strategy."""
         return self.num_replicas * self.num_logical_devices > 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process trains anything together with this one."""
+        return not self.spans_ranks
 
     @property
     def is_chief(self) -> bool:
@@ -196,6 +203,13 @@ class StrategyExtended:
         adjustment: Adjustment = AS_IT_IS,
     ) -> Bound | None:
         """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
+        return None
+
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+        """Return what reduces lists of arrays of these names, dtypes and shapes in place; None where nothing is bound.
+
+        Collective: every rank calls it in the same order.
+        """
         return None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:

@@ -14,6 +14,7 @@ from mpidist.collectives.fused import Packed
 from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import CrossDeviceOps
 from mpidist.errors import RemoteReplicaError
@@ -107,6 +108,10 @@ class MirroredExtended(StrategyExtended):
         if adjustment == AS_IT_IS:  # subclasses of users may know of nothing else
             return self.cross_device_ops.bind_all_reduce(reduce_op, values, options)
         return self.cross_device_ops.bind_all_reduce(reduce_op, values, options, adjustment)
+
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+        """Return what reduces lists in place; None where each value passes through methods.  Collective."""
+        return self.cross_device_ops.bind_in_place(reduce_op, signatures, self._options) if self._is_plain else None
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
         """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""

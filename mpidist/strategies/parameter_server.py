@@ -104,6 +104,7 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         _check_arguments(cluster_resolver, variable_partitioner, consistency, placement, on_server_failure)
         _check_push_dtype(push_dtype)
+        _check_place()
         self._whole = transports.world()  # whose control channel and exit hooks stay in force
         communicator = world_communicator()
         self._rank = communicator.rank
@@ -208,6 +209,15 @@ def _check_arguments(resolver: Any, partitioner: Any, consistency: Any, placemen
     if registry.of_job() is not None:
         raise RuntimeError(
             "the ranks of this job have their roles already: there is one ParameterServerStrategy in a job; pass it on"
+        )
+
+
+def _check_place() -> None:
+    """Raise RuntimeError inside ``with world:``: workers leave the world for their own, and servers end in it."""
+    if transports.innermost() is not None:
+        raise RuntimeError(
+            "ParameterServerStrategy deals out all ranks of this process's world, and cannot be made inside "
+            "`with world:`. Make it outside, after mpidist.init(comm) if these ranks are to be a communicator's"
         )
 
 

@@ -65,6 +65,11 @@ class ServedExtended(StrategyExtended):
     _words = 0
     _serves_metrics = False
 
+    @property
+    def is_alone(self) -> bool:
+        """Never: servers hold the variables, and any number of workers write them."""
+        return False
+
     def serves(self, client: Any) -> None:
         """Begin to use a client."""
         self._client = client

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpidist.collectives.bucket_reduction import BucketReduction, Fill, Piped, Pipeline, Take
@@ -37,12 +38,14 @@ def attach(communicator: Communicator, folder: str) -> Trace:
     ----------
     communicator : Communicator
     folder : str
-        Made if it is not there.
+        Made if it is not there.  A world that is not the whole job has a folder of its own in it.
     """
     control, rank = communicator.control, communicator.rank
     job = communicator.exchange(uuid.uuid4().hex.encode(), "start of a trace")[0].decode()
     host = communicator.topology.hosts[rank]
-    trace = Trace(folder, About(job, rank, communicator.size, host), warn=control.warn)
+    # other worlds of the job write there too, and their ranks have the same numbers
+    place = Path(folder, f"world-{job[:8]}") if control.job_ranks else Path(folder)
+    trace = Trace(place, About(job, rank, communicator.size, host), warn=control.warn)
     _Tracer(communicator, trace)
     return trace
 

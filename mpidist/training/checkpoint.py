@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from mpidist import arrays
+from mpidist import arrays, context
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
@@ -21,6 +21,7 @@ from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.training.given_path import given_path
 from mpidist.training.owner import Unowned
 from mpidist.training.temporary_files import temporary
+from mpidist.transports import WorldKept, in_kept_world, innermost
 from mpidist.variables import DistributedVariable
 from mpidist.world import world_communicator
 
@@ -61,10 +62,10 @@ class Checkpoint:
     Parameters
     ----------
     **objects
-        Variables; random generators of NumPy; objects with ``state()`` and ``restore(state)``, where a state is a dict
-        of arrays and numbers (optimizers, distributed data sets and their iterators, metrics), the same on all ranks;
-        and dicts, lists and tuples of these.  An object with ``check(state)`` raises there what it would raise in
-        ``restore``, before anything is changed.  Objects without it are restored first.
+        Variables; random generators of NumPy; objects with ``state()`` and ``restore(state)``; and dicts, lists and
+        tuples of these.  Optimizers, distributed data sets, their iterators, and metrics are such objects.  A state is
+        a dict of arrays and numbers, the same on all ranks.  An object may have ``check(state)``, which raises what
+        ``restore`` would raise, and is called before anything is changed.  Objects without it are restored first.
 
     Raises
     ------
@@ -82,6 +83,7 @@ class Checkpoint:
     """
 
     def __init__(self, **objects: Any) -> None:
+        self.kept_world = WorldKept(innermost())
         self._parts: dict[str, Any] = {}
         self._add("", objects)
 
@@ -121,21 +123,22 @@ class Checkpoint:
                     raise ValueError(
                         f"the checkpoint has parts {outer!r} and {name!r}, one inside the other; rename one"
                     )
+        self.kept_world = _kept_world(parts.values()) or self.kept_world
         self._parts = parts
 
     def save(self, path: str | Path, parallel: bool | None = None) -> Path:
-        """Write everything to an HDF5 file, which is there complete afterwards, or as it was before.
+        """Write everything to an HDF5 file.  The file is complete afterwards, or as it was before.
 
-        Collective: every rank calls it in the same order.  Of workers that train by themselves (parameter servers), the
-        first writes, and the others go on at once.
+        Collective: every rank calls it in the same order.  With parameter servers, where workers train by themselves,
+        the first worker writes, and the others go on at once.
 
         Parameters
         ----------
         path : str or Path
             Its directory is made if need be.
         parallel : bool, optional
-            Whether all ranks write, each its part, or the chief alone.  The file is the same.  Default: all, if there
-            are several and their h5py is built for parallel HDF5.
+            True: all ranks write, each its part.  False: the chief writes alone.  The file is the same.  Default: True
+            if there are several ranks and their h5py is built for parallel HDF5.
 
         Returns
         -------
@@ -150,6 +153,7 @@ class Checkpoint:
         """
         return self.save_owned(given_path(path, "path", is_file=True), Unowned(), parallel)
 
+    @in_kept_world
     def save_owned(self, path: Path, owner: Unowned, parallel: bool | None = None) -> Path:
         """Save as the owner of a directory; CheckpointError if the directory is another job's.  Collective."""
         if not writes_here():
@@ -163,12 +167,13 @@ class Checkpoint:
             job.on_save(path)
         return path
 
+    @in_kept_world
     def restore(self, path: str | Path) -> None:
-        """Set everything to what a file says.
+        """Set everything to the values in a file.
 
-        Collective: every rank calls it in the same order.  The chief reads; the file need not be there for the others.
-        Of workers that train by themselves (parameter servers), the first restores, and the others wait until it has:
-        what is not on servers, such as their places in data sets, stays as it is there.
+        Collective: every rank calls it in the same order.  The chief reads; other ranks need not see the file.  With
+        parameter servers, where workers train by themselves, the first worker restores, and the others wait for it.
+        What is not on servers, such as places in data sets, stays as it is on the other workers.
 
         Raises
         ------
@@ -184,6 +189,7 @@ class Checkpoint:
         else:
             job.extended.by_first_worker(lambda: self.restore_here(file))
 
+    @in_kept_world
     def restore_here(self, path: str | Path) -> None:
         """Restore in this worker only.  Collective among its ranks."""
         path = Path(path)
@@ -256,6 +262,16 @@ def writes_here() -> bool:
     """Return whether this worker writes checkpoints: of several that train by themselves, only the first.  Local."""
     job = registry.of_job()
     return job is None or job.extended.writes_checkpoints
+
+
+def _kept_world(parts: Iterable[Any]) -> WorldKept | None:
+    """Return the world of the variables' strategies, None where no strategy has any; ValueError for several worlds."""
+    variables = [part for part in parts if isinstance(part, DistributedVariable)]
+    strategies = [variable.strategy for variable in variables if not context.is_default(variable.strategy)]
+    worlds = {id(strategy.extended.made_in): strategy.extended.made_in for strategy in strategies}
+    if len(worlds) > 1:
+        raise ValueError("the variables belong to strategies of several worlds; make a checkpoint for each world")
+    return WorldKept(*worlds.values()) if worlds else None
 
 
 def _named_parts(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -363,7 +379,7 @@ def _write_together(
     path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     communicator = world_communicator()
-    rank, size = communicator.rank, communicator.size
+    rank, size, comm = communicator.rank, communicator.size, communicator.transport.mpi_communicator
     parts = hdf5_parallel.part_checksums(found, rank, size)
     described = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
     of_chief = [numbers, str(temporary(path))] if rank == CHIEF else None
@@ -381,7 +397,7 @@ def _write_together(
     ranges: hdf5_file.Ranges = []
     problem = ""
     try:
-        ranges = hdf5_parallel.write_parts(Path(written), found, numbers, checksums, rank, size)
+        ranges = hdf5_parallel.write_parts(Path(written), found, numbers, checksums, rank, size, comm)
     except OSError as error:
         problem = str(error)
     try:

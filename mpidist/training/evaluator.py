@@ -38,9 +38,8 @@ class CheckpointResult(NamedTuple):
 class SidecarEvaluator:
     """Watches the checkpoint folder of a training, and evaluates each new checkpoint once.
 
-    For a rank whose role is evaluator: it has variables of its own, outside of the training cluster, which it sets to
-    what each checkpoint says.  It also works in a process that has nothing to do with the job, as long as it sees the
-    folder.
+    It is for a rank whose role is evaluator.  Such a rank has variables of its own, outside of the training cluster.
+    Each checkpoint sets them.  It also works in a process outside of the job that sees the folder.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class SidecarEvaluator:
     steps : int, optional
         Evaluate only so many batches.
     max_evaluations : int, optional
-        End after so many checkpoints.  None goes on until the training has ended.
+        How many checkpoints to evaluate.  None: all, until the training has ended.
     callbacks : sequence of Callback
         For `Trainer.evaluate`.
     checkpoint : Checkpoint, optional
@@ -95,7 +94,7 @@ class SidecarEvaluator:
             raise ValueError(f"max_evaluations must be 1 or more, or None for no limit; got {max_evaluations}")
         if checkpoint is None:
             checkpoint = _checkpoint_of(model)
-        ended = ended or _end_of_training(checkpoint)
+        ended = ended or _end_of_job(checkpoint)
         if ended is None and max_evaluations is None:
             raise ValueError(
                 "nothing tells when the training has ended: this rank is not the evaluator of a "
@@ -114,8 +113,8 @@ class SidecarEvaluator:
     def start(self) -> list[CheckpointResult]:
         """Evaluate checkpoints as they come, and return the results.  Local to the evaluator.
 
-        Those that are in the folder already come first, in the order of their numbers.  One that is damaged, or was
-        removed before its turn, is passed over with a line in the log.
+        Checkpoints that are in the folder already come first, in the order of their numbers.  A checkpoint that is
+        damaged, or was removed before its turn, is left out with a line in the log.
         """
         while not self._is_done:
             last = self._ended()  # before the look: what was saved before the end is there
@@ -167,9 +166,15 @@ def _checkpoint_of(model: Any) -> Checkpoint:
     return Checkpoint(variables=model.checkpoint_objects()["variables"])
 
 
-def _end_of_training(checkpoint: Checkpoint) -> Callable[[], bool] | None:
-    """Return a function that asks whether the training has ended; None if this rank is not its evaluator."""
-    strategy = next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
+def _end_of_job(checkpoint: Checkpoint) -> Callable[[], bool] | None:
+    """Return what `end_of_training` does, for the strategy of the variables in a checkpoint."""
+    return end_of_training(
+        next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
+    )
+
+
+def end_of_training(strategy: Any) -> Callable[[], bool] | None:
+    """Return a function that asks whether the training has ended; None if this rank is not its evaluator.  Local."""
     roles = getattr(strategy, "_roles", None)
     if strategy is None or roles is None or roles.evaluator != strategy._rank:
         return None

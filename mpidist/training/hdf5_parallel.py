@@ -1,12 +1,11 @@
 """The same file as `hdf5_file`, written by all ranks together, where h5py is built for parallel HDF5.
 
-Large arrays are cut into rows, and every rank writes its own; small ones, and all that is no array, are the chief's.
-A rank waits inside MPI here, as parallel HDF5 knows no other way.
+Every rank writes some rows of each large array.  The chief writes small arrays, and all that is no array.  A rank waits
+inside MPI here, since parallel HDF5 offers no other way.
 """
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,11 +69,14 @@ def write_parts(
     checksums: Mapping[str, int],
     rank: int,
     size: int,
+    comm: Any,
 ) -> Ranges:
-    """Write an HDF5 file, still without its trailer; return where the arrays are.  Collective."""
-    world: Any = sys.modules["mpi4py.MPI"].COMM_WORLD  # parallel h5py has loaded it
+    """Write an HDF5 file, still without its trailer; return where the arrays are.
+
+    Collective: every rank of `comm`, an MPI communicator of so many ranks, calls it.
+    """
     library = h5py()
-    with library.File(temporary, "w", driver="mpio", comm=world, libver=hdf5_file.LIBRARY_VERSIONS) as content:
+    with library.File(temporary, "w", driver="mpio", comm=comm, libver=hdf5_file.LIBRARY_VERSIONS) as content:
         ranges = hdf5_file.fill(content, arrays, numbers, checksums, stored=False)
         for name, array in arrays.items():
             if array.size:

@@ -49,6 +49,8 @@ class Transport(abc.ABC):
         The library below, with its version, under which measured times are kept; empty where they tell nothing.
     in_one_process : bool
         Whether all ranks are threads of this process, whatever nodes they pretend to be on.
+    mpi_communicator : mpi4py.MPI.Intracomm or None
+        Of the ranks of this group, where they are MPI's: for libraries that make calls of MPI themselves.
     closed : bool
         Whether `close` has been called: then `send` and `receive` raise TransportError.
     """
@@ -62,6 +64,7 @@ class Transport(abc.ABC):
     native: dict[str, Callable[..., Pending]] = {}
     has_channels: bool = False
     library: str = ""
+    mpi_communicator: Any = None
     closed: bool = False
     in_one_process: bool = False
 

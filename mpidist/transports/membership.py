@@ -1,9 +1,14 @@
-"""The world a process belongs to: what its transport, topology and control channel are; and parts of a world."""
+"""A world: its transport, topology and control channel; the world in force in a thread; and parts of a world."""
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
+from mpidist import context
 from mpidist.cluster.topology import Topology
 from mpidist.errors import TransportError
 from mpidist.options import Settings
@@ -16,9 +21,72 @@ from mpidist.transports.node_memory import Exchange, SharedSegments, map_togethe
 _SEGMENT_BYTES, _PLACE_BYTES = 1 << 18, 1 << 20
 
 
-@dataclass(frozen=True, eq=False)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class _Entered(threading.local):
+    """The worlds whose ``with`` blocks a thread is in; with each, in how many blocks of strategies the thread was."""
+
+    def __init__(self) -> None:
+        self.worlds: list[tuple[World | None, int]] = []
+
+
+_entered = _Entered()
+
+
+def innermost() -> World | None:
+    """Return the world of the innermost ``with world:`` of this thread, or of the strategy in force inside of that.
+
+    None outside of all, and for a strategy that was made outside of all.  Local.
+    """
+    mode, depth = context.innermost_mode()
+    worlds = _entered.worlds
+    if worlds and worlds[-1][1] >= depth:
+        return worlds[-1][0]
+    extended = None if mode is None else getattr(mode.strategy, "extended", None)
+    return getattr(extended, "made_in", None)
+
+
+class WorldKept:
+    """Puts a world in force again inside ``with``, or none of them; for what makes collective calls later.  Local.
+
+    Parameters
+    ----------
+    world : World or None
+        What `innermost` returned where the caller was made.
+    """
+
+    def __init__(self, world: World | None) -> None:
+        self._world = world
+
+    def __enter__(self) -> None:
+        _entered.worlds.append((self._world, context.innermost_mode()[1]))
+
+    def __exit__(self, *error: object) -> None:
+        if not _entered.worlds or _entered.worlds[-1][0] is not self._world:
+            raise RuntimeError("the `with` blocks of worlds must be left in the opposite order of entering them")
+        _entered.worlds.pop()
+
+
+def in_kept_world(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return a method that runs in the world that ``self.kept_world``, a `WorldKept`, puts in force."""
+
+    @functools.wraps(method)
+    def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        owner: Any = args[0]
+        with owner.kept_world:
+            return method(*args, **kwargs)
+
+    return inside
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class World:
-    """All ranks of a job, as one of them sees it.
+    """Ranks that make collective calls together, as one of them sees it: those of a job, or of a communicator.
+
+    `mpidist.init` and `mpidist.new_world` make one.  Inside ``with world:`` it is the world in force in this thread:
+    strategies made there train on its ranks for good, and `mpidist.rank`, `mpidist.barrier` and the like are about it.
 
     Attributes
     ----------
@@ -29,6 +97,8 @@ class World:
         What started the ranks, for messages.
     segments : SharedSegments or None
         Shared memory of the ranks of this node, where there is some.
+    closing_fn : callable or None
+        ``closing_fn(world)`` does what `close` promises; None where the world lasts until its process ends.
     """
 
     transport: Transport
@@ -36,6 +106,59 @@ class World:
     control: ControlChannel
     launcher: str
     segments: SharedSegments | None = None
+    closing_fn: Callable[[World], None] | None = None
+
+    def close(self) -> None:
+        """Give back the MPI communicators of a world that `mpidist.new_world` made, and take it off its process.
+
+        Its shared memory goes with the last strategy or communicator that refers to it.  Later calls in the world raise
+        TransportError.  A second `close` does nothing.  Collective: every rank of the world calls it, as its last call.
+
+        Raises
+        ------
+        RuntimeError
+            It is the world of the process, which lasts until this ends.
+        TransportTimeoutError, RankFailedError, TransportError
+            A rank did not come; or an earlier call has ended this world.
+        """
+        if self.closing_fn is None:
+            raise RuntimeError("this world lasts until its process ends; only those of mpidist.new_world can be closed")
+        self.closing_fn(self)
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank in the world."""
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.transport.size
+
+    @property
+    def node(self) -> int:
+        """The number of this rank's node in the world."""
+        return self.topology.node_of[self.rank]
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among those of its node."""
+        return self.topology.local_rank_of[self.rank]
+
+    @property
+    def local_size(self) -> int:
+        """The number of ranks on this rank's node."""
+        return self.topology.local_size_of[self.rank]
+
+    def __enter__(self) -> World:
+        WorldKept(self).__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        WorldKept(self).__exit__()
+
+    def __repr__(self) -> str:
+        return f"<World: {self.control.own_name}, {self.topology.describe()}>"
 
     def part(self, color: int) -> World:
         """Return a world of the ranks that give the same `color`, whose collectives need none of the others.

@@ -5,34 +5,18 @@ This is one of three files that import mpi4py, and importing ``mpi4py.MPI`` star
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
-from mpidist.cluster.join_notes import joining, note_joined
-from mpidist.cluster.launchers import Launcher, detect_launcher
-from mpidist.cluster.resolvers.mpi import skip_finalize, start_mpi
-from mpidist.cluster.topology import Topology
 from mpidist.errors import RankFailedError, TransportError
-from mpidist.options import Settings, settings
-from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.runtime.control_mpi import MpiMessenger
-from mpidist.runtime.exit_hooks import ExitHooks
-from mpidist.runtime.watch import yield_processor
 from mpidist.transports.base import Transport
-from mpidist.transports.membership import World, share_memory
 
 #: No message is longer: older libraries count in 32 bits, and shorter pieces are moved no slower.
 _CHUNK_BYTES = 1 << 30
-
-#: Seconds that a rank which has asked for the end of the job waits to be ended.
-_ABORT_SECONDS = 2.0
 
 
 class MpiTransport(Transport):
@@ -57,7 +41,7 @@ class MpiTransport(Transport):
         from mpi4py import MPI
 
         self._mpi = MPI
-        self._comm = comm
+        self._comm = self.mpi_communicator = comm
         self._chunk_bytes = chunk_bytes
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
@@ -170,7 +154,7 @@ class _MpiChannel(MpiTransport):
         world_ranks = [whole.world_ranks[member] for member in members]
         super().__init__(whole._comm, whole.control, world_ranks, whole._chunk_bytes)
         self.rank, self.size = list(members).index(whole.rank), len(members)
-        self.native = {}
+        self.native, self.mpi_communicator = {}, None
         self._peers, self._tag = tuple(members), channel
 
     exchange = Transport.exchange
@@ -180,120 +164,3 @@ class _MpiChannel(MpiTransport):
 
     def close(self) -> None:
         self.closed = True
-
-
-def connect(launcher: Launcher | None = None) -> World:
-    """Start MPI if nobody has, and return the world of this process.
-
-    Collective: every rank of the job calls it in the same order.
-
-    Raises
-    ------
-    LaunchError
-        On all ranks, when the launcher's ranks did not become one world; names both MPIs and the cure.
-    """
-    launcher = detect_launcher() if launcher is None else launcher
-    mpi = start_mpi(launcher)
-    with joining(launcher):
-        world = _meet(mpi, launcher)
-        note_joined(launcher)
-    return world
-
-
-def _meet(mpi: Any, launcher: Launcher | None) -> World:
-    """Return the world of this process once every rank of MPI's has come here."""
-    world = mpi.COMM_WORLD
-    chosen = world.bcast(settings(), root=0)  # one environment for all: ranks that chose differently would not meet
-    machine = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
-    node, hosts = _nodes(mpi, world, machine, chosen)
-    topology = Topology(hosts)
-    node_ranks = topology.ranks_of_node[topology.node_of[world.Get_rank()]]
-    board, segments, problem = share_memory(node.allgather, node.Get_rank(), node.Get_size(), chosen)
-    if board is None:
-        board, node_ranks = StatusBoard(bytearray(StatusBoard.nbytes(1)), 1), (world.Get_rank(),)
-    alone = len(node_ranks) == world.Get_size()
-    if topology.node_count > 1 and not all(world.allgather(segments is not None)):
-        segments = None  # all ranks must take the same way
-    control = ControlChannel(
-        world.Get_rank(),
-        world.Get_size(),
-        board,
-        node_ranks,
-        hosts=hosts,
-        messenger=None if alone else MpiMessenger(world.Dup()),
-        # a message between nodes takes longer than to let others run, and hosts may share cores unseen
-        pause=yield_processor() if topology.node_count > 1 or _crowded(machine) else None,
-        chosen=chosen,
-    )
-    if problem and node.Get_rank() == 0:
-        control.warn(f"{problem}; small all-reduces use messages instead")
-    farewell = None if alone else _farewell(world.Dup())
-    ExitHooks(control, _end_of(world, control), farewell, skip_finalize).install()
-    transport = MpiTransport(world.Dup(), control, range(world.Get_size()))
-    world.Barrier()  # every rank has signed on to its board before any looks who is missing
-    return World(transport, topology, control, launcher.name if launcher else "mpi4py", segments)
-
-
-def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, list[str]]:
-    """Return the communicator of this rank's node, and the host of every rank, one name a node.
-
-    A node is a set of ranks that can share memory, those of `machine`, or a part of them where virtual nodes were asked
-    for: two containers of one host name are two nodes.
-    """
-    node = machine
-    if chosen.virtual_nodes > 1:
-        part = machine.Get_rank() * chosen.virtual_nodes // machine.Get_size()
-        node = machine.Split(part, machine.Get_rank())
-    leader = node.bcast(world.Get_rank(), root=0)
-    places = world.allgather((mpi.Get_processor_name(), leader))
-    leaders: dict[str, list[int]] = {}
-    for host, first in places:
-        if first not in leaders.setdefault(host, []):
-            leaders[host].append(first)
-    return node, [host if len(leaders[host]) == 1 else f"{host}#{leaders[host].index(first)}" for host, first in places]
-
-
-def _crowded(machine: Any) -> bool:
-    """Return whether this machine's ranks outnumber the cores they may use."""
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = set().union(*machine.allgather(sorted(mine)))
-    return machine.Get_size() > len(cores)
-
-
-def _end_of(world: Any, control: ControlChannel) -> Callable[[int], None]:
-    """Return what ends all ranks and does not return."""
-
-    def end(code: int) -> None:
-        if control.settings.fault_tolerant:
-            _end_by_signals(control)
-            os._exit(code)
-        world.Abort(code)
-        # MPICH under Slurm's PMI2 has only asked for the end, and comes back.  Slurm ends this process in a moment; it
-        # may overlook what was asked by a process that is gone already.
-        time.sleep(_ABORT_SECONDS)
-        os._exit(code)
-
-    return end
-
-
-def _end_by_signals(control: ControlChannel) -> None:
-    """End the other ranks of this node: MPI_Abort does not, when the launcher was told to tolerate faults."""
-    board = control.board
-    others = [index for index in range(board.size) if index != control.board_index and board.pid(index)]
-    for number, seconds in ((signal.SIGTERM, _ABORT_SECONDS), (signal.SIGKILL, _ABORT_SECONDS)):
-        for index in others:
-            if board.alive(index):
-                with suppress(ProcessLookupError):  # it has ended just now
-                    os.kill(board.pid(index), number)
-        deadline = time.monotonic() + seconds
-        while any(map(board.alive, others)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-
-
-def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:
-    """Return what begins a barrier on `comm` and returns its test."""
-
-    def begin() -> Callable[[], bool]:
-        return comm.Ibarrier().Test
-
-    return begin

@@ -46,4 +46,8 @@ DEVIATIONS: dict[str, str] = {
     "AssertionError without words",
     "preempt_no_dir": "a ValueError: TensorFlow means InvalidArgumentError, and fails to raise it",
     "coord_schedule_python_fn": "there are no graphs: any Python function can be scheduled",
+    "keras2_clipnorm_n2": "gradients are clipped after the sum, so that the step does not grow with the replicas",
+    "keras2_batchnorm_sync0_n2": "a layer of Keras, which is tested where Keras is there; nothing here has layers",
+    "v1_ps_strategy_default_resolver": "checked, but a chief and its device have the names of its task, and the "
+    "resolver is the property",
 }

@@ -29,7 +29,7 @@ LAYERS = (
     ("collectives",),
     ("tuning", "tracing"),
     ("world",),
-    ("world_collectives",),
+    ("ranks", "world_collectives", "compression"),
     ("variables",),
     ("cross_device_ops",),
     ("optimizers", "input"),
@@ -39,7 +39,8 @@ LAYERS = (
     ("frameworks",),
     ("testing",),
     # public names of what lies below
-    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "experimental", "metrics", "tpu"),
+    ("callbacks", "cluster_resolver", "config", "coordinator", "data", "estimator", "experimental", "feature_column"),
+    ("metrics", "tpu", "autograd", "jax", "keras", "torch"),
     ("__init__",),
     ("commands",),
     ("__main__",),
@@ -51,6 +52,11 @@ FOREIGN = {
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
+    "keras": ("keras.py", "frameworks/keras/*.py"),
+    "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_*.py"),
+    "autograd": ("frameworks/autograd.py", "autograd.py"),
+    "jax": ("frameworks/jax/*.py", "jax.py", "frameworks/keras/jax_*.py"),
+    "optax": ("frameworks/jax/*.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
 

@@ -6,7 +6,7 @@ import atexit
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist.cluster.join_notes import joining
@@ -15,12 +15,19 @@ from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.roles import number_roles, parse_roles
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
-from mpidist.errors import ClusterResolutionError, MissingDependencyError
+from mpidist.errors import ClusterResolutionError, LaunchError, MissingDependencyError
 from mpidist.options import settings
+
+#: Each gives rank and hosts of the world that the program has chosen, None where it has chosen none.  To be added to by
+#: who knows of worlds, which are above this layer.
+place_fns: list[Callable[[], tuple[int, Sequence[str]] | None]] = []
+
+#: MPI, where it was started here and not by the program.
+_started: list[Any] = []
 
 
 class MPIClusterResolver(ClusterResolver):
-    """A resolver for the ranks of MPI's COMM_WORLD, in rank order.
+    """A resolver for the ranks of MPI's COMM_WORLD, or of a world made by `mpidist.init`, in rank order.
 
     Collective: every rank makes one, in the same order (unless `rank` and `hosts` are given); its methods are Local.
     MPI is asked, and started if need be, only where a launcher started this process.  A process started by hand is
@@ -100,6 +107,9 @@ def _known(rank: int | None, hosts: Sequence[str] | None) -> tuple[int, Sequence
 
 def _ask() -> tuple[int, Sequence[str]]:
     """Return this process's rank and the hosts of all ranks, from MPI unless the process was started by hand."""
+    for place_fn in place_fns:
+        if (place := place_fn()) is not None:
+            return place
     launcher = detect_launcher()
     if settings().no_mpi or (launcher is None and "mpi4py.MPI" not in sys.modules):
         return 0, [platform.node()]
@@ -119,7 +129,8 @@ def start_mpi(launcher: Launcher | None) -> Any:
     Raises
     ------
     LaunchError
-        The processes started together did not find each other, or have no MPI to do so; on all of them.
+        The processes started together did not find each other, or have no MPI to do so; on all of them.  Or the program
+        has started MPI for one thread only.
     MissingDependencyError
         There is no mpi4py, or it finds no MPI; and the process is alone.
     """
@@ -129,9 +140,26 @@ def start_mpi(launcher: Launcher | None) -> Any:
         with joining(launcher):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(_finalize, MPI, os.getpid())
+        _started.append(MPI)
+    elif MPI not in _started:
+        _check_threads(MPI)
     name, version = MPI.get_vendor()
     check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")
     return MPI
+
+
+def _check_threads(MPI: Any) -> None:
+    """Raise LaunchError if the program has started MPI in a way that forbids what is done here."""
+    level, is_main = MPI.Query_thread(), MPI.Is_thread_main()
+    if level >= MPI.THREAD_SERIALIZED or (level == MPI.THREAD_FUNNELED and is_main):
+        return
+    names = {MPI.THREAD_SINGLE: "THREAD_SINGLE", MPI.THREAD_FUNNELED: "THREAD_FUNNELED"}
+    needed = "THREAD_FUNNELED, since input is prefetched by threads" if is_main else "THREAD_SERIALIZED in this thread"
+    raise LaunchError(
+        f"the program has started MPI with {names.get(level, level)}, and mpidist needs {needed}. Start MPI with "
+        "MPI.Init_thread(MPI.THREAD_MULTIPLE), which is what `from mpi4py import MPI` does unless mpi4py.rc was "
+        "changed, or leave the start to mpidist"
+    )
 
 
 def _finalize(MPI: Any, process: int) -> None:

@@ -14,6 +14,7 @@ from mpidist.options import Settings
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.exit_hooks import ExitHooks
+from mpidist.runtime.process_hooks import ProcessHooks
 from mpidist.runtime.stall import Messenger
 
 
@@ -48,6 +49,13 @@ def board(monkeypatch):
     return board
 
 
+def _hooks(*worlds):
+    """Return the hooks of a process of these worlds, which are not put in place."""
+    hooks = ProcessHooks()
+    hooks._worlds.extend(worlds)
+    return hooks
+
+
 def _end(board, error):
     messenger = Counting()
     channel = ControlChannel(1, 4, board, [0, 1], hosts=["a", "a", "b", "b"], messenger=messenger, chosen=Settings())
@@ -56,7 +64,7 @@ def _end(board, error):
         raise Aborted(code, messenger.used)
 
     with pytest.raises(Aborted) as aborted:
-        ExitHooks(channel, abort)._on_exception(type(error), error, None)
+        _hooks(ExitHooks(channel, abort)).on_exception(type(error), error, None)
     return aborted.value.args
 
 
@@ -92,7 +100,7 @@ def test_a_rank_that_leaves_takes_in_what_the_others_say_when_they_leave():
     board = StatusBoard(bytearray(StatusBoard.nbytes(2)), 2)
     messenger = Slow()
     channel = ControlChannel(0, 4, board, [0, 1], messenger=messenger, chosen=Settings())
-    ExitHooks(channel, pytest.fail, all_left=lambda: lambda: True)._on_exit()
+    _hooks(ExitHooks(channel, pytest.fail, all_left=lambda: lambda: True)).on_exit()
     assert messenger.coming == []
 
 

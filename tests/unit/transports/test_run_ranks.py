@@ -187,5 +187,5 @@ def test_mpi_is_not_started_where_it_is_not_wanted(fresh):
 def test_under_a_launcher_the_world_is_that_of_mpi(fresh):
     joined = object()
     fresh.setattr(transports, "detect_launcher", lambda: "mpirun")
-    fresh.setattr("mpidist.transports.mpi.connect", lambda: joined)
+    fresh.setattr("mpidist.transports.mpi_world.connect", lambda: joined)
     assert world() is joined

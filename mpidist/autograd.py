@@ -1,0 +1,20 @@
+"""Collectives for autograd, the gradient library of NumPy: gradients flow through them."""
+
+from typing import TYPE_CHECKING
+
+from mpidist.errors import MissingDependencyError
+from mpidist.hints import public_module
+
+try:
+    import autograd as _autograd  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        f"mpidist.autograd needs autograd: pip install 'mpidist[autograd]' ({error})"
+    ) from error
+
+from mpidist.frameworks.autograd import all_gather, all_reduce
+
+__all__ = ["all_gather", "all_reduce"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public_module(__name__)

@@ -1,0 +1,174 @@
+"""How codes become sums: gathered as a whole, or share by share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy
+
+from mpidist.collectives.executor import Executor, even_bounds
+from mpidist.compression.base import Compression
+from mpidist.compression.residues import CodeResidues
+from mpidist.runtime.control import Watch
+from mpidist.schedules.table import algorithm
+from mpidist.transports.base import Transport
+
+
+class CodeSums(Protocol):
+    """Codes on their way to the sums of what they stand for.
+
+    Attributes
+    ----------
+    residues : CodeResidues or None
+        Of the sums that this rank codes again.
+    """
+
+    residues: CodeResidues | None
+
+    def encode(self, values: numpy.ndarray) -> None:
+        """Code this rank's values.  Local."""
+
+    def decode_own(self, values: numpy.ndarray) -> None:
+        """Write what this rank's codes stand for.  Local."""
+
+    def sum(self, watch: Watch, total: numpy.ndarray, scale: float | None) -> None:
+        """Write the scaled sums of all ranks' values, within a begun call.  Collective."""
+
+
+class GatheredCodes:
+    """The codes of all values of all ranks, gathered; each rank adds up all of them, in rank order.
+
+    Parameters
+    ----------
+    transport : Transport
+    elements : int
+    dtype : numpy.dtype
+        Of the values, float32 or float64.
+    stage : Compression
+    """
+
+    residues: CodeResidues | None = None
+
+    def __init__(self, transport: Transport, elements: int, dtype: Any, stage: Compression) -> None:
+        self._stage, self._rank = stage, transport.rank
+        lengths = [_code_bytes(stage, elements, dtype)] * transport.size
+        self._codes, self._pieces, self._gather = _gathering(transport, lengths)
+
+    def encode(self, values: numpy.ndarray) -> None:
+        """Code this rank's values.  Local."""
+        _encode(self._stage, values, self._pieces[self._rank])
+
+    def decode_own(self, values: numpy.ndarray) -> None:
+        """Write what this rank's code stands for.  Local."""
+        _decode(self._stage, self._pieces[self._rank], values)
+
+    def sum(self, watch: Watch, total: numpy.ndarray, scale: float | None) -> None:
+        """Write the scaled sums.  Collective."""
+        self._gather(watch)
+        total[:] = 0
+        for code in self._pieces:
+            _add(self._stage, code, total)
+        if scale is not None:
+            total *= scale
+
+
+class SharedCodes:
+    """Codes of shares: each rank adds up its share of all ranks' values, and codes the sums for the way back.
+
+    Parameters
+    ----------
+    transport, elements, dtype, stage
+        As for `GatheredCodes`.
+    """
+
+    def __init__(self, transport: Transport, elements: int, dtype: Any, stage: Compression) -> None:
+        self._stage, self._transport, self._rank = stage, transport, transport.rank
+        self._bounds = even_bounds(elements, transport.size)
+        shares = [last - first for first, last in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
+        lengths = [_code_bytes(stage, share, dtype) for share in shares]
+        self._outgoing = _cut(numpy.zeros(sum(lengths), numpy.uint8), lengths)
+        own = lengths[self._rank]
+        self._incoming = _cut(numpy.zeros(own * transport.size, numpy.uint8), [own] * transport.size)
+        self._incoming[self._rank] = self._outgoing[self._rank]
+        self._share = numpy.zeros(shares[self._rank], dtype)
+        self._codes, self._pieces, self._gather = _gathering(transport, lengths)
+        self.residues = CodeResidues(shares[self._rank], dtype) if stage.error_feedback else None
+
+    def encode(self, values: numpy.ndarray) -> None:
+        """Code this rank's values, each share by itself.  Local."""
+        for code, part in zip(self._outgoing, self._parts(values), strict=True):
+            _encode(self._stage, part, code)
+
+    def decode_own(self, values: numpy.ndarray) -> None:
+        """Write what this rank's codes stand for.  Local."""
+        for code, part in zip(self._outgoing, self._parts(values), strict=True):
+            _decode(self._stage, code, part)
+
+    def sum(self, watch: Watch, total: numpy.ndarray, scale: float | None) -> None:
+        """Write the scaled sums.  Collective."""
+        self._deal(watch)
+        self._add_up(scale)
+        self._gather(watch)
+        for code, part in zip(self._pieces, self._parts(total), strict=True):
+            _decode(self._stage, code, part)
+
+    def _parts(self, values: numpy.ndarray) -> list[numpy.ndarray]:
+        return [values[first:last] for first, last in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
+
+    def _deal(self, watch: Watch) -> None:
+        """Send every rank the code of its share."""
+        transport = self._transport
+        others = [rank for rank in range(transport.size) if rank != self._rank]
+        pendings = [transport.receive(self._incoming[rank], rank) for rank in others if self._share.size]
+        pendings += [transport.send(self._outgoing[rank], rank) for rank in others if self._outgoing[rank].size]
+        transport.wait(pendings, watch)
+
+    def _add_up(self, scale: float | None) -> None:
+        """Add up this rank's share in rank order, and code the sums."""
+        share, own = self._share, self._pieces[self._rank]
+        share[:] = 0
+        for code in self._incoming:
+            _add(self._stage, code, share)
+        if scale is not None:
+            share *= scale
+        if self.residues is not None:
+            self.residues.add_to(share)
+        _encode(self._stage, share, own)
+        if self.residues is not None:
+            decoded = numpy.empty_like(share)
+            _decode(self._stage, own, decoded)
+            self.residues.note(share, decoded)
+
+
+def _gathering(transport: Transport, lengths: list[int]) -> tuple[Any, list[Any], Callable[[Watch], None]]:
+    """Return memory for a code of each rank, its pieces by rank, and what gathers them."""
+    codes = numpy.zeros(sum(lengths), numpy.uint8)
+    bounds = numpy.concatenate(([0], numpy.cumsum(lengths))).tolist()
+    ring = algorithm("all_gather", "ring")
+    return codes, _cut(codes, lengths), Executor(ring, transport, codes, bounds=bounds).run
+
+
+def _cut(codes: Any, lengths: list[int]) -> list[Any]:
+    bounds = numpy.concatenate(([0], numpy.cumsum(lengths))).tolist()
+    return [codes[first:last] for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def _code_bytes(stage: Compression, elements: int, dtype: Any) -> int:
+    """Return the length of a code, up to a multiple of 8, so that the next one may hold 8-byte values."""
+    return -(-stage.code_bytes(elements, dtype) // 8) * 8 if elements else 0
+
+
+def _encode(stage: Compression, values: Any, code: Any) -> None:
+    if values.size:
+        stage.encode(values, code[: stage.code_bytes(values.size, values.dtype)])
+
+
+def _decode(stage: Compression, code: Any, values: Any) -> None:
+    if values.size:
+        stage.decode(code[: stage.code_bytes(values.size, values.dtype)], values)
+
+
+def _add(stage: Compression, code: Any, total: Any) -> None:
+    if total.size:
+        stage.add(code[: stage.code_bytes(total.size, total.dtype)], total)

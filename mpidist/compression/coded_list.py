@@ -1,0 +1,101 @@
+"""`CodedList`: the all-reduce of a packed list of one dtype, by a stage of compression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import wire_dtype
+from mpidist.collectives.call import Call
+from mpidist.collectives.mismatch import fact
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.plan import Signature
+from mpidist.collectives.ranks import Ranks
+from mpidist.compression.base import Compression
+from mpidist.compression.code_sums import CodeSums, GatheredCodes, SharedCodes
+from mpidist.compression.residues import CodeResidues
+from mpidist.runtime.control import Watch
+
+
+class CodedList(Bound):
+    """The all-reduce of tensors of one float dtype, coded.
+
+    On one rank nothing is sent, so nothing is coded.  16-bit floats are coded and added up as float32, and rounded once
+    at the end.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    signatures : sequence of (name, dtype, shape)
+        Of one dtype.
+    op : str
+        ``"sum"`` or ``"mean"``.
+    stage : Compression
+
+    Attributes
+    ----------
+    residues : CodeResidues or None
+        Of this rank's values.
+    sums : CodeSums or None
+        None on one rank.
+    """
+
+    def __init__(self, ranks: Ranks, signatures: Sequence[Signature], op: str, stage: Compression) -> None:
+        super().__init__(ranks, Call(f"all_reduce({op})", [*signatures, fact("compression", stage)]))
+        (self._dtype,) = {numpy.dtype(dtype) for _, dtype, _ in signatures}
+        self._shapes = [shape for _, _, shape in signatures]
+        self._ends = numpy.cumsum([int(numpy.prod(shape, dtype=int)) for shape in self._shapes]).tolist()
+        elements, wire = self._ends[-1], wire_dtype(self._dtype)
+        self._values = numpy.zeros(elements, wire)
+        self._decoded = numpy.zeros(elements if stage.error_feedback else 0, wire)
+        self._scale = 1.0 / ranks.size if op == "mean" else None
+        self.residues = CodeResidues(elements, wire) if stage.error_feedback else None
+        way = GatheredCodes if stage.is_gathered else SharedCodes
+        self.sums: CodeSums | None = way(ranks.transport, elements, wire, stage) if ranks.size > 1 else None
+
+    @property
+    def elements(self) -> int:
+        """How many values there are."""
+        return self._values.size
+
+    def fill(self, arrays: Sequence[Any]) -> bool:
+        """Code the values.  A stage that raises does so before the call is begun, so that this rank stays in step."""
+        values = self._values
+        numpy.concatenate(arrays, axis=None, out=values)
+        if self.residues is not None:
+            self.residues.add_to(values)
+        if self.sums is not None:
+            self.sums.encode(values)
+            if self.residues is not None:
+                self.sums.decode_own(self._decoded)
+                self.residues.note(values, self._decoded)
+        elif self.residues is not None:
+            self.residues.note(values, values)
+        return True
+
+    def move(self, watch: Watch, arrays: Any) -> list[Any]:
+        """Add up the codes of all ranks."""
+        total = numpy.empty_like(self._values)
+        if self.sums is None:
+            total[:] = self._values
+        else:
+            self.sums.sum(watch, total, self._scale)
+        self._keep_residues(total)
+        return self._cut(total.astype(self._dtype, copy=False))
+
+    def _keep_residues(self, total: Any) -> None:
+        """Let residues count, unless the result is not finite: nobody makes a step with it.  The same on all ranks."""
+        of_sums = None if self.sums is None else self.sums.residues
+        kept = [each for each in (self.residues, of_sums) if each is not None]
+        if kept and numpy.isfinite(total).all():
+            for each in kept:
+                each.keep()
+
+    def _cut(self, total: Any) -> list[Any]:
+        firsts = [0, *self._ends[:-1]]
+        return [
+            total[first:last].reshape(shape)
+            for first, last, shape in zip(firsts, self._ends, self._shapes, strict=True)
+        ]

@@ -1,0 +1,217 @@
+"""`CompressedAllReduce`: the all-reduce of a list whose floats are coded on the wire, and `bind_all_reduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import is_device, is_known
+from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.lists import Question, bind_list
+from mpidist.collectives.persistent import Bound, Handle
+from mpidist.compression.base import Compression
+from mpidist.compression.coded_list import CodedList
+from mpidist.compression.saved_residues import gathered, restored
+from mpidist.errors import UnsupportedDtypeError
+
+#: The dtypes whose values are coded, by name; all others travel as they are.
+_CODED = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+_signature = attrgetter("dtype", "shape")
+
+
+class CompressedAllReduce:
+    """An all-reduce bound to lists like one list, in which float16, bfloat16, float32 and float64 arrays are coded.
+
+    Each dtype is packed and coded as one vector.  Arrays of other dtypes are reduced as they are.  All ranks get the
+    same bits.
+
+    Collective: every rank makes it in the same order.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    like : sequence of array
+        Host arrays; their shapes and dtypes count, and no reference to them is kept.
+    op : str
+        ``"sum"`` or ``"mean"``.
+    compression : Compression
+        With the same settings on all ranks.
+    names : sequence of str, optional
+        For messages; the same on all ranks.
+
+    Raises
+    ------
+    ValueError
+        Another reduction, or another number of names than arrays.
+    UnsupportedDtypeError
+        Arrays in device memory.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        like: Sequence[Any],
+        op: str,
+        compression: Compression,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        _check(like, op, compression, names)
+        self._communicator, self._op, self._names = communicator, op, names
+        self._signatures = list(map(_signature, like))
+        groups: dict[str, list[int]] = {}
+        for position, array in enumerate(like):
+            name = array.dtype.name
+            groups.setdefault(name if name in _CODED and array.size else "", []).append(position)
+        self._parts: list[tuple[str, list[int], Bound]] = [
+            (name, positions, self._bind(name, positions, like, compression)) for name, positions in groups.items()
+        ]
+
+    def _bind(self, group: str, positions: list[int], like: Sequence[Any], compression: Compression) -> Bound:
+        """Return what reduces the arrays of one dtype, or those that are not coded."""
+        labels = None if self._names is None else tuple(self._names[position] for position in positions)
+        if not group:
+            members, question = [like[position] for position in positions], Question(self._op, labels)
+            return bind_list(self._communicator, members, question, in_memory_order=False, any_strides=True)
+        names = labels or [""] * len(positions)
+        pairs = zip(names, positions, strict=True)
+        signatures = [(name, like[position].dtype, tuple(like[position].shape)) for name, position in pairs]
+        return CodedList(self._communicator, signatures, self._op, compression)
+
+    def __call__(self, arrays: Sequence[Any], timeout_seconds: float | None = None) -> list[Any]:
+        """Reduce arrays like those that this was bound to.
+
+        Collective: every rank calls it in the same order.
+
+        Returns
+        -------
+        list of array
+            New arrays that are the caller's, in the given dtypes (means of integers are float64).
+
+        Raises
+        ------
+        ValueError
+            Other shapes or dtypes; before any communication.
+        CollectiveMismatchError
+            On all ranks: they differ in names, shapes, dtypes or in the stage.
+        """
+        return self.start(arrays, timeout_seconds).wait()
+
+    def start(self, arrays: Sequence[Any], timeout_seconds: float | None = None) -> CompressedHandle:
+        """Start the reduction; its handle's ``wait()`` returns the results.
+
+        Collective: every rank starts, or calls, its collectives in the same order.  The arrays must not change before
+        `wait` returns.  Errors as for a call, and RuntimeError where it is under way already.
+        """
+        found = list(map(_signature, arrays))
+        if found != self._signatures:
+            raise ValueError(
+                f"this all-reduce was bound to {_shown(self._signatures)}, got {_shown(found)}; bind another"
+            )
+        started = []
+        for _, positions, bound in self._parts:
+            members = [arrays[position] for position in positions]
+            started.append((positions, bound.start(members, timeout_seconds)))
+        return CompressedHandle(len(found), started)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what error feedback keeps, of all ranks: for a checkpoint that any number of ranks may load.
+
+        Collective: every rank calls it in the same order, and gets the same.
+
+        Returns
+        -------
+        dict
+            ``"ranks"``: the number of ranks.  With error feedback, for each dtype ``"DTYPE.residues"``, an array of
+            shape (ranks, elements), and where sums are coded again ``"DTYPE.sum_residues"``, of shape (elements,).
+        """
+        found: dict[str, Any] = {"ranks": self._communicator.size}
+        for name, vector in self._vectors():
+            found |= gathered(name, vector, self._communicator)
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned.  Local; every rank gives the same.
+
+        At the same number of ranks all values are what they were.  At another one, each rank takes an equal part of
+        what the ranks had, so that nothing is lost of the sums to come.
+
+        Raises
+        ------
+        ValueError
+            It is of other dtypes or lengths, or of an all-reduce without error feedback.
+        """
+        found = {key: value for key, value in state.items() if key != "ranks"}
+        changes = [restored(name, vector, found, self._op, self._communicator) for name, vector in self._vectors()]
+        if found:
+            raise ValueError(f"the state has {', '.join(sorted(found))}, and this all-reduce keeps no such residues")
+        for change in changes:
+            change()
+
+    def _vectors(self) -> list[tuple[str, CodedList]]:
+        return [(name, bound) for name, _, bound in self._parts if isinstance(bound, CodedList)]
+
+
+class CompressedHandle:
+    """A `CompressedAllReduce` that was started."""
+
+    def __init__(self, count: int, started: list[tuple[list[int], Handle]]) -> None:
+        self._count, self._started = count, started
+
+    def wait(self) -> list[Any]:
+        """Return the results.  Collective: every rank waits, or makes a later call, in the same order."""
+        results: list[Any] = [None] * self._count
+        for positions, handle in self._started:
+            for position, result in zip(positions, handle.wait(), strict=True):
+                results[position] = result
+        return results
+
+
+def bind_all_reduce(
+    communicator: Communicator,
+    like: Sequence[Any],
+    op: str = "sum",
+    compression: Compression | None = None,
+    names: Sequence[str] | None = None,
+) -> Any:
+    """Return the all-reduce of lists like this one, to be called or started; with a stage, a `CompressedAllReduce`.
+
+    Collective: every rank calls it in the same order.  Parameters as for `CompressedAllReduce`.
+
+    Returns
+    -------
+    object
+        ``bound(arrays)`` and ``bound.start(arrays).wait()`` return new arrays.  Without a stage, a call returns None,
+        and does nothing, for arrays of other shapes or dtypes.
+    """
+    if compression is not None:
+        return CompressedAllReduce(communicator, like, op, compression, names)
+    question = Question(op, None if names is None else tuple(names))
+    return bind_list(communicator, like, question, in_memory_order=False, any_strides=True)
+
+
+def _check(like: Sequence[Any], op: str, compression: Any, names: Sequence[str] | None) -> None:
+    if not isinstance(compression, Compression):
+        raise TypeError(
+            f"compression must be a mpidist.compression.Compression or None, got {compression!r}; "
+            "pass an instance, such as mpidist.compression.Float16()"
+        )
+    if op not in ("sum", "mean"):
+        raise ValueError(f"compressed values are added up: op must be 'sum' or 'mean', got {op!r}")
+    if names is not None and len(names) != len(like):
+        raise ValueError(f"got {len(like)} arrays and {len(names)} names; give each array a name, or none")
+    if odd := [type(array).__name__ for array in like if type(array) is not numpy.ndarray and not is_known(array)]:
+        raise TypeError(f"a list to be reduced has plain arrays only, got a {odd[0]}; pass numpy.asarray(array)")
+    if any(map(is_device, like)):
+        raise UnsupportedDtypeError(
+            "wire compression codes arrays in host memory, got arrays in device memory; pass compression=None, or "
+            "host copies (mpidist.arrays.as_host)"
+        )
+
+
+def _shown(signatures: Sequence[tuple[Any, tuple[int, ...]]]) -> str:
+    shown = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in signatures[:4])
+    return f"{len(signatures)} arrays ({shown}{', ...' if len(signatures) > 4 else ''})"

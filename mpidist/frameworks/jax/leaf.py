@@ -1,0 +1,249 @@
+"""Leaves of pytrees: what they are to a collective, as host arrays, and how results become leaves again.
+
+A leaf comes back as what it was: an array of JAX with its sharding and weak type, an array of NumPy, or a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy
+from jax import numpy as jnp
+
+from mpidist.errors import UnsupportedDtypeError
+
+#: The types of Python's numbers, each with the dtype in which its values are reduced.
+_NUMBERS: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}
+
+
+class LeafKind(NamedTuple):
+    """What must be alike for one bound collective to serve two leaves.
+
+    Attributes
+    ----------
+    type : type
+        `jax.Array`, or the leaf's own.
+    dtype : dtype
+    shape : tuple of int
+    placement : Sharding or None
+        Of an array of JAX.
+    is_weak : bool
+        Whether JAX may take the dtype of what the array is combined with.
+    is_committed : bool
+        Whether JAX keeps the array, and what is computed from it, where it is.
+    """
+
+    type: type
+    dtype: Any
+    shape: tuple[int, ...]
+    placement: Any = None
+    is_weak: bool = False
+    is_committed: bool = True
+
+
+class Leaf(Protocol):
+    """How leaves of one kind are taken, and given back.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        Of the host array.
+    shape : tuple of int
+    has_sum : bool
+        Whether values are numbers that can be added up.
+    placement : Sharding or None
+        Where JAX has the leaf, for leaves that are `in_jax`; None where that is left to JAX.
+    in_jax : bool
+        Whether `given` gets an array of JAX.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+    has_sum: bool
+    placement: Any
+    in_jax: bool
+
+    def check(self, leaf: Any) -> None:
+        """Raise ValueError for a leaf whose values are gone.  Local."""
+
+    def taken(self, leaf: Any) -> Any:
+        """Return the leaf as a host array, which is not written.  Local."""
+
+    def result_dtype(self, dtype: Any) -> Any:
+        """Return in which dtype results are given back that were computed in `dtype`.  Local."""
+
+    def given(self, result: Any, leaf: Any) -> Any:
+        """Return a result as what the leaf was.  Local."""
+
+
+def kind_of(leaf: Any) -> LeafKind:
+    """Return the kind of a leaf.  Local."""
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        is_weak = getattr(leaf, "weak_type", False)  # which keys have not
+        return LeafKind(jax.Array, leaf.dtype, leaf.shape, leaf.sharding, is_weak, leaf.committed)
+    if isinstance(leaf, (numpy.ndarray, numpy.generic)):
+        return LeafKind(type(leaf), leaf.dtype, leaf.shape)
+    return LeafKind(type(leaf), None, ())
+
+
+def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
+    """Return how leaves of a kind are taken and given back.  Local.
+
+    Parameters
+    ----------
+    kind : LeafKind
+    name : str
+        The leaf's path in its tree, for messages.
+    what : str
+        The function that was called, for messages.
+
+    Raises
+    ------
+    TypeError
+        A tracer, or no array and no number.
+    UnsupportedDtypeError
+        An array that does not lie in this process's host memory.
+    """
+    if issubclass(kind.type, jax.core.Tracer):
+        raise TypeError(
+            f"{what} was called inside jit, grad or another transformation of JAX (leaf {name!r} has no value yet): it "
+            "communicates, so call it outside, between jitted functions. See docs/jax.md"
+        )
+    if kind.type is jax.Array:
+        _check_placement(kind, name, what)
+        return _KeyLeaf(kind, name) if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key) else _JaxLeaf(kind, name)
+    if issubclass(kind.type, numpy.generic):
+        return _ScalarLeaf(kind)
+    if kind.type is numpy.ndarray:
+        return _HostLeaf(kind)
+    if kind.type in _NUMBERS:
+        return _NumberLeaf(kind)
+    raise TypeError(
+        f"{what}: leaf {name!r} is a {kind.type.__module__}.{kind.type.__qualname__}; expected arrays of JAX or NumPy, "
+        "and numbers. Keep what is no array out of the tree, as by equinox.partition(model, equinox.is_array), or "
+        "convert it"
+    )
+
+
+def _check_placement(kind: LeafKind, name: str, what: str) -> None:
+    """Raise unless an array lies in the host memory of this process."""
+    if not kind.placement.is_fully_addressable:
+        raise UnsupportedDtypeError(
+            f"{what}: leaf {name!r} is sharded over several processes of jax.distributed, which reduces it by itself; "
+            "give arrays that this process has as a whole"
+        )
+    platforms = {device.platform for device in kind.placement.device_set}
+    if platforms != {"cpu"}:
+        raise UnsupportedDtypeError(
+            f"{what}: leaf {name!r} lies in the memory of a {', '.join(sorted(platforms))} device, and is not copied "
+            f"to the host unasked; call {what} with jax.device_get(tree), and jax.device_put what it returns"
+        )
+
+
+#: Values in the weak type of another array.
+_like = jax.jit(lambda leaf, values: leaf.at[...].set(values))
+
+
+class _JaxLeaf:
+    """An array of JAX on CPU devices."""
+
+    in_jax, has_sum = True, True
+
+    def __init__(self, kind: LeafKind, name: str) -> None:
+        self.dtype, self.shape = numpy.dtype(kind.dtype), kind.shape
+        is_anywhere = not kind.is_committed and kind.placement == jnp.zeros(()).sharding
+        self.placement = None if is_anywhere else kind.placement
+        self._name, self._is_weak = name, kind.is_weak
+
+    def check(self, leaf: Any) -> None:
+        """Raise ValueError for an array that was donated."""
+        if leaf.is_deleted():
+            raise ValueError(
+                f"leaf {self._name!r} was deleted: a jitted function that donates its arguments has taken its memory. "
+                "Pass the tree on before you donate it, or jit the function without donate_argnums"
+            )
+
+    def taken(self, leaf: Any) -> Any:
+        """Return a view, after waiting for the values; of an array on several devices, a copy."""
+        self.check(leaf)
+        return numpy.asarray(leaf)
+
+    def result_dtype(self, dtype: Any) -> Any:
+        """Return the dtype; a mean of integers is what JAX computes means in."""
+        is_mean = dtype != self.dtype and self.dtype.kind in "iu"
+        return jax.dtypes.canonicalize_dtype(numpy.float64) if is_mean else self.dtype
+
+    def given(self, result: Any, leaf: Any) -> Any:
+        """Return an array with the leaf's weak type, if it has one."""
+        return _like(leaf, result) if self._is_weak and result.dtype == leaf.dtype else result
+
+
+class _KeyLeaf(_JaxLeaf):
+    """An array of random keys, by the numbers that they are made of; there are no sums of keys."""
+
+    has_sum = False
+
+    def __init__(self, kind: LeafKind, name: str) -> None:
+        numbers = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
+        super().__init__(LeafKind(jax.Array, numbers.dtype, numbers.shape, kind.placement), name)
+
+    def taken(self, leaf: Any) -> Any:
+        """Return the numbers of the keys."""
+        self.check(leaf)
+        return numpy.asarray(jax.random.key_data(leaf))
+
+    def given(self, result: Any, leaf: Any) -> Any:
+        """Return keys of the leaf's kind, where the leaf is."""
+        return jax.device_put(jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaf)), leaf.sharding)
+
+
+class _HostLeaf:
+    """An array of NumPy."""
+
+    in_jax, has_sum, placement = False, True, None
+
+    def __init__(self, kind: LeafKind) -> None:
+        self.dtype, self.shape = kind.dtype, kind.shape
+
+    def check(self, leaf: Any) -> None:
+        """Do nothing: it has its values."""
+
+    def taken(self, leaf: Any) -> Any:
+        """Return the array."""
+        return leaf
+
+    def result_dtype(self, dtype: Any) -> Any:
+        """Return the dtype; means of integers are float64."""
+        return numpy.dtype(numpy.float64) if dtype != self.dtype and self.dtype.kind in "iu" else self.dtype
+
+    def given(self, result: Any, leaf: Any) -> Any:
+        """Return the array, which is the caller's."""
+        return result
+
+
+class _ScalarLeaf(_HostLeaf):
+    """A scalar of NumPy."""
+
+    def taken(self, leaf: Any) -> Any:
+        """Return an array of it."""
+        return numpy.asarray(leaf)
+
+    def given(self, result: Any, leaf: Any) -> Any:
+        """Return a scalar."""
+        return result[()]
+
+
+class _NumberLeaf(_HostLeaf):
+    """A number of Python."""
+
+    def __init__(self, kind: LeafKind) -> None:
+        super().__init__(LeafKind(numpy.ndarray, numpy.dtype(_NUMBERS[kind.type]), ()))
+
+    def taken(self, leaf: Any) -> Any:
+        """Return an array of it; OverflowError for an integer of more than 64 bits."""
+        return numpy.asarray(leaf, self.dtype)
+
+    def given(self, result: Any, leaf: Any) -> Any:
+        """Return a number."""
+        return result.item()

@@ -1,0 +1,268 @@
+"""`TreeReduction` and `reduce_tree`: pytrees reduced over ranks, bound once and started every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy
+
+from mpidist.arrays import check_reducible, wire_dtype
+from mpidist.compression import CompressedAllReduce, Compression
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.frameworks.jax.trees import KeptTrees, Results, TreeKind
+from mpidist.frameworks.replicas import BoundReduction, Replicas, replicas_in_force
+from mpidist.options import ReduceOp
+
+_WHAT = "mpidist.jax.reduce_tree"
+
+
+class TreeReduction:
+    """A reduction of pytrees over all ranks, or over the replicas of the strategy in force.
+
+    `reduce_tree` does the same without an object.  This one may be started and waited for, and it may compress.
+
+    Parameters
+    ----------
+    op : str or ReduceOp
+        ``"mean"`` or ``"sum"``.
+    compression : mpidist.compression.Compression, optional
+        A stage that codes floats on the wire; the same on all ranks.
+
+    Raises
+    ------
+    ValueError
+        Another operation.
+    """
+
+    def __init__(self, op: str | ReduceOp = "mean", compression: Compression | None = None) -> None:
+        if compression is not None and not isinstance(compression, Compression):
+            raise TypeError(
+                f"compression must be a mpidist.compression.Compression or None, got {compression!r}; pass an "
+                "instance, such as mpidist.compression.Float16()"
+            )
+        self._op, self._compression = ReduceOp.of_gradients(op).verb, compression
+        self._kept: WeakKeyDictionary[Replicas, KeptTrees[_BoundTree]] = WeakKeyDictionary()
+        self._state: dict[str, Any] | None = None
+
+    def __call__(self, tree: Any, weight: float | None = None) -> Any:
+        """Return the tree reduced over all ranks; parameters and errors as for `reduce_tree`.
+
+        Collective: every rank calls it in the same order.
+        """
+        return self.start(tree, weight).wait()
+
+    def start(self, tree: Any, weight: float | None = None) -> TreeHandle:
+        """Start the reduction; its handle's ``wait()`` returns the tree.  Parameters and errors as for `reduce_tree`.
+
+        Collective: every rank starts, or calls, its collectives in the same order.  Arrays of NumPy in the tree must
+        not change, and arrays of JAX not be donated, before `wait` returns.
+        """
+        if weight is not None and self._op != "mean":
+            raise ValueError("a weight is for op='mean'; for a weighted sum, multiply the tree by the weight")
+        replicas = replicas_in_force()
+        values, bound = self._trees_of(replicas).of(tree)
+        return bound.start(values, weight)
+
+    def _trees_of(self, replicas: Replicas) -> KeptTrees[_BoundTree]:
+        found = self._kept.get(replicas)
+        if found is None:
+            found = self._kept[replicas] = KeptTrees(lambda tree: self._bound(tree, replicas))
+        return found
+
+    def _bound(self, tree: Any, replicas: Replicas) -> _BoundTree:
+        bound = _BoundTree(tree, replicas, self._op, self._compression)
+        if self._state is not None and bound.compressed is not None:
+            bound.compressed.load_state_dict(self._state)
+            self._state = None
+        return bound
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what error feedback keeps, of all ranks; empty before the first tree, and without error feedback.
+
+        Collective: every rank calls it in the same order, and gets the same; see `CompressedAllReduce.state_dict`.
+
+        Raises
+        ------
+        RuntimeError
+            Trees of several structures have been reduced, so there are several states: use one object for each.
+        """
+        states = [each.compressed for each in self._trees_of(replicas_in_force()) if each.compressed is not None]
+        if len(states) > 1:
+            raise RuntimeError(
+                f"{len(states)} trees of different structures, shapes or dtypes were reduced by this TreeReduction; "
+                "use one TreeReduction for each of them, so that each has its state"
+            )
+        return states[0].state_dict() if states else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned, at any number of ranks, for the next tree.  Local."""
+        self._kept = WeakKeyDictionary()
+        self._state = dict(state) or None
+
+
+class TreeHandle:
+    """A reduction of a tree that was started."""
+
+    def __init__(self, bound: _BoundTree, values: Sequence[Any], handle: Any, results: Results) -> None:
+        self._bound, self._values, self._handle, self._results = bound, values, handle, results
+
+    def wait(self) -> Any:
+        """Return the reduced tree.  Collective: every rank waits, or makes a later call, in the same order."""
+        results = self._handle.wait()
+        return self._bound.kind.packed(self._results.given(results, self._values))
+
+
+class _BoundTree:
+    """The reduction of trees of one structure.
+
+    Attributes
+    ----------
+    kind : TreeKind
+    compressed : CompressedAllReduce or None
+    """
+
+    def __init__(self, tree: Any, replicas: Replicas, op: str, compression: Compression | None) -> None:
+        self.kind = TreeKind(tree, _WHAT)
+        self._replicas, self._op, self._compression = replicas, op, compression
+        self._check()
+        self._plain: tuple[BoundReduction, Results] | None = None
+        self._weighted: tuple[BoundReduction, Results, list[Any]] | None = None
+        self.compressed: CompressedAllReduce | None = None
+        if compression is not None:
+            reducing = self._weighted_all_reduce()[0]
+            assert isinstance(reducing, CompressedAllReduce)
+            self.compressed = reducing
+
+    def _check(self) -> None:
+        """Raise for a leaf without a sum, before any communication."""
+        for leaf, name in zip(self.kind.leaves, self.kind.names, strict=True):
+            if not leaf.has_sum:
+                raise TypeError(f"{_WHAT}: leaf {name!r} is an array of random keys, which have no sum; broadcast it")
+            try:
+                check_reducible(leaf.dtype, "sum")
+            except UnsupportedDtypeError as error:
+                raise UnsupportedDtypeError(f"{_WHAT}: leaf {name!r}: {error}") from None
+
+    def start(self, values: Sequence[Any], weight: float | None) -> Any:
+        """Start the reduction of the leaves of a tree.  Collective."""
+        shares = None if weight is None else self._replicas.shares_of(weight)
+        if self.compressed is not None:
+            share = (1.0 if self._op == "sum" else 1.0 / self._replicas.size) if shares is None else shares
+            return self._start_scaled(values, share)
+        if self._replicas.size == 1:
+            return self._alone(values)
+        if shares is not None:
+            return self._start_scaled(values, shares)
+        hosts = self.kind.taken(values)
+        if self._plain is None:
+            results = Results(self.kind.leaves, [_mean_dtype(each.dtype, self._op) for each in hosts])
+            self._plain = self._replicas.bind(hosts, self._op, self.kind.names), results
+        reducing, results = self._plain
+        return TreeHandle(self, values, reducing.start(hosts), results)
+
+    def _alone(self, values: Sequence[Any]) -> TreeHandle:
+        """Return the leaves as they are, but for means of integers, which are floats at any number of ranks."""
+        found, leaves = list(values), self.kind.leaves
+        for position, leaf in enumerate(leaves):
+            leaf.check(values[position])
+            dtype = _mean_dtype(leaf.dtype, self._op)
+            if not leaf.in_jax or dtype != leaf.dtype:
+                array = leaf.taken(values[position])
+                (found[position],) = Results([leaf], [dtype]).given([array], [values[position]])
+        return _Given(self, found)
+
+    def _start_scaled(self, values: Sequence[Any], share: float) -> TreeHandle:
+        """Start the sum of the leaves times this rank's share; a share of 0 counts as zeros, whatever the values."""
+        hosts = self.kind.taken(values)
+        reducing, results, scratch = self._weighted_all_reduce()
+        handle = reducing.start(scratch)  # first: where one is under way it raises, and its values are those in scratch
+        for host, target in zip(hosts, scratch, strict=True):
+            if share == 0:
+                target[...] = 0
+            elif share == 1:
+                target[...] = host
+            else:
+                numpy.multiply(host, share, out=target, dtype=target.dtype, casting="unsafe")
+        return TreeHandle(self, values, handle, results)
+
+    def _weighted_all_reduce(self) -> tuple[BoundReduction, Results, list[Any]]:
+        if self._weighted is None:
+            scratch = [
+                numpy.zeros(each.shape, _mean_dtype(wire_dtype(each.dtype), self._op)) for each in self.kind.leaves
+            ]
+            results = Results(self.kind.leaves, [each.dtype for each in scratch])
+            reducing = self._replicas.bind(scratch, "sum", self.kind.names, self._compression)
+            self._weighted = reducing, results, scratch
+        return self._weighted
+
+
+class _Given(TreeHandle):
+    """The handle of a reduction over one rank."""
+
+    def __init__(self, bound: _BoundTree, values: Sequence[Any]) -> None:
+        self._bound, self._values = bound, values
+
+    def wait(self) -> Any:
+        """Return the tree."""
+        return self._bound.kind.packed(self._values)
+
+
+def _mean_dtype(dtype: Any, op: str) -> Any:
+    """Return the dtype in which values are reduced: means of integers are float64."""
+    return numpy.dtype(numpy.float64) if op == "mean" and dtype.kind in "iu" else dtype
+
+
+_shared: WeakKeyDictionary[Replicas, dict[str, TreeReduction]] = WeakKeyDictionary()
+
+
+def reduce_tree(tree: Any, op: str | ReduceOp = "mean", weight: float | None = None) -> Any:
+    """Return a pytree reduced over all ranks of the job, or over the replicas of the strategy in force.
+
+    Collective: every rank calls it in the same order, with trees of the same paths, shapes and dtypes.  Outside of
+    ``jit``: it communicates.  Trees of one structure are bound once, at the first call.
+
+    Parameters
+    ----------
+    tree : pytree of arrays of JAX or NumPy, and numbers
+        Unchanged.  Arrays of JAX lie in host memory, on any number of local CPU devices.  None is a tree without
+        leaves.
+    op : str or ReduceOp
+        ``"mean"`` or ``"sum"``.
+    weight : number, optional
+        For means: how much this rank's tree counts, such as the rows of its part of the batch; 0 for an empty part,
+        whose values then do not count, NaNs included.  All ranks give one, or none.
+
+    Returns
+    -------
+    pytree
+        The same structure; the same bits on all ranks.  Arrays of JAX have the dtype, weak type and sharding that they
+        had, float64 without x64 included, and memory that nobody writes again.  Sums in 16 bits are rounded once.
+        Means of integers are what JAX means them in (float32 without x64), float64 for NumPy, and float for numbers.
+        On one rank arrays of JAX are returned as they are.
+
+    Raises
+    ------
+    TypeError
+        A tracer (the call is inside ``jit`` or ``grad``), random keys, or a leaf that is no number.
+    ValueError
+        An array that was donated; names the leaf.  Or, on all ranks: a weight that is negative or not finite (names
+        the rank), or no weight above 0.
+    UnsupportedDtypeError
+        An array on a GPU or of another process, or a dtype without a sum; names the leaf.
+    CollectiveMismatchError
+        On all ranks: their trees differ; names ranks, leaf, and both shapes.
+
+    Examples
+    --------
+    >>> loss, gradients = value_and_grad(parameters, rows)
+    >>> gradients = mpidist.jax.reduce_tree(gradients, weight=len(rows))
+    """
+    replicas = replicas_in_force()
+    reductions = _shared.setdefault(replicas, {})
+    name = op if type(op) is str else ReduceOp.of_gradients(op).verb
+    reduction = reductions.get(name)
+    if reduction is None:
+        reduction = reductions[name] = TreeReduction(op)
+    return reduction(tree, weight)

@@ -1,0 +1,113 @@
+"""Trees as the collectives see them: the leaves of one structure, by name, kind and order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy
+
+from mpidist.frameworks.jax.handover import Handover
+from mpidist.frameworks.jax.leaf import Leaf, LeafKind, kind_of, leaf_of
+
+_B = TypeVar("_B")
+
+#: How many kinds of trees are remembered, the latest ones.
+_KEPT_TREES = 16
+
+
+class TreeKind:
+    """The structure of a tree with the kinds of its leaves.
+
+    Parameters
+    ----------
+    tree : pytree
+        No reference to it is kept.
+    what : str
+        The function that was called, for messages.
+
+    Attributes
+    ----------
+    names : list of str
+        The path of each leaf, such as ``layers/0/w``.
+    leaves : list of Leaf
+    """
+
+    def __init__(self, tree: Any, what: str) -> None:
+        pairs, self.structure = jax.tree_util.tree_flatten_with_path(tree)
+        self.names = [jax.tree_util.keystr(path, simple=True, separator="/") or "(the tree)" for path, _ in pairs]
+        self.kinds: list[LeafKind] = [kind_of(leaf) for _, leaf in pairs]
+        self.leaves: list[Leaf] = [leaf_of(kind, name, what) for kind, name in zip(self.kinds, self.names, strict=True)]
+
+    def taken(self, values: Sequence[Any]) -> list[Any]:
+        """Return the leaves of a tree as host arrays.  Local."""
+        return [leaf.taken(value) for leaf, value in zip(self.leaves, values, strict=True)]
+
+    def packed(self, values: Sequence[Any]) -> Any:
+        """Return a tree with these leaves.  Local."""
+        return jax.tree_util.tree_unflatten(self.structure, values)
+
+
+class Results:
+    """Results of a collective on their way to leaves of a tree; memory that JAX has is never written again.
+
+    Parameters
+    ----------
+    leaves : sequence of Leaf
+    dtypes : sequence of dtype
+        In which the results are computed.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], dtypes: Sequence[Any]) -> None:
+        self._leaves = leaves
+        self._dtypes = [leaf.result_dtype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+        self._in_jax = [position for position, leaf in enumerate(leaves) if leaf.in_jax]
+        members = [leaves[each] for each in self._in_jax]
+        self._handover = Handover(members, [self._dtypes[each] for each in self._in_jax])
+
+    def given(self, results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Return the leaves of the result.  Local.
+
+        Parameters
+        ----------
+        results : sequence of array
+            Copied.
+        values : sequence
+            The leaves that were given.
+        """
+        arrays = self._handover.of([results[position] for position in self._in_jax])
+        found = dict(zip(self._in_jax, arrays, strict=True))
+        for position, dtype in enumerate(self._dtypes):
+            if position not in found:
+                found[position] = numpy.array(results[position], dtype)
+        return [leaf.given(found[each], values[each]) for each, leaf in enumerate(self._leaves)]
+
+
+class KeptTrees(Generic[_B]):
+    """What is bound to kinds of trees, the latest ones.
+
+    Parameters
+    ----------
+    bind : callable
+        ``bind(tree)`` returns what is bound to trees like this one.
+    """
+
+    def __init__(self, bind: Callable[[Any], _B]) -> None:
+        self._bind = bind
+        self._found: dict[Any, _B] = {}
+
+    def of(self, tree: Any) -> tuple[list[Any], _B]:
+        """Return the leaves of a tree, and what is bound to trees like it.  Local, unless binding is collective."""
+        values, structure = jax.tree_util.tree_flatten(tree)
+        key = (structure, *map(kind_of, values))
+        bound = self._found.get(key)
+        if bound is None:
+            bound = self._bind(tree)
+            if len(self._found) >= _KEPT_TREES:
+                del self._found[next(iter(self._found))]
+            self._found[key] = bound
+        return values, bound
+
+    def __iter__(self) -> Any:
+        return iter(self._found.values())

@@ -1,0 +1,1 @@
+"""Keras 3 models on the replicas of a strategy, with the backends JAX and PyTorch; `mpidist.keras` has the names."""

@@ -1,0 +1,42 @@
+"""Which backend Keras has, and what is done otherwise on each: see `torch_steps` and `jax_steps`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import keras
+
+#: Backend -> the module that has its seam.
+_SEAMS = {"jax": "mpidist.frameworks.keras.jax_steps", "torch": "mpidist.frameworks.keras.torch_steps"}
+
+#: The oldest version of Keras that is tested.
+_OLDEST = (3, 12)
+
+
+def seam() -> Any:
+    """Return the module for the backend of Keras.  Local.
+
+    Each has ``reduced(replica, gradients)``, ``is_concrete(value)``, and in ``METHODS`` what is put over the methods of
+    a model.
+    """
+    return importlib.import_module(_SEAMS[keras.backend.backend()])
+
+
+def require_backend() -> None:
+    """Raise NotImplementedError unless models of this Keras can be distributed.  Local."""
+    found = tuple(int(number) for number in keras.__version__.split(".")[:2])
+    if found < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise NotImplementedError(
+            f"models of Keras {keras.__version__} are not distributed: Keras {oldest} is the oldest version that is "
+            f"tested; pip install 'keras>={oldest},<4'"
+        )
+    backend = keras.backend.backend()
+    if backend in _SEAMS:
+        return
+    advice = "tf.distribute of TensorFlow itself distributes models with this backend; " * (backend == "tensorflow")
+    raise NotImplementedError(
+        f"Keras models are distributed with the backends jax and torch, and Keras has the backend {backend}. {advice}"
+        "set the environment variable KERAS_BACKEND=jax (or torch) before Keras is imported"
+    )

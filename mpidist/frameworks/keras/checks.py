@@ -1,0 +1,90 @@
+"""What a distributed model cannot train with, refused before it trains; and losses whose reduction is a sum."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.replica import ModelReplica
+
+#: Reductions of losses by which a mean over rows follows from the means over parts of them.
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+def require_trainable(model: keras.Model) -> None:
+    """Raise unless a model trains, on parts of batches, as it does on whole ones.  Local.
+
+    Raises
+    ------
+    NotImplementedError
+        It has losses that are no means over rows, or layers that compute with the rows of a whole batch.
+    """
+    backends.require_backend()
+    if not getattr(model, "compiled", False):
+        return  # Keras says so
+    reductions = {_reduction(loss) for loss in _losses(model)}
+    if "sum" in reductions and len(reductions) > 1:
+        raise NotImplementedError(
+            f"a distributed Keras model has losses with the reductions {', '.join(sorted(map(str, reductions)))}; use "
+            'one for all, such as "sum_over_batch_size"'
+        )
+    for layer in model._flatten_layers():
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise NotImplementedError(
+                f"layer {layer.name!r} has an activity_regularizer, a sum over the rows of a batch, of which a "
+                "distributed Keras model would take the mean over its replicas. Call add_loss in the layer with a mean "
+                "over rows"
+            )
+
+
+def _losses(model: Any) -> Sequence[Any]:
+    return [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+
+
+def _reduction(loss: Any) -> str:
+    """Return the reduction of a loss; names and functions become losses that are means."""
+    return getattr(loss, "reduction", None) or _MEANS[0]
+
+
+def bound_loss(compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `compute_loss` by name.  Local."""
+    return dict(inspect.signature(compute_loss).bind(*args, **kwargs).arguments)
+
+
+def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `compute_loss` by which the mean over replicas is the loss of the global batch.  Local.
+
+    Raises
+    ------
+    NotImplementedError
+        The loss divides by what the rows have, not by their number.
+    """
+    predictions = keras.tree.flatten(arguments.get("y_pred"))
+    weights = arguments.get("sample_weight")
+    # Private: the mask that layers hand on with their outputs
+    if any(getattr(each, "_keras_mask", None) is not None for each in predictions):
+        raise NotImplementedError(
+            f"{replica.name}: the outputs of a distributed Keras model have a mask, and its loss would divide by the "
+            "places that are not masked on this replica. Let the model return outputs without a mask, and pass "
+            "sample_weight with zeros for masked places"
+        )
+    reductions = {_reduction(loss) for loss in _losses(model)}
+    if weights is not None and "mean_with_sample_weight" in reductions:
+        raise NotImplementedError(
+            f'{replica.name}: a loss with reduction "mean_with_sample_weight" divides by the weights of this '
+            'replica\'s rows; use "sum_over_batch_size", which divides by their number'
+        )
+    if reductions == {"sum"}:
+        arguments["sample_weight"] = _times(replica.factor, weights, predictions[0])
+    return arguments
+
+
+def _times(factor: Any, weights: Any, like: Any) -> Any:
+    """Return weights, of 1 where there are none, times a factor."""
+    if weights is None:
+        return keras.ops.ones((like.shape[0],), dtype=like.dtype) * factor
+    return keras.tree.map_structure(lambda each: None if each is None else each * factor, weights)

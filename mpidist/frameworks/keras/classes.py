@@ -1,0 +1,87 @@
+"""Classes of distributed objects: each is derived from the object's own class, has its name, and puts methods over it.
+
+An object of the user's is distributed by giving it such a class.  It has one base, the class that it had, since Keras
+replaces bases of model classes and cannot do so where one of them has no base but `object`.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+#: The attribute of a distributed object that has its replica; None in its class, for copies that belong to none.
+REPLICA = "_mpidist_replica"
+
+#: The attribute of a derived class that has the class it was derived from.
+_OWN_CLASS = "_mpidist_own_class"
+
+_derived: dict[tuple[type, int], type] = {}
+_distributed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def distribute(obj: Any, methods: Mapping[str, Any], replica: Any) -> Any:
+    """Put methods over those of an object's class, and let them find a replica; the object itself is returned.  Local.
+
+    Parameters
+    ----------
+    obj : object
+        One that is distributed already gets the new replica.
+    methods : mapping of str to function or property
+        One mapping for all objects of a kind.  They call what they are put over by `stock`.
+    replica : ModelReplica
+    """
+    if not is_distributed(obj):
+        own = type(obj)
+        key = own, id(methods)
+        if key not in _derived:
+            _derived[key] = _derive(own, methods)
+        obj.__class__ = _derived[key]
+        _distributed.add(obj)
+    object.__setattr__(obj, REPLICA, replica)
+    return obj
+
+
+def _derive(own: type, methods: Mapping[str, Any]) -> type:
+    def over(name: str, method: Any) -> Any:
+        below = getattr(own, name, None)
+        # Keras looks at signatures, such as that of `compute_loss`
+        return functools.wraps(below)(method) if callable(below) and callable(method) else method
+
+    names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    namespace = {name: over(name, method) for name, method in methods.items()}
+    return type(own)(own.__name__, (own,), {**namespace, **names, _OWN_CLASS: own, REPLICA: None})
+
+
+def is_distributed(obj: Any) -> bool:
+    """Return whether an object was distributed.  Local."""
+    return hasattr(type(obj), _OWN_CLASS)
+
+
+def replica_of(obj: Any) -> Any:
+    """Return the replica of a distributed object; None for others, and for copies, which belong to none.  Local."""
+    return getattr(obj, REPLICA, None) if is_distributed(obj) else None
+
+
+def stock(obj: Any) -> Any:
+    """Return what has the methods below those of a distributed object: those of the class that it had.  Local."""
+    derived = next(each for each in type(obj).__mro__ if _OWN_CLASS in vars(each))
+    return super(derived, obj)
+
+
+@contextmanager
+def stock_classes() -> Iterator[None]:
+    """Give all distributed objects the classes that they had, for the time of a ``with`` block.  Local.
+
+    What is saved meanwhile is what Keras saves, and registered classes are found.
+    """
+    changed = [(obj, type(obj)) for obj in _distributed if is_distributed(obj)]
+    try:
+        for obj, derived in changed:
+            obj.__class__ = getattr(derived, _OWN_CLASS)
+        yield
+    finally:
+        for obj, derived in changed:
+            obj.__class__ = derived

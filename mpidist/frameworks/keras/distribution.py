@@ -1,0 +1,84 @@
+"""The adapter of Keras: what `Strategy.distribute`, and the scope of a strategy, do with models and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from mpidist.frameworks.keras.backends import require_backend
+from mpidist.frameworks.keras.classes import replica_of
+from mpidist.frameworks.keras.model import distribute_model
+from mpidist.frameworks.keras.optimizer import distribute_optimizer
+from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.strategies.central_storage import CentralStorageExtended
+from mpidist.strategies.mirrored_extended import MirroredExtended
+from mpidist.strategies.parameter_server_extended import ServedExtended
+
+
+def distribute(strategy: Any, objects: Sequence[Any]) -> list[Any]:
+    """Let Keras models and optimizers train over all replicas of a strategy; the objects themselves are returned.
+
+    Local.  A strategy of one replica leaves them as they are.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    objects : sequence of keras.Model or keras.optimizers.Optimizer
+        An optimizer sums gradients over the replicas; a model weights them by rows, and takes care of the optimizer
+        that it is compiled with.
+
+    Raises
+    ------
+    TypeError
+        Something else.
+    NotImplementedError
+        With this backend or version of Keras, or this strategy.
+    RuntimeError
+        It is distributed already, by another strategy.
+    """
+    for obj in objects:
+        if not isinstance(obj, (keras.Model, keras.optimizers.Optimizer)):
+            raise TypeError(
+                f"distribute() takes models and optimizers of Keras, got a {type(obj).__name__}; a layer is "
+                "distributed with the model that it is in"
+            )
+    require_strategy(strategy)
+    require_backend()
+    if strategy.extended.spans_ranks:
+        for obj in objects:
+            _distribute(obj, strategy)
+    return list(objects)
+
+
+def _distribute(obj: Any, strategy: Any) -> None:
+    before = replica_of(obj)
+    if before is not None and before.strategy is not strategy:
+        raise RuntimeError(f"{obj!r} is distributed by {before.strategy!r}, and cannot be by {strategy!r} too")
+    if before is None:
+        add = distribute_model if isinstance(obj, keras.Model) else distribute_optimizer
+        add(obj, ModelReplica(strategy))
+
+
+def require_strategy(strategy: Any) -> None:
+    """Raise NotImplementedError unless Keras models are distributed by such a strategy.  Local."""
+    extended, name = strategy.extended, type(strategy).__name__
+    if isinstance(extended, CentralStorageExtended) and extended.spans_ranks:
+        raise NotImplementedError(
+            f"{name} keeps one copy of each variable for all ranks, and the variables of a Keras model lie in each "
+            "process; MirroredStrategy gives the same numbers"
+        )
+    if isinstance(extended, ServedExtended):
+        raise NotImplementedError(
+            f"{name} keeps variables on servers, and those of a Keras model lie in each process. Use MirroredStrategy "
+            "or MultiWorkerMirroredStrategy; for servers, write the step for a ClusterCoordinator "
+            "(docs/parameter_servers.md)"
+        )
+    if extended.num_logical_devices > 1:
+        raise NotImplementedError(
+            f"a replica of {name} is {extended.num_logical_devices} ranks, and a Keras model is not split over ranks; "
+            "make the strategy with one rank in a replica, or use MultiWorkerMirroredStrategy"
+        )
+    if extended.spans_ranks and not isinstance(extended, MirroredExtended):
+        raise NotImplementedError(f"a Keras model is not distributed by {name}; use MultiWorkerMirroredStrategy")

@@ -1,0 +1,79 @@
+"""What the replicas compare before they train: their data, and their models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy
+
+from mpidist.collectives.mismatch import fact
+from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.input.agreement import checksum
+
+Facts = list[tuple[str, Any, tuple[int, ...]]]
+
+#: Checksums of all arrays together cover about so many bytes.
+_MOST_BYTES = 1 << 18
+
+
+def compare_arrays(replica: ModelReplica, what: str, given: Any, settings: dict[str, Any]) -> None:
+    """Raise CollectiveMismatchError on all ranks unless they have the same arrays and settings.  Collective.
+
+    Parameters
+    ----------
+    replica : ModelReplica
+    what : str
+        The call that is made.
+    given : nested arrays or None
+        All rows, on every rank.  Checksums cover some rows.
+    settings : dict of str
+        Numbers and names that decide what is done.
+    """
+    leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
+    facts: Facts = [(f"array {place}", leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)]
+    facts += [fact(name, value) for name, value in settings.items()]
+    for place, leaf in enumerate(leaves):
+        if not leaf.dtype.hasobject:
+            shown = checksum(leaf, _MOST_BYTES // len(leaves))
+            facts.append(fact(f"checksum of array {place} (every rank is given all rows)", f"{shown:#010x}"))
+    replica.compare(what, facts)
+
+
+def compare_batch(replica: ModelReplica, rows: int, leaves: Sequence[Any]) -> None:
+    """Raise CollectiveMismatchError on all ranks unless they have the same batch of a loader or generator.  Collective.
+
+    It is a call of its own: of a rank whose data have ended, the others see that it makes another one.
+    """
+    facts = [fact("rows", rows)]
+    for place, leaf in enumerate(leaves):
+        if not leaf.dtype.hasobject:
+            shown = checksum(leaf, _MOST_BYTES // len(leaves))
+            facts.append(fact(f"checksum of array {place} (every rank is given whole batches)", f"{shown:#010x}"))
+    replica.compare("the next batch of Keras inputs", facts)
+
+
+def compare_models(replica: ModelReplica, model: keras.Model, what: str) -> None:
+    """Raise CollectiveMismatchError on all ranks unless their models have the same variables.  Collective."""
+    trainable = {id(each) for each in model.trainable_variables}
+    facts: Facts = []
+    for place, variable in enumerate(model.variables):
+        kind = "trainable" if id(variable) in trainable else "not trainable"
+        facts.append((f"variable {place} {variable.name}, {kind}", variable.dtype, tuple(variable.shape)))
+    optimizer = getattr(model, "optimizer", None)
+    facts.append(fact("optimizer", type(optimizer).__name__))
+    replica.compare(what, facts)
+
+
+def compare_weights(replica: ModelReplica, variables: Sequence[Any], what: str) -> None:
+    """Raise CollectiveMismatchError on all ranks unless their variables have the same bits.  Collective.
+
+    Checksums cover some of the rows of each variable.
+    """
+    facts: Facts = []
+    for place, variable in enumerate(variables):
+        array = numpy.atleast_1d(keras.ops.convert_to_numpy(variable))
+        shown = checksum(array.view("uint8"), max(_MOST_BYTES // len(variables), 64))
+        facts.append(fact(f"variable {place} {variable.name}", f"{shown:#010x}"))
+    replica.compare(what, facts)

@@ -1,0 +1,140 @@
+"""What a user gives to `fit` and its like, sorted out: arrays or something that gives batches, and their settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy
+
+from mpidist.frameworks.keras import facts
+from mpidist.frameworks.keras.inputs import ArrayBatches, KerasBatches, PartAdapter, rows_of
+from mpidist.frameworks.keras.replica import ModelReplica
+
+#: Rows of a global batch of arrays, as in Keras.
+_BATCH_SIZE = 32
+
+
+def adapter_of(
+    replica: ModelReplica,
+    what: str,
+    arrays: tuple[Any, Any, Any],
+    batch_size: int | None = None,
+    steps: int | None = None,
+    shuffle: bool | str = False,
+    class_weight: Any = None,
+) -> PartAdapter:
+    """Return the input of Keras with this replica's parts of the batches.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    replica : ModelReplica
+    what : str
+        The method that was called, for messages.
+    arrays : tuple
+        Inputs, labels, weights; or something that gives batches, and two times None.
+    batch_size, steps, shuffle, class_weight
+        As for `fit` of Keras.
+
+    Raises
+    ------
+    CollectiveMismatchError
+        On all ranks: they were given different arrays or settings.
+    ValueError, NotImplementedError
+        It is no input.
+    """
+    x, y, sample_weight = arrays
+    if isinstance(x, PartAdapter):
+        return x
+    if not are_arrays(arrays):
+        _require_nothing_beside(x, y, sample_weight)
+        return PartAdapter(replica, KerasBatches(replica, x, shuffle, class_weight))
+    x, y, sample_weight = map(on_host, arrays)
+    if class_weight is not None:
+        sample_weight = _weights_of_classes(y, sample_weight, class_weight)
+    sample_weight = _for_each_output(y, sample_weight)
+    rows = rows_of((x, y, sample_weight))
+    size = batch_size or (math.ceil(rows / steps) if steps else _BATCH_SIZE)
+    settings = {"batch_size": size, "shuffle": shuffle, "steps": steps}
+    facts.compare_arrays(replica, f"Keras {what}", (x, y, sample_weight), settings)
+    return PartAdapter(replica, ArrayBatches(replica, (x, y, sample_weight), size, shuffle))
+
+
+def are_arrays(given: Any) -> bool:
+    """Return whether everything in a nested structure is an array, or None.  Local."""
+    leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
+    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "__len__") for leaf in leaves)
+
+
+def on_host(given: Any) -> Any:
+    """Return nested arrays of any library as arrays of NumPy.  Local."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else _on_host(leaf), given)
+
+
+def _on_host(leaf: Any) -> numpy.ndarray:
+    if isinstance(leaf, numpy.ndarray):
+        return leaf
+    if not hasattr(leaf, "__array__"):
+        raise NotImplementedError(
+            f"a distributed Keras model takes dense arrays, got a {type(leaf).__module__}.{type(leaf).__name__}; pass "
+            "a dense array, or a keras.utils.PyDataset that makes dense batches"
+        )
+    return keras.ops.convert_to_numpy(leaf) if hasattr(leaf, "device") else numpy.asarray(leaf)
+
+
+def split(arrays: tuple[Any, Any, Any], validation_split: float) -> tuple[Any, Any]:
+    """Return the first rows, and the last ones for a validation: `validation_split` of all of them.  Local.
+
+    Raises
+    ------
+    ValueError
+        They are no arrays, or one of the two would have no rows.
+    """
+    if not are_arrays(arrays):
+        raise ValueError(
+            f"validation_split is for arrays, got a {type(arrays[0]).__name__}; give validation_data in its place"
+        )
+    arrays = tuple(map(on_host, arrays))
+    rows = rows_of(arrays)
+    at = math.floor(rows * (1.0 - validation_split))
+    if not 0 < at < rows:
+        raise ValueError(
+            f"{rows} rows cannot be split by validation_split={validation_split}: there would be {at} rows to train "
+            f"with and {rows - at} to validate with"
+        )
+
+    def cut(first: int, last: int) -> Any:
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[first:last], arrays)
+
+    return cut(0, at), cut(at, rows)
+
+
+def _require_nothing_beside(x: Any, y: Any, sample_weight: Any) -> None:
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            f"y and sample_weight are given with arrays only; a {type(x).__module__}.{type(x).__name__} gives batches "
+            "(inputs, labels, weights) of its own"
+        )
+
+
+def _weights_of_classes(y: Any, sample_weight: Any, class_weight: Any) -> numpy.ndarray:
+    """Return a weight for each row, by the class that its label is, or has the greatest value for."""
+    if sample_weight is not None:
+        raise ValueError("class_weight and sample_weight cannot be given together")
+    if y is None or keras.tree.is_nested(y):
+        raise ValueError("class_weight is for models with one output, and needs labels")
+    classes = y.argmax(axis=-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y))
+    weights = numpy.ones(classes.shape, keras.config.floatx())
+    for number, weight in class_weight.items():
+        weights[classes == number] = weight
+    return weights
+
+
+def _for_each_output(y: Any, sample_weight: Any) -> Any:
+    """Return the weights of rows for each output, where there are several and one array of weights."""
+    if sample_weight is None or not keras.tree.is_nested(y) or keras.tree.is_nested(sample_weight):
+        return sample_weight
+    return keras.tree.map_structure(lambda _: sample_weight, y)

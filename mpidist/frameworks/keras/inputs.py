@@ -1,0 +1,264 @@
+"""What `fit`, `evaluate` and `predict` are given, as this replica's parts of the global batches.
+
+Arrays are cut here: a rank takes its own rows only.  Of everything else Keras makes the global batches, as it does for
+one process, and this replica's rows are taken out of each.  The order of shuffled rows is drawn on the chief, as Keras
+draws it there, so the batches are those of one process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import keras
+import numpy
+
+# Private: everything that Keras takes as input, as batches; `tests/frameworks/test_keras_canaries.py` looks after them.
+from keras.src.trainers.data_adapters import get_data_adapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from mpidist.frameworks.keras import facts
+from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.shares import BatchShare
+
+
+class _GlobalBatches(Protocol):
+    """Where global batches come from."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of an epoch; None where that is not known."""
+
+    def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
+        """Yield the replica's share of each batch of an epoch, and its rows."""
+
+    def on_epoch_begin(self) -> None:
+        """An epoch begins."""
+
+    def on_epoch_end(self) -> None:
+        """An epoch is over."""
+
+
+class PartAdapter(DataAdapter):
+    """An input of Keras: this replica's parts of the batches of a source.
+
+    Parameters
+    ----------
+    replica : ModelReplica
+        Is told the share of each batch that is handed out.
+    source : GlobalBatches
+
+    Attributes
+    ----------
+    handed_out : list of BatchShare
+        Of the iterator that gave a batch last.
+    """
+
+    def __init__(self, replica: ModelReplica, source: _GlobalBatches) -> None:
+        self._replica = replica
+        self._source = source
+        self.handed_out: list[BatchShare] = []
+
+    def _iterate(self, iterator_name: str) -> Iterator[Any]:
+        return self._handed_out(self._source.parts(iterator_name))
+
+    def _handed_out(self, parts: Iterator[tuple[BatchShare, Any]]) -> Iterator[Any]:
+        shares: deque[BatchShare] = deque()
+        handed_out: list[BatchShare] = []
+        for share, rows in parts:
+            shares.append(share)
+            handed_out.append(share)
+            # Keras makes iterators to look at one batch only: the one that gives batches now is the one that counts
+            self._replica.shares, self.handed_out = shares, handed_out
+            yield rows
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        return self._iterate("get_numpy_iterator")
+
+    def get_jax_iterator(self, **options: Any) -> Iterator[Any]:
+        if options.get("super_batch"):
+            raise NotImplementedError(
+                f"Keras {keras.__version__} stacks batches for steps_per_execution, which a distributed model cannot "
+                "take apart yet; compile it with steps_per_execution=1"
+            )
+        return self._iterate("get_jax_iterator")
+
+    def get_torch_dataloader(self) -> Any:
+        return _Loader(self)
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._source.num_batches
+
+    @property
+    def batch_size(self) -> None:
+        return None
+
+    @property
+    def has_partial_batch(self) -> None:
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        return None
+
+    def on_epoch_begin(self) -> None:
+        self._source.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._source.on_epoch_end()
+
+
+class _Loader:
+    """Gives the parts of an adapter, as a DataLoader of PyTorch gives batches: anew at each ``iter()``."""
+
+    def __init__(self, adapter: PartAdapter) -> None:
+        self._adapter = adapter
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._adapter._iterate("get_torch_dataloader")
+
+
+class ArrayBatches:
+    """Batches of rows of arrays, which all ranks have.
+
+    Parameters
+    ----------
+    replica : ModelReplica
+    arrays : tuple
+        Of inputs, labels and weights, each nested arrays or None.
+    batch_size : int
+        Of a global batch.
+    shuffle : bool or str
+        As for `fit` of Keras.
+    """
+
+    def __init__(self, replica: ModelReplica, arrays: tuple[Any, ...], batch_size: int, shuffle: bool | str) -> None:
+        self._replica = replica
+        self._arrays = arrays
+        self._rows = rows_of(arrays)
+        self._batch_size = batch_size
+        self._floatx = keras.config.floatx()
+        self._is_shuffled = bool(shuffle)
+        # as Keras draws it, of numbers of rows in place of rows
+        self._order = get_data_adapter(numpy.arange(self._rows), batch_size=batch_size, shuffle=shuffle)
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self._rows // self._batch_size)
+
+    def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
+        # begun at once, and without a shuffle too, as Keras does: a loader of PyTorch draws a seed then
+        return self._parts(iter(getattr(self._order, iterator_name)()))
+
+    def _parts(self, drawn: Iterator[Any]) -> Iterator[tuple[BatchShare, Any]]:
+        order = self._chiefs_order(drawn)
+        for start in range(0, self._rows, self._batch_size):
+            rows = min(self._batch_size, self._rows - start)
+            share = BatchShare.of(rows, self._replica.number, self._replica.count)
+            given = slice(start + share.given.start, start + share.given.stop)
+            chosen = given if order is None else order[given]
+            yield share, keras.tree.map_structure(lambda leaf, chosen=chosen: self._taken(leaf, chosen), self._arrays)
+
+    def _chiefs_order(self, drawn: Iterator[Any]) -> numpy.ndarray | None:
+        """Return the order of the rows in this epoch, as the chief draws it; None where it is theirs.  Collective."""
+        if not self._is_shuffled:
+            return None
+        order = numpy.empty(self._rows, "int64")
+        if self._replica.is_chief:
+            numbers = keras.tree.flatten(list(drawn))
+            order[...] = numpy.concatenate([keras.ops.convert_to_numpy(each) for each in numbers])
+        return self._replica.from_chief([order])[0]
+
+    def _taken(self, leaf: Any, chosen: Any) -> Any:
+        if leaf is None:
+            return None
+        rows = leaf[chosen]
+        is_other_float = rows.dtype.kind == "f" and rows.dtype != self._floatx
+        rows = rows.astype(self._floatx) if is_other_float else rows
+        return keras.ops.convert_to_tensor(rows) if keras.backend.backend() == "torch" else rows
+
+    def on_epoch_begin(self) -> None:
+        self._order.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._order.on_epoch_end()
+
+
+class KerasBatches:
+    """Batches of what Keras takes besides arrays: a PyDataset, a generator, a loader of PyTorch, Grain or TensorFlow.
+
+    Every rank has the whole batches, which are compared at each step.
+    """
+
+    def __init__(self, replica: ModelReplica, x: Any, shuffle: bool | str, class_weight: Any) -> None:
+        self._replica = replica
+        if isinstance(x, keras.utils.PyDataset):
+            if shuffle and x.num_batches is not None:
+                x = _ReorderedBatches(replica, x)
+            shuffle = False
+        self._adapter = get_data_adapter(x, shuffle=shuffle, class_weight=class_weight)
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._adapter.num_batches
+
+    def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
+        for batch in getattr(self._adapter, iterator_name)():
+            leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+            rows = rows_of(leaves)
+            facts.compare_batch(self._replica, rows, [keras.ops.convert_to_numpy(leaf) for leaf in leaves])
+            share = BatchShare.of(rows, self._replica.number, self._replica.count)
+            yield share, cut(batch, share)
+
+    def on_epoch_begin(self) -> None:
+        self._adapter.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._adapter.on_epoch_end()
+
+
+class _ReorderedBatches(keras.utils.PyDataset):
+    """A PyDataset whose batches come in another order each epoch, drawn on the chief as Keras draws it."""
+
+    def __init__(self, replica: ModelReplica, batches: keras.utils.PyDataset) -> None:
+        super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
+        self._replica, self._batches = replica, batches
+        self._order: numpy.ndarray | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._batches.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index if self._order is None else int(self._order[index])]
+
+    def on_epoch_begin(self) -> None:
+        order = list(range(self._batches.num_batches or 0))
+        random.shuffle(order)
+        self._order = self._replica.from_chief([numpy.array(order, "int64")])[0]
+        self._batches.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._batches.on_epoch_end()
+
+
+def rows_of(batch: Any) -> int:
+    """Return how many rows the arrays of a batch have.  Local.
+
+    Raises
+    ------
+    ValueError
+        They differ in it, or there is no array.
+    """
+    found = {int(leaf.shape[0]) for leaf in keras.tree.flatten(batch) if leaf is not None}
+    if len(found) != 1:
+        raise ValueError(f"the arrays of a batch must have one number of rows, got {sorted(found) or 'no array'}")
+    return found.pop()
+
+
+def cut(batch: Any, share: BatchShare) -> Any:
+    """Return a replica's rows of a global batch.  Local."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[share.given], batch)

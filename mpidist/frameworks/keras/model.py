@@ -1,0 +1,298 @@
+"""What is put over the methods of a Keras model, so that it trains over all replicas of a strategy."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from mpidist.collectives.mismatch import fact
+from mpidist.frameworks.keras import backends, checks, metrics, predictions
+from mpidist.frameworks.keras.callbacks import with_agreement
+from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_classes
+from mpidist.frameworks.keras.given import adapter_of, on_host, split
+from mpidist.frameworks.keras.inputs import cut, rows_of
+from mpidist.frameworks.keras.optimizer import distribute_optimizer
+from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.shares import BatchShare
+
+
+def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
+    """Let a model train over all replicas; also one whose constructor has not run yet.  Local."""
+    distribute(model, _methods(), replica)
+    for name in ("train_function", "test_function"):
+        if name in vars(model):  # made of the steps of one rank
+            setattr(model, name, None)
+    _link_optimizers(model)
+
+
+def _link_optimizers(model: Any) -> None:
+    """Distribute the optimizers that a model has as attributes."""
+    for value in list(vars(model).values()):
+        if isinstance(value, keras.optimizers.Optimizer):
+            distribute_optimizer(value, replica_of(model))
+
+
+def _compile(self: Any, *args: Any, **kwargs: Any) -> None:
+    stock(self).compile(*args, **kwargs)
+    if replica_of(self) is not None:
+        _link_optimizers(self)
+
+
+# -- training, evaluation, prediction ---------------------------------------------------------------------------------
+
+
+def _fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    replica = replica_of(self)
+    if replica is None:
+        return stock(self).fit(*args, **kwargs)
+    bound = inspect.signature(stock(self).fit).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return replica.run(lambda: stock(self).fit(**_fit_arguments(self, replica, bound.arguments)))
+
+
+def _fit_arguments(model: Any, replica: ModelReplica, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the stock `fit` for this replica.  Collective."""
+    checks.require_trainable(model)
+    settings = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq", "validation_split")
+    replica.compare("fit of a Keras model", [fact(name, given.get(name)) for name in settings])
+    arrays = given.pop("x"), given.pop("y"), given.pop("sample_weight")
+    other, fraction = given["validation_data"], given.pop("validation_split")
+    size, validation_size = given.pop("batch_size"), given.pop("validation_batch_size")
+    if fraction and other is None:
+        arrays, other = split(arrays, fraction)
+    steps, shuffle, class_weight = given["steps_per_epoch"], given.pop("shuffle"), given.pop("class_weight")
+    data = adapter_of(replica, "fit", arrays, size, steps, shuffle, class_weight)
+    if other is not None:
+        steps = given["validation_steps"]
+        other = adapter_of(replica, "validation_data", _three(other), validation_size or size, steps)
+    return {
+        **given,
+        "x": data,
+        "validation_data": other,
+        "shuffle": False,
+        "callbacks": with_agreement(replica, given["callbacks"]),
+        "verbose": given["verbose"] if replica.is_chief else 0,
+    }
+
+
+def _three(given: Any) -> tuple[Any, Any, Any]:
+    """Return inputs, labels and weights of what is given as validation data."""
+    if not isinstance(given, (tuple, list)):
+        return given, None, None
+    if len(given) > 3:
+        raise ValueError(f"validation_data must be (inputs, labels, weights) or a part of it, got {len(given)} things")
+    x, y, sample_weight = (*given, None, None)[:3]
+    return x, y, sample_weight
+
+
+def _evaluate(
+    self: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    sample_weight: Any = None,
+    steps: int | None = None,
+    callbacks: Any = None,
+    return_dict: bool = False,
+    **kwargs: Any,
+) -> Any:
+    replica = replica_of(self)
+    arrays = x, y, sample_weight
+    given = {"verbose": verbose, "steps": steps, "callbacks": callbacks, "return_dict": return_dict, **kwargs}
+    if replica is None:
+        return stock(self).evaluate(x, y, batch_size, sample_weight=sample_weight, **given)
+
+    def run() -> Any:
+        if not kwargs:  # else it is the validation of `fit`, which has sorted everything out
+            checks.require_trainable(self)
+            given["callbacks"] = with_agreement(replica, callbacks)
+            given["verbose"] = verbose if replica.is_chief else 0
+        data = adapter_of(replica, "evaluate", arrays, batch_size, steps)
+        found = stock(self).evaluate(x=data, **given)
+        rows = sum(share.own_rows for share in data.handed_out)
+        if isinstance(found, dict):
+            return metrics.agreed(replica, found, rows)
+        values = found if isinstance(found, list) else [found]
+        named = {f"{place:06}": value for place, value in enumerate(values)}
+        same = list(metrics.agreed(replica, named, rows).values())
+        return same if isinstance(found, list) else same[0]
+
+    return replica.run(run)
+
+
+def _predict(
+    self: Any,
+    x: Any,
+    batch_size: int | None = None,
+    verbose: Any = "auto",
+    steps: int | None = None,
+    callbacks: Any = None,
+) -> Any:
+    replica = replica_of(self)
+    if replica is None:
+        return stock(self).predict(x, batch_size, verbose, steps, callbacks)
+
+    def run() -> Any:
+        data = adapter_of(replica, "predict", _inputs_only(x), batch_size, steps)
+        shown = verbose if replica.is_chief else 0
+        found = stock(self).predict(x=data, verbose=shown, steps=steps, callbacks=with_agreement(replica, callbacks))
+        return predictions.gathered(replica, found, data.handed_out)
+
+    return replica.run(run)
+
+
+def _inputs_only(x: Any) -> tuple[Any, Any, Any]:
+    return x, None, None
+
+
+# -- one batch --------------------------------------------------------------------------------------------------------
+
+
+def _train_on_batch(
+    self: Any, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
+) -> Any:
+    given = {"class_weight": class_weight, "return_dict": return_dict}
+    return _on_batch(self, stock(self).train_on_batch, (x, y, sample_weight), given)
+
+
+def _test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+    return _on_batch(self, stock(self).test_on_batch, (x, y, sample_weight), {"return_dict": return_dict})
+
+
+def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, Any], given: dict[str, Any]) -> Any:
+    """Call a method with this replica's rows of a global batch; it returns loss and metrics of the whole batch."""
+    replica = replica_of(model)
+    if replica is None:
+        return method(*arrays, **given)
+
+    def run() -> Any:
+        checks.require_trainable(model)
+        x, y, sample_weight = map(on_host, arrays)
+        share = BatchShare.of(rows_of((x, y, sample_weight)), replica.number, replica.count)
+        replica.shares.clear()
+        replica.shares.append(share)
+        replica.is_for_one_batch = True
+        try:
+            return method(*(cut(each, share) for each in (x, y, sample_weight)), **given)
+        finally:
+            replica.is_for_one_batch = False
+
+    return replica.run(run)
+
+
+# -- what a step asks for ---------------------------------------------------------------------------------------------
+
+
+def _compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    replica = replica_of(self)
+    if replica is None or replica.share is None:
+        return stock(self).compute_loss(*args, **kwargs)
+    bound = checks.bound_loss(stock(self).compute_loss, args, kwargs)
+    return stock(self).compute_loss(**checks.loss_arguments(self, replica, bound))
+
+
+def _get_metrics_result(self: Any) -> Any:
+    replica = replica_of(self)
+    variables = self.metrics_variables if replica is not None else []
+    values = [variable.value for variable in variables]
+    is_concrete = backends.seam().is_concrete
+    # Keras also asks for results while it traces shapes: what is computed then has no value
+    if not values or replica.share is not None or not all(map(is_concrete, [keras.ops.zeros(()), *values])):
+        return stock(self).get_metrics_result()
+    return metrics.results(replica, variables, values, stock(self).get_metrics_result)
+
+
+def _is_stopped(self: Any) -> bool:
+    replica = replica_of(self)
+    return replica.is_stopped if replica is not None and replica.is_running else vars(self).get("stop_training", False)
+
+
+def _vote(self: Any, value: bool) -> None:
+    replica = replica_of(self)
+    vars(self)["stop_training"] = value
+    if replica is not None:
+        replica.is_vote = bool(value)
+        replica.is_stopped = replica.is_stopped and bool(value)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+    _forget_synchronization(self)
+    return stock(self).load_weights(*args, **kwargs)
+
+
+def _set_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+    _forget_synchronization(self)
+    return stock(self).set_weights(*args, **kwargs)
+
+
+def _forget_synchronization(model: Any) -> None:
+    if replica_of(model) is not None:
+        replica_of(model).is_synchronized = False
+
+
+def _save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    return _saved(stock(self).save, filepath, args, kwargs)
+
+
+def _save_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    return _saved(stock(self).save_weights, filepath, args, kwargs)
+
+
+def _saved(save: Callable[..., Any], filepath: Any, args: Any, kwargs: Any) -> Any:
+    """Save as the classes of the user's; a file is complete at once, since several ranks may write the same one."""
+    path = Path(filepath)
+    if not isinstance(filepath, (str, os.PathLike)) or path.is_dir() or not path.parent.is_dir():
+        with stock_classes():
+            return save(filepath, *args, **kwargs)
+    with stock_classes(), _replaced(path, kwargs.get("overwrite", args[0] if args else True)) as temporary:
+        return save(temporary, *args, **kwargs)
+
+
+@contextmanager
+def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
+    if path.exists() and not overwrite:
+        yield path  # Keras asks
+        return
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_ON_EVERY_BACKEND: dict[str, Any] = {
+    "compile": _compile,
+    "fit": _fit,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "train_on_batch": _train_on_batch,
+    "test_on_batch": _test_on_batch,
+    "compute_loss": _compute_loss,
+    "get_metrics_result": _get_metrics_result,
+    "stop_training": property(_is_stopped, _vote),
+    "load_weights": _load_weights,
+    "set_weights": _set_weights,
+    "save": _save,
+    "save_weights": _save_weights,
+}
+
+_made: dict[str, dict[str, Any]] = {}
+
+
+def _methods() -> dict[str, Any]:
+    """Return what is put over the methods of a model, the same mapping every time."""
+    backend = keras.backend.backend()
+    if backend not in _made:
+        _made[backend] = {**_ON_EVERY_BACKEND, **backends.seam().METHODS}
+    return _made[backend]

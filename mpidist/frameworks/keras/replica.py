@@ -1,0 +1,181 @@
+"""`ModelReplica`: what a distributed model knows of its strategy and of the step under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+from mpidist import context
+from mpidist.collectives.communicator import Communicator
+from mpidist.frameworks.keras.shares import BatchShare
+from mpidist.options import ReduceOp
+
+
+class ModelReplica:
+    """One replica of a model, or of an optimizer alone: of the strategy that distributes it.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        Of several replicas, each of one rank.
+
+    Attributes
+    ----------
+    number, count : int
+        Of this replica, from 0; of all.
+    shares : deque of BatchShare
+        Of the batches that were handed out and are not trained with yet, in order.
+    share : BatchShare or None
+        Of the step under way.
+    collected : list or None
+        Where gradients are put in place of being applied, while the first half of a step is traced.
+    is_applying : bool
+        Whether gradients that are applied have been reduced already.
+    factor : number or None
+        What the loss is multiplied by, where its reduction is a sum.
+    is_for_one_batch : bool
+        Whether `train_on_batch` or `test_on_batch` is under way.
+    is_synchronized : bool
+        Whether all replicas have the chief's weights.
+    steps, test_step : object
+        What the seam of the backend keeps for the model's steps.
+    last_share : BatchShare or None
+        Of the last step.
+    is_vote : bool
+        Whether this rank votes for an end of the training; the votes go along with the next reduction.
+    is_stopped : bool
+        Whether any rank did, as all ranks know.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
+        self.number: int = strategy.extended.replica_id
+        self.count: int = strategy.extended.num_replicas
+        self.communicator: Communicator = strategy.extended.communicator
+        self.is_synchronized = False
+        self.is_applying = False
+        self.steps: Any = None
+        self.test_step: Any = None
+        self.last_share: BatchShare | None = None
+        self._bound: dict[Any, Any] = {}
+        self._depth = 0
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        self.shares: deque[BatchShare] = deque()
+        self.share: BatchShare | None = None
+        self.collected: list[Any] | None = None
+        self.factor: Any = None
+        self.is_for_one_batch = False
+        self.is_vote = self.is_stopped = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelReplica:
+        return self
+
+    # -- where it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """How messages call this rank."""
+        return f"rank {self.number} of {self.count}"
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this rank writes files and shows progress."""
+        return self.number == 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a method of the model that is distributed is under way."""
+        return self._depth > 0
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a method of the model that is distributed calls the present one, as `fit` calls `evaluate`."""
+        return self._depth > 1
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Call a function as this replica; an error in it is told to the other ranks.  Collective."""
+        self._depth += 1
+        try:
+            if self._depth > 1:
+                return fn()
+            return self.strategy.run(fn)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._forget_step()
+
+    # -- the step under way --------------------------------------------------------------------------------------------
+
+    def next_share(self, rows: int) -> BatchShare:
+        """Return the share of the batch that is trained with, or tested, now.  Local.
+
+        Raises
+        ------
+        RuntimeError
+            The batch was not handed out by this replica, or has another number of rows.
+        """
+        if not self.shares:
+            raise RuntimeError(
+                f"{self.name}: train_step and test_step of a distributed Keras model know their part of the global "
+                "batch in fit, evaluate, train_on_batch and test_on_batch only; call one of these"
+            )
+        share = self.last_share = self.shares.popleft()
+        if share.given_rows != rows:
+            raise RuntimeError(
+                f"{self.name}: a step was given {rows} rows, expected {share.given_rows} of a global batch of "
+                f"{share.rows}: the inputs of one batch differ in their number of rows, or came in another order"
+            )
+        return share
+
+    @contextmanager
+    def step(self, share: BatchShare) -> Iterator[None]:
+        """Take a step on a part of a batch."""
+        self.share = share
+        try:
+            yield
+        finally:
+            self.share = None
+
+    # -- communication -------------------------------------------------------------------------------------------------
+
+    def reduce(self, op: ReduceOp, arrays: list[numpy.ndarray]) -> list[numpy.ndarray]:
+        """Return arrays reduced over the replicas by an all-reduce that is bound once.  Collective, in a replica."""
+        key = op, len(arrays)
+        bound = self._bound.get(key)
+        if bound is not None:
+            try:
+                return bound(arrays)
+            except ValueError:  # shapes or dtypes are others than before, such as after a layer was frozen
+                pass
+        bound = self._bound[key] = context.get_replica_context().all_reduce_init(op, arrays)
+        return bound(arrays)
+
+    def sum(self, values: Any) -> numpy.ndarray:
+        """Return the sums of numbers, a sequence or an array of one axis, over the replicas, float64.  Collective."""
+        total = numpy.array(values, "float64")
+        self.communicator.all_reduce(total)
+        return total
+
+    def from_chief(self, arrays: Sequence[numpy.ndarray]) -> list[numpy.ndarray]:
+        """Return the chief's arrays, as new ones; every rank gives some of the same shapes and dtypes.  Collective."""
+        results: list[Any] = [None] * len(arrays)
+        for dtype in sorted({each.dtype for each in arrays}, key=str):
+            places = [place for place, each in enumerate(arrays) if each.dtype == dtype]
+            flat = numpy.concatenate([arrays[place].reshape(-1) for place in places])
+            self.communicator.broadcast(flat.view("uint8"))  # as bytes, since there are more dtypes than MPI knows
+            at = 0
+            for place in places:
+                size = arrays[place].size
+                results[place] = flat[at : at + size].reshape(arrays[place].shape).copy()
+                at += size
+        return results
+
+    def compare(self, what: str, facts: list[tuple[str, Any, tuple[int, ...]]]) -> None:
+        """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""
+        self.communicator.check(self.communicator.call(what, facts))

@@ -1,0 +1,177 @@
+"""Over which ranks adapters reduce: the replicas of the strategy in force, or all ranks of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy
+
+from mpidist import context, transports
+from mpidist.collectives.communicator import Communicator
+from mpidist.compression import Compression
+from mpidist.compression.compressed import bind_all_reduce
+from mpidist.options import ReduceOp
+from mpidist.world import world_communicator
+
+
+class BoundReduction(Protocol):
+    """An all-reduce bound to lists of host arrays."""
+
+    def __call__(self, arrays: Any) -> Any:
+        """Return the results; None for other arrays, where nothing is done.  Collective."""
+
+    def start(self, arrays: Any) -> Any:
+        """Return a handle, whose ``wait()`` returns the results.  Collective."""
+
+
+class Replicas:
+    """The ranks that train together.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    bind : callable, optional
+        ``bind(arrays, op)`` returns the strategy's own bound all-reduce.
+
+    Attributes
+    ----------
+    communicator : Communicator
+    rank, size : int
+    """
+
+    def __init__(self, communicator: Communicator, bind: Callable[[Any, str], Any] | None = None) -> None:
+        self.communicator = communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self._bind = bind
+        self._weights: BoundReduction | None = None
+
+    def bind(
+        self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
+    ) -> BoundReduction:
+        """Return the all-reduce of lists like this one.  Collective: every rank calls it in the same order."""
+        if self._bind is not None and compression is None:
+            return self._bind(arrays, op)
+        return bind_all_reduce(self.communicator, arrays, op, compression, names)
+
+    def shares_of(self, weight: float) -> float | None:
+        """Return this rank's part of the weights of all ranks; None where all weigh the same.
+
+        Collective: every rank calls it in the same order.
+
+        Raises
+        ------
+        ValueError
+            On all ranks: a weight is negative or not finite (names the rank), or all of them are 0.
+        """
+        given = numpy.zeros(self.size)
+        given[self.rank] = weight
+        if self.size > 1:
+            if self._weights is None:
+                self._weights = self.bind([given], "sum", ["(weights of the ranks)"])
+            (given,) = self._weights.start([given]).wait()
+        return _share(given, self.rank)
+
+
+def _share(weights: Any, rank: int) -> float | None:
+    wrong = [each for each, weight in enumerate(weights) if not (numpy.isfinite(weight) and weight >= 0)]
+    if wrong:
+        shown = ", ".join(f"{weights[each]:g} on rank {each}" for each in wrong[:8])
+        raise RowsError(f"weights must be numbers of rows, finite and not negative; got {shown}")
+    total = weights.sum()
+    if total == 0:
+        raise RowsError(
+            f"the weights of all {len(weights)} ranks are 0, so there is no mean; leave the step out on all ranks"
+        )
+    return None if (weights == weights[0]).all() else float(weights[rank] / total)
+
+
+class RowsError(ValueError):
+    """A value that is wrong on one rank, and known to all of them."""
+
+    on_all_ranks = True
+
+
+_of_worlds: WeakKeyDictionary[Communicator, Replicas] = WeakKeyDictionary()
+_of_strategies: WeakKeyDictionary[Any, Replicas] = WeakKeyDictionary()
+
+
+def replicas_in_force() -> Replicas:
+    """Return the replicas of the strategy in force; all ranks of the job where there is none.
+
+    Collective at the first call, which may start MPI; local later.
+
+    Raises
+    ------
+    NotImplementedError
+        The strategy reduces nothing over replicas: its gradients go to servers.
+    """
+    if context.has_strategy():
+        return _of_strategy(context.get_strategy())
+    communicator = world_communicator()
+    found = _of_worlds.get(communicator)
+    if found is None:
+        found = _of_worlds[communicator] = Replicas(communicator)
+    return found
+
+
+def _of_strategy(strategy: Any) -> Replicas:
+    found = _of_strategies.get(strategy)
+    if found is None:
+        found = _of_strategies[strategy] = _made(strategy)
+    return found
+
+
+def _made(strategy: Any) -> Replicas:
+    extended = strategy.extended
+    if extended.num_replicas == 1 and extended.num_logical_devices == 1:
+        return _alone()
+    communicator = getattr(extended, "communicator", None)
+    if communicator is None:
+        raise NotImplementedError(
+            f"{type(strategy).__name__} reduces nothing over replicas; use MultiWorkerMirroredStrategy, or call it "
+            "outside of strategies"
+        )
+
+    def bind(arrays: list[Any], op: str) -> Any:
+        parsed = ReduceOp.parse(op)
+        return extended.bind_all_reduce(parsed, arrays) or _ByStrategy(
+            lambda given: extended.reduce_arrays(parsed, given)
+        )
+
+    return Replicas(communicator, bind)
+
+
+@cache
+def _alone() -> Replicas:
+    return Replicas(Communicator(transports.alone()))
+
+
+class _ByStrategy:
+    """Reduces by a strategy's own way, which nothing is bound past; what is started is reduced by `wait`."""
+
+    def __init__(self, reduce: Callable[[list[Any]], list[Any]]) -> None:
+        self._reduce = reduce
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        return self._reduce(list(arrays))
+
+    def start(self, arrays: list[Any]) -> _Waiting:
+        """Return a handle."""
+        return _Waiting(lambda: self._reduce(list(arrays)))
+
+
+class _Waiting:
+    """The handle of a reduction that `wait` makes, once."""
+
+    def __init__(self, reduce: Callable[[], list[Any]]) -> None:
+        self._reduce = reduce
+        self._results: list[Any] | None = None
+
+    def wait(self) -> list[Any]:
+        """Return the results."""
+        if self._results is None:
+            self._results = self._reduce()
+        return self._results

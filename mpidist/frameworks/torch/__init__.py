@@ -1,0 +1,1 @@
+"""PyTorch on MPI ranks; `mpidist.torch` has the public names."""

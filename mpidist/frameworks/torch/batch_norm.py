@@ -1,0 +1,141 @@
+"""`SyncBatchNorm`: batch normalization whose statistics are those of the global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mpidist.frameworks.torch import crossing
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch normalization over the rows of all replicas, which may have different numbers of them, or none.
+
+    Arguments and attributes are those of `torch.nn.SyncBatchNorm`, without process group.  The running statistics are
+    the same on all replicas.  Gradients are those of the *sum* of all replicas' losses with respect to the inputs, as
+    PyTorch has it.  So the mean over replicas is right where all have as many rows, and the sum where each loss is
+    divided by the rows of the global batch (`compute_average_loss`).
+
+    A forward and a backward pass in training mode are collective: every rank makes them in the same order.
+    """
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the normalized input."""
+        self._check_input_dim(input)
+        is_local = not (self.training or (self.running_mean is None and self.running_var is None))
+        replicas = replicas_of()
+        if is_local or replicas.size == 1:
+            if self.training and self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+            return self._plain(input, is_local)
+        statistics = _Statistics(input, replicas)
+        if self.training and self.track_running_stats:
+            self._track(statistics)
+        found: torch.Tensor = _Normalize.apply(input, self.weight, self.bias, self.eps, statistics, replicas)
+        return found
+
+    def _plain(self, input: torch.Tensor, is_local: bool) -> torch.Tensor:
+        tracks = not self.training or self.track_running_stats
+        return torch.nn.functional.batch_norm(
+            input,
+            self.running_mean if tracks else None,
+            self.running_var if tracks else None,
+            self.weight,
+            self.bias,
+            not is_local,
+            self._factor(),
+            self.eps,
+        )
+
+    def _factor(self) -> float:
+        """Return how much the statistics of a batch weigh in the running ones."""
+        if self.momentum is not None:
+            return float(self.momentum)
+        assert self.num_batches_tracked is not None
+        return 1.0 / max(1.0, float(self.num_batches_tracked))
+
+    def _track(self, statistics: _Statistics) -> None:
+        """Move the running statistics."""
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        count, factor = statistics.count, self._factor()
+        with torch.no_grad():
+            self.running_mean.lerp_(statistics.mean.to(self.running_mean.dtype), factor)
+            self.running_var.lerp_((statistics.variance * (count / (count - 1))).to(self.running_var.dtype), factor)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
+        """Return a module in which every batch normalization is one of these, with the same parameters.  Local."""
+        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+            made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+            made._parameters, made._buffers = module._parameters, module._buffers
+            return made.train(module.training)
+        for name, child in module.named_children():
+            setattr(module, name, cls.convert_sync_batchnorm(child))
+        return module
+
+
+class _Statistics:
+    """Count, mean and variance of each channel over all replicas; the mean first, so that nothing cancels."""
+
+    def __init__(self, x: torch.Tensor, replicas: TorchReplicas) -> None:
+        self.axes = [0, *range(2, x.dim())]
+        self.shape = [1, -1, *[1] * (x.dim() - 2)]
+        values = x.detach()
+        sums = _sums(replicas, values.sum(self.axes, dtype=torch.float64), extra=values.numel() // values.shape[1])
+        self.count = int(sums[-1])
+        if self.count < 2:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got {self.count} over {replicas.size} replicas"
+            )
+        self.mean = sums[:-1] / self.count
+        from_mean = values - self.mean.to(x.dtype).view(self.shape)
+        rest = (self.mean - self.mean.to(x.dtype)).view(self.shape)  # of the mean, what the dtype cannot hold
+        self.variance = _sums(replicas, (from_mean.double() - rest).square().sum(self.axes))[:-1] / self.count
+
+
+def _sums(replicas: TorchReplicas, values: torch.Tensor, extra: float = 0.0) -> torch.Tensor:
+    """Return sums over all replicas, with the sum of one more number behind them.  Collective."""
+    packed = numpy.append(values.cpu().numpy(), extra)
+    replicas.reduce("sum", [packed], "SyncBatchNorm")
+    return torch.from_numpy(packed).to(values.device)
+
+
+class _Normalize(torch.autograd.Function):
+    """Normalization by given statistics, which the inputs of all replicas have a part in."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float, statistics: _Statistics, replicas: TorchReplicas
+    ) -> torch.Tensor:
+        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        inverse = (statistics.variance + eps).rsqrt().to(dtype).view(statistics.shape)
+        normalized = (x.to(dtype) - statistics.mean.to(dtype).view(statistics.shape)) * inverse
+        ctx.statistics, ctx.replicas = statistics, replicas
+        ctx.save_for_backward(normalized, inverse, weight)
+        if weight is not None:
+            normalized = normalized * weight.view(statistics.shape) + bias.view(statistics.shape)
+        return normalized.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        normalized, inverse, weight = ctx.saved_tensors
+        statistics, gradient = ctx.statistics, gradients[0].to(normalized.dtype)
+        axes, shape = statistics.axes, statistics.shape
+        local = torch.stack([gradient.sum(axes), (gradient * normalized).sum(axes)])
+        crossing.note()
+        mean, along = (_sums(ctx.replicas, local.double().view(-1))[:-1] / statistics.count).view(2, -1).to(local.dtype)
+        found = (gradient - mean.view(shape) - normalized * along.view(shape)) * inverse
+        if weight is None:
+            return found.to(gradients[0].dtype), None, None, None, None, None
+        found = found * weight.view(shape)
+        return found.to(gradients[0].dtype), local[1].to(weight.dtype), local[0].to(weight.dtype), None, None, None

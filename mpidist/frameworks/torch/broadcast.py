@@ -1,0 +1,139 @@
+"""What all replicas get from one: parameters, buffers, and the state of an optimizer."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from mpidist.frameworks.torch.reduction import Named, check_alike
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.tensors import array_of, is_flat
+
+#: Tensors of up to so many bytes are sent together, up to so many bytes in one piece.
+_SHORT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 23
+
+
+def broadcast_parameters(
+    parameters: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, replicas: TorchReplicas | None = None
+) -> None:
+    """Give all replicas the tensors of one, in place.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    parameters : dict, or iterable of (name, tensor)
+        As ``model.state_dict()`` and ``model.named_parameters()`` give them.  Names, shapes and dtypes are compared.
+    root_rank : int
+    replicas : TorchReplicas, optional
+        By default those of the strategy in force, or all ranks.
+
+    Raises
+    ------
+    ValueError
+        Something that is no tensor.
+    CollectiveMismatchError
+        On all ranks: their tensors differ in number, name, shape or dtype; the first that differs is named.
+    """
+    replicas = replicas_of() if replicas is None else replicas
+    named = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
+    for pair in named:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], torch.Tensor | None)):
+            raise ValueError(
+                f"broadcast_parameters takes a state_dict, or pairs of a name and a tensor; got {_shown(pair)}. Other "
+                "objects are sent by broadcast_object"
+            )
+    broadcast_tensors(replicas, [(str(name), each) for name, each in named if each is not None], root_rank)
+
+
+def broadcast_tensors(replicas: TorchReplicas, named: Sequence[Named], root: int = 0, is_checked: bool = False) -> None:
+    """Give all replicas the tensors of rank `root`, in place.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    replicas : TorchReplicas
+    named : sequence of (name, tensor)
+    root : int
+    is_checked : bool
+        Whether they have been compared already.
+    """
+    if not is_checked:
+        check_alike(replicas, "broadcast_parameters", named)
+    if replicas.size == 1:
+        if root != 0:
+            raise ValueError(f"root_rank {root} is no rank of 1")
+        return
+    for piece in _pieces([each for _, each in named]):
+        _broadcast_piece(replicas, piece, root)
+
+
+def _pieces(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the tensors in lists that are sent together."""
+    found: list[list[torch.Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes > _SHORT_BYTES or nbytes > room or not found:
+            found.append([])
+            room = _PIECE_BYTES
+        found[-1].append(tensor)
+        room = 0 if nbytes > _SHORT_BYTES else room - nbytes
+    return found
+
+
+def _broadcast_piece(replicas: TorchReplicas, tensors: Sequence[torch.Tensor], root: int) -> None:
+    with torch.no_grad():
+        copies = [each if is_flat(each) else each.detach().cpu().contiguous() for each in tensors]
+        views = [_bytes_of(each) for each in copies]
+        if len(views) == 1:
+            replicas.broadcast(views[0], root)
+        else:
+            buffer = numpy.concatenate(views)
+            replicas.broadcast(buffer, root)
+            parts = numpy.split(buffer, numpy.cumsum([len(each) for each in views])[:-1])
+            for view, part in zip(views, parts, strict=True):
+                view[...] = part
+        for tensor, copy in zip(tensors, copies, strict=True):
+            if copy is not tensor:
+                tensor.copy_(copy)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    return array_of(tensor).reshape(-1).view(numpy.uint8)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, replicas: TorchReplicas | None = None
+) -> None:
+    """Give all replicas the state and the hyperparameters of one replica's optimizer.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    root_rank : int
+    replicas : TorchReplicas, optional
+        By default those of the strategy in force, or all ranks.
+    """
+    replicas = replicas_of() if replicas is None else replicas
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got a {type(optimizer).__name__}")
+    buffer = io.BytesIO()
+    if replicas.rank == root_rank:
+        torch.save(optimizer.state_dict(), buffer)
+    found = replicas.broadcast_bytes(buffer.getvalue(), root_rank)
+    if replicas.rank != root_rank:
+        optimizer.load_state_dict(torch.load(io.BytesIO(found), weights_only=False, map_location="cpu"))
+
+
+def _shown(pair: Any) -> str:
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        return f"{pair[0]!r} of {type(pair[1]).__name__}"
+    return f"a {type(pair).__name__}"

@@ -1,0 +1,231 @@
+"""`DistributedDataParallel`: a module whose backward pass reduces its gradients over all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from mpidist.frameworks.torch.broadcast import broadcast_tensors
+from mpidist.frameworks.torch.join import BUFFERS, Joining
+from mpidist.frameworks.torch.reduction import GradientReduction, check_alike
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.options import ReduceOp
+
+#: What PyTorch's own class puts before the names of the module's tensors.
+_PREFIX = "module."
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """A module that trains on all replicas: at the end of ``backward()`` its gradients are those of all.
+
+    Names and meaning are those of `torch.nn.parallel.DistributedDataParallel`, without process group and devices.  All
+    replicas begin with the parameters and buffers of rank 0.  Unlike there, ``state_dict`` is that of the bare module;
+    ``load_state_dict`` takes either.  Parameters that a backward pass does not reach need no mention.
+
+    Collective: every rank makes it in the same order, and makes its backward passes in the same order.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    broadcast_buffers : bool
+        Whether all replicas get rank 0's buffers before each forward pass in training mode.
+    find_unused_parameters : bool
+        Accepted: a parameter without a gradient is counted as zeros where other replicas have one, and left without a
+        gradient where none has.
+    init_sync : bool
+        Whether all replicas begin with the parameters and buffers of rank 0.
+    op : ReduceOp or str
+        ``"mean"``, as PyTorch does, or ``"sum"``.
+    staging : str, optional
+        ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
+    strategy : Strategy, optional
+        By default the one in force, or all ranks of the job where there is none.
+    device_ids, output_device, dim, bucket_cap_mb, gradient_as_bucket_view, static_graph
+        Accepted and without effect: a rank is one device, and gradients go through memory in short pieces anyway.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The bare module.
+
+    Raises
+    ------
+    RuntimeError
+        No parameter requires a gradient.
+    ValueError
+        Gradients that are reduced by something else already.
+    CollectiveMismatchError
+        On all ranks: their parameters or buffers differ in number, name, shape or dtype.
+    NotImplementedError
+        Parameters that lie in the memory of a GPU.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        process_group: None = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        *,
+        op: ReduceOp | str = ReduceOp.MEAN,
+        staging: str | None = None,
+        strategy: Any = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"DistributedDataParallel takes a torch.nn.Module, got a {type(module).__name__}")
+        if process_group is not None:
+            raise ValueError("process_group: mpidist knows its ranks from MPI; leave it out")
+        if not any(each.requires_grad for each in module.parameters()):
+            raise RuntimeError("DistributedDataParallel is not needed: no parameter of the module requires a gradient")
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        replicas = replicas_of(strategy)
+        self._reduction = GradientReduction(
+            replicas,
+            lambda: list(module.named_parameters()),
+            ReduceOp.of_gradients(op).verb,
+            f"DistributedDataParallel({type(module).__name__})",
+            staging=staging,
+        )
+        check_alike(replicas, "DistributedDataParallel", self._reduction.listed())
+        if init_sync:
+            broadcast_module(replicas, module)
+        self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns."""
+        if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._reduction.is_held:
+            self._share_buffers()
+        return self.module(*args, **kwargs)
+
+    def _share_buffers(self) -> None:
+        """Give all replicas the buffers of the first that has rows.  Collective."""
+        joining = self._reduction.joining
+        if joining is None:
+            self._buffers_of_rank_0()
+        elif self._buffers_of_rank_0.is_needed():
+            joining.announce(BUFFERS)
+            self._buffers_of_rank_0(joining.active[0])
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Let replicas have different numbers of batches in a ``with`` block: those that run out follow the others.
+
+        Behind the block all replicas have the parameters and buffers of those that had rows last.  One small
+        all-reduce more is made for each forward and backward pass.
+
+        Collective: every rank enters it in the same order.
+
+        Parameters
+        ----------
+        divide_by_initial_world_size : bool
+            Whether a mean of gradients divides by all replicas, not by those that still have rows.
+        enable : bool
+            False does nothing.
+        throw_on_early_termination : bool
+            Whether a replica that runs out before others is a RuntimeError on all.
+        """
+        if not enable or self._reduction.replicas.size == 1:
+            yield
+            return
+        reduction = self._reduction
+        reduction.joining = Joining(reduction.replicas, throw_on_early_termination, divide_by_initial_world_size)
+        try:
+            yield
+            self._follow(reduction.joining)
+        finally:
+            reduction.joining = None
+
+    def _follow(self, joining: Joining) -> None:
+        """Take part in what others do, and end with what they have.  Collective."""
+
+        def take_buffers() -> None:
+            self._buffers_of_rank_0(joining.active[0])
+
+        def give_no_gradients() -> None:
+            for parameter in self.module.parameters():
+                parameter.grad = None
+            self._reduction.reduce(is_joined=True)
+
+        root = joining.follow((take_buffers, give_no_gradients))
+        broadcast_module(self._reduction.replicas, self.module, root)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in the passes of a ``with`` block; the next pass behind it reduces all.  Local."""
+        with self._reduction.held():
+            yield
+
+    @property
+    def rows(self) -> float | None:
+        """How many rows the next loss is the mean of: set before ``backward()``, it weights the mean over replicas.
+
+        Every rank sets it, or none does.
+        """
+        return self._reduction.rows
+
+    @rows.setter
+    def rows(self, rows: float) -> None:
+        if not rows >= 0:
+            raise ValueError(f"rows={rows}: a number of rows is 0 or more")
+        self._reduction.rows = float(rows)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state of the bare module."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load a state of the bare module, or one that PyTorch's own class has saved.  Local."""
+        own = self.module.state_dict().keys()
+        if state_dict and not own & state_dict.keys() and all(name.startswith(_PREFIX) for name in state_dict):
+            state_dict = {name.removeprefix(_PREFIX): value for name, value in state_dict.items()}
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a DistributedDataParallel belongs to its job: save or copy its `module`, or `state_dict()`")
+
+
+class BufferBroadcast:
+    """Gives all replicas the buffers of rank 0's module, such as the moving averages of batch normalization.
+
+    Parameters
+    ----------
+    replicas : TorchReplicas
+    module : torch.nn.Module
+    """
+
+    def __init__(self, replicas: TorchReplicas, module: torch.nn.Module) -> None:
+        self._replicas, self._module = replicas, module
+
+    def __call__(self, root: int = 0) -> None:
+        """Broadcast the buffers.  Collective: every rank calls it in the same order."""
+        if self.is_needed():
+            broadcast_tensors(self._replicas, list(self._module.named_buffers()), root, is_checked=True)
+
+    def is_needed(self) -> bool:
+        """Return whether there are buffers, and others to have them.  Local."""
+        return self._replicas.size > 1 and any(True for _ in self._module.buffers())
+
+
+def broadcast_module(replicas: TorchReplicas, module: torch.nn.Module, root: int = 0) -> None:
+    """Give all replicas the parameters and buffers of rank `root`'s module.
+
+    Collective: every rank calls it in the same order.
+    """
+    broadcast_tensors(replicas, [*module.named_parameters(), *module.named_buffers()], root)

@@ -1,0 +1,75 @@
+"""What `Strategy.distribute` does with models and optimizers of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mpidist.frameworks.torch.data_parallel import BufferBroadcast, DistributedDataParallel, broadcast_module
+from mpidist.frameworks.torch.optimizer import DistributedOptimizer
+from mpidist.frameworks.torch.replicas import replicas_of
+
+
+def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[Any]:
+    """Return models and optimizers that train over the replicas of a strategy.
+
+    With TensorFlow's meaning: gradients are *summed*, so losses are divided by the rows of the global batch
+    (`compute_average_loss`).  A model that comes with an optimizer is the same module, with rank 0's parameters and
+    buffers.  A model by itself is made a `DistributedDataParallel`, for whatever optimizer it gets.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    strategy : Strategy
+    objects : sequence of torch.nn.Module or torch.optim.Optimizer
+    **options
+        Of `DistributedOptimizer`, or of `DistributedDataParallel` where there is no optimizer.  ``op="mean"`` averages.
+
+    Raises
+    ------
+    TypeError
+        An object of PyTorch that is neither a module nor an optimizer.
+    """
+    for each in objects:
+        if not isinstance(each, (torch.nn.Module, torch.optim.Optimizer)):
+            raise TypeError(f"distribute() takes modules and optimizers of PyTorch, got a {type(each).__name__}")
+    options = {"op": "sum", "strategy": strategy, **options}
+    modules = [each for each in objects if isinstance(each, torch.nn.Module)]
+    if len(modules) == len(objects):
+        return [DistributedDataParallel(each, **options) for each in modules]
+    replicas, found = replicas_of(strategy), []
+    for each in objects:
+        if isinstance(each, torch.nn.Module):
+            broadcast_module(replicas, each)
+            _share_buffers(BufferBroadcast(replicas, each), each)
+            found.append(each)
+        else:
+            found.append(DistributedOptimizer(each, _names_of(modules, each), **options))
+    return found
+
+
+def _names_of(modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]] | None:
+    """Return the names that the modules have for an optimizer's parameters, None where they do not have all."""
+    several = len(modules) > 1
+    named = [
+        (f"{number}.{name}" if several else name, each)
+        for number, module in enumerate(modules)
+        for name, each in module.named_parameters()
+    ]
+    known = {id(each) for _, each in named}
+    wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    return [(name, each) for name, each in named if id(each) in wanted] if wanted <= known else None
+
+
+def _share_buffers(broadcast: BufferBroadcast, module: torch.nn.Module) -> None:
+    """Have every forward pass in training begin with rank 0's buffers."""
+
+    def before_forward(module: torch.nn.Module, args: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            broadcast()
+
+    if any(True for _ in module.buffers()):
+        module.register_forward_pre_hook(before_forward)

@@ -1,0 +1,182 @@
+"""Gradients of a model's parameters, reduced over the replicas where they lie.
+
+Which gradients there are may differ from replica to replica and from step to step.  All go through one bound list.  A
+replica without a gradient of a parameter gives zeros, and says so in an array of flags that travels with the list.  A
+parameter of which no replica has a gradient gets none, as in one process.  Sparse gradients are reduced row by row,
+once the flags have told all replicas of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from mpidist.compression import Compression
+from mpidist.frameworks.torch.replicas import TorchReplicas
+from mpidist.frameworks.torch.tensors import array_of, dtype_of, is_flat, tensor_of
+from mpidist.variables import IndexedSlices
+
+#: What stands for the flags among the names of a list.
+_FLAGS = "which gradients there are"
+
+
+class GradientList:
+    """The gradients of a list of parameters, bound to one collective.
+
+    Collective: every rank makes it in the same order, with the same parameters.
+
+    Parameters
+    ----------
+    replicas : TorchReplicas
+    names : sequence of str
+    parameters : sequence of Parameter
+    sparse : frozenset of int
+        The parameters that are known to have sparse gradients, by number.
+    sparse_as_dense : bool
+        Whether sparse gradients are reduced as dense ones.
+    compression : Compression, optional
+        How dense gradients are coded on the wire.
+    """
+
+    def __init__(
+        self,
+        replicas: TorchReplicas,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        sparse: frozenset[int] = frozenset(),
+        sparse_as_dense: bool = False,
+        compression: Compression | None = None,
+    ) -> None:
+        self.names, self.parameters, self.sparse = list(names), list(parameters), sparse
+        self._replicas, self._sparse_as_dense, self._compression = replicas, sparse_as_dense, compression
+        self._dense = [number for number in range(len(names)) if number not in sparse]
+        signatures = [(names[each], dtype_of(parameters[each]), tuple(parameters[each].shape)) for each in self._dense]
+        dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c"]
+        # in the dtype of gradients they go with these; as complex numbers, they are not coded
+        kind = (dtypes[0] if dtypes else numpy.float32) if compression is None else numpy.complex64
+        self._flags = numpy.zeros(2 * len(names), kind)
+        self._has, self._is_sparse = self._flags[: len(names)], self._flags[len(names) :]
+        self._signatures = [*signatures, (_FLAGS, self._flags.dtype, self._flags.shape)]
+        self._bound: dict[str, Any] = {}
+        self._zeros: dict[int, torch.Tensor] = {}
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def reduce(self, op: str, scale: float | None = None) -> frozenset[int]:
+        """Reduce the gradients in place, and return the numbers of those that were found to be sparse on some replica.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        op : str
+            ``"sum"`` or ``"mean"``.
+        scale : float, optional
+            What this replica's gradients are multiplied by first.
+        """
+        bound = self._bound.get(op)
+        if bound is None:
+            bound = self._bound[op] = self._replicas.bind(op, self._signatures, self._compression)
+        arrays = [*self._arrays(), self._flags]
+        if scale is not None:
+            for each in arrays[:-1]:
+                numpy.multiply(each, scale, out=each)
+        bound(arrays)
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
+        self._copies.clear()
+        if self._has.all() and not self._is_sparse.any():
+            return frozenset()
+        return self._settle(op, scale)
+
+    def _arrays(self) -> list[Any]:
+        """Return this replica's gradients as arrays, and set the flags; zeros for those that it does not have."""
+        found, has = [], self._has
+        has.fill(1)
+        self._is_sparse.fill(0)
+        parameters = self.parameters
+        for number in self._dense:
+            gradient = parameters[number].grad
+            if gradient is None or gradient.layout is not torch.strided or not is_flat(gradient):
+                gradient = self._dense_of(number, gradient)
+            found.append(array_of(gradient))
+        for number in self.sparse:
+            has[number] = parameters[number].grad is not None
+            self._is_sparse[number] = has[number]
+        return found
+
+    def _dense_of(self, number: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        """Return what is reduced in place of a gradient that is missing, sparse, or lies elsewhere."""
+        parameter = self.parameters[number]
+        if gradient is not None and gradient.layout is torch.strided:
+            copy = gradient.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous()
+            self._copies.append((gradient.detach(), copy))
+            return copy
+        if gradient is not None and (self._sparse_as_dense or gradient.sparse_dim() != 1):
+            parameter.grad = gradient.detach().to_dense()
+            return parameter.grad
+        self._has[number] = 0 if gradient is None else 1
+        self._is_sparse[number] = self._has[number]
+        zeros = self._zeros.get(number)
+        if zeros is None:
+            zeros = self._zeros[number] = torch.empty(parameter.shape, dtype=parameter.dtype)
+        return zeros.zero_()
+
+    def _settle(self, op: str, scale: float | None) -> frozenset[int]:
+        """Give this replica the gradients that others have, and reduce those that are sparse anywhere."""
+        has, is_sparse = self._has != 0, self._is_sparse != 0
+        found = []
+        for number, parameter in enumerate(self.parameters):
+            if is_sparse[number]:
+                found += [number]
+                self._settle_rows(number, parameter, op, scale)
+            elif has[number] and parameter.grad is None:
+                parameter.grad = self._zeros.pop(number).to(parameter.device)
+        return frozenset(found)
+
+    def _settle_rows(self, number: int, parameter: torch.Tensor, op: str, scale: float | None) -> None:
+        """Reduce a gradient that is sparse on some replica; on others it may be dense, or missing."""
+        gradient = parameter.grad
+        rows = _rows_of(parameter, gradient if number in self.sparse or _is_sparse(gradient) else None)
+        if scale is not None:
+            rows = rows.with_values(rows.values * rows.dtype.type(scale))
+        rows = self._replicas.reduce_rows(op, rows)
+        total = _sparse_tensor(parameter, rows)
+        if number not in self.sparse:
+            # the dense ones of other replicas, which are in the zeros of this one
+            dense = self._zeros.get(number) if gradient is None or _is_sparse(gradient) else gradient
+            if dense is not None and self._has_dense(dense):
+                total = total.to_dense() + dense.to(parameter.device)
+        parameter.grad = total
+
+    @staticmethod
+    def _has_dense(reduced: torch.Tensor) -> bool:
+        """Return whether any replica gave a dense gradient: the reduced one is not all zeros.  The same on all."""
+        return bool(torch.count_nonzero(reduced))
+
+
+def _is_sparse(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and gradient.layout is not torch.strided
+
+
+def _rows_of(parameter: torch.Tensor, gradient: torch.Tensor | None) -> IndexedSlices:
+    """Return a gradient as rows: of a dense one all, of one that is missing none."""
+    shape = tuple(parameter.shape)
+    if gradient is None:
+        return IndexedSlices(
+            numpy.empty((0, *shape[1:]), dtype_of(parameter)), numpy.empty(0, numpy.int64), dense_shape=shape
+        )
+    if gradient.layout is torch.strided:
+        gradient = gradient.to_sparse(1)
+    gradient = gradient.detach().coalesce().cpu()
+    return IndexedSlices(array_of(gradient.values()), gradient.indices()[0].numpy(), dense_shape=shape)
+
+
+def _sparse_tensor(parameter: torch.Tensor, rows: IndexedSlices) -> torch.Tensor:
+    """Return reduced rows as a sparse gradient of a parameter."""
+    values = tensor_of(numpy.ascontiguousarray(rows.values))
+    indices = torch.from_numpy(numpy.ascontiguousarray(rows.indices))[None]
+    found = torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=True, check_invariants=False)
+    return found.to(parameter.device)

@@ -1,0 +1,83 @@
+"""TorchReplicas that run out of rows before others: they take part in what is left without rows of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy
+
+from mpidist.frameworks.torch.replicas import TorchReplicas
+
+#: What is about to happen: rank 0's buffers are given to all, or gradients are reduced.
+BUFFERS, GRADIENTS = range(2)
+
+
+class Joining:
+    """Who still has rows, and what those do next: told to all before each collective of theirs.
+
+    Parameters
+    ----------
+    replicas : TorchReplicas
+    is_strict : bool
+        Whether a replica that has run out is an error on all.
+    by_all : bool
+        Whether a mean divides by all replicas, not by those that still have rows.
+
+    Attributes
+    ----------
+    active : tuple of int
+        The ranks that had rows at the last collective.
+    """
+
+    def __init__(self, replicas: TorchReplicas, is_strict: bool, by_all: bool) -> None:
+        self.active = tuple(range(replicas.size))
+        self.by_all = by_all
+        self._replicas, self._is_strict = replicas, is_strict
+
+    def announce(self, kind: int) -> None:
+        """Say that this replica, which has rows, is about to do something.
+
+        Collective: ranks that have run out call `follow`.
+
+        Raises
+        ------
+        RuntimeError
+            Another replica has run out, and that is an error; on all ranks.
+        """
+        wanted = self._told(kind)
+        if self._is_strict and len(self.active) < self._replicas.size:
+            raise self._early()
+        if any(count not in (0, len(self.active)) for count in wanted):
+            raise RuntimeError(f"replicas that have rows do not do the same: {wanted} of {len(self.active)}")
+
+    def follow(self, actions: tuple[Callable[[], None], Callable[[], None]]) -> int:
+        """Do what those do that still have rows, until none has; return the first rank of those that had rows last.
+
+        Collective: every rank comes here when it has run out.
+        """
+        while True:
+            before = self.active
+            wanted = self._told(None)
+            if not self.active:
+                return before[0]
+            if self._is_strict:
+                raise self._early()
+            for action, count in zip(actions, wanted, strict=True):
+                if count:
+                    action()
+
+    def _told(self, kind: int | None) -> list[int]:
+        """Tell all what this replica does, None for nothing any more; return how many do what."""
+        size = self._replicas.size
+        told = numpy.zeros(size + 2, numpy.int64)
+        if kind is not None:
+            told[self._replicas.rank] = told[size + kind] = 1
+        self._replicas.reduce("sum", [told], "join")
+        self.active = tuple(numpy.flatnonzero(told[:size]).tolist())
+        return [int(each) for each in told[size:]]
+
+    def _early(self) -> RuntimeError:
+        left = sorted({*range(self._replicas.size)} - {*self.active})
+        return RuntimeError(
+            f"ranks {left} have no more rows, and others have: throw_on_early_termination=False lets these go on"
+        )

@@ -1,0 +1,244 @@
+"""`DistributedOptimizer`: an optimizer of PyTorch whose step takes the gradients of all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+
+from mpidist.compression import Compression
+from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
+from mpidist.frameworks.torch.reduction import GradientReduction, Named, check_alike
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.options import ReduceOp
+
+#: What `overlap` may be.
+_OVERLAPS = ("none",)
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose gradients are reduced over all replicas, before its step sees them.
+
+    It is the optimizer that was given, of a class made of its own and this one.  So ``isinstance``, ``param_groups``,
+    ``state_dict``, schedulers of the learning rate and ``torch.amp.GradScaler`` work with it as before.  Gradients are
+    reduced in place at the end of ``backward()``; clipping and unscaling find the reduced ones.
+
+    Collective: every rank makes it in the same order, and makes its steps in the same order.  All replicas begin with
+    the parameters, and the optimizer's state, of rank 0.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    named_parameters : iterable of (name, parameter), optional
+        ``model.named_parameters()``, for messages.  By default parameters are numbered.
+    op : ReduceOp or str
+        ``"mean"``, or ``"sum"`` where each loss is divided by the rows of the global batch.
+    backward_passes_per_step : int
+        How many backward passes are accumulated before gradients are reduced.
+    compression : Compression, optional
+        How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
+    overlap : str
+        ``"none"``: gradients are reduced after the backward pass.  Nothing else has been shown to be quicker.
+    sparse_as_dense : bool
+        Whether sparse gradients are reduced as dense ones.
+    staging : str, optional
+        ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
+    strategy : Strategy, optional
+        By default the one in force, or all ranks of the job where there is none.
+
+    Raises
+    ------
+    TypeError
+        What is given is no optimizer of PyTorch.
+    ValueError
+        Names that are not those of the optimizer's parameters, or gradients that are reduced by something else already.
+    CollectiveMismatchError
+        On all ranks: their parameters differ in number, name, shape or dtype.
+    NotImplementedError
+        Parameters that lie in the memory of a GPU.
+    """
+
+    _reduction: GradientReduction
+    _is_skipped: bool
+
+    def __new__(cls, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> DistributedOptimizer:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, got a {type(optimizer).__name__}")
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ValueError("this optimizer is a DistributedOptimizer already")
+        return _changed(optimizer)
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[Named] | None = None,
+        op: ReduceOp | str = ReduceOp.MEAN,
+        backward_passes_per_step: int = 1,
+        compression: Compression | None = None,
+        overlap: str = "none",
+        *,
+        sparse_as_dense: bool = False,
+        staging: str | None = None,
+        strategy: Any = None,
+    ) -> None:
+        try:
+            if overlap not in _OVERLAPS:
+                raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
+            replicas = replicas_of(strategy)
+            names = None if named_parameters is None else _names(list(named_parameters), self.param_groups)
+            listing = _Listing(self, names)
+            self._is_skipped = False
+            self._reduction = GradientReduction(
+                replicas,
+                listing,
+                ReduceOp.of_gradients(op).verb,
+                f"DistributedOptimizer({type(self).__name__})",
+                backward_passes_per_step,
+                staging,
+                sparse_as_dense,
+                compression,
+            )
+        except BaseException:
+            self.__class__ = type(self).__bases__[1]  # what was given is as it was
+            raise
+        self._begin(replicas, listing())
+
+    def _begin(self, replicas: TorchReplicas, named: Sequence[Named]) -> None:
+        """Begin with rank 0's parameters and state, and reduce before each step.  Collective."""
+        check_alike(replicas, "DistributedOptimizer", self._reduction.listed())
+        broadcast_tensors(replicas, named)
+        has_state = replicas.exchange(b"1" if self.state else b"0", "DistributedOptimizer")
+        if b"1" in has_state:
+            broadcast_optimizer_state(self, 0, replicas)
+        # hooks, so that they run also where a scheduler has put a function of its own in the place of `step`
+        self.register_step_pre_hook(_before_step)
+        self.register_step_post_hook(_after_step)
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, if the backward passes have not done so.
+
+        Collective: every rank calls it in the same order.
+        """
+        self._reduction.before_step()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Have ``step()`` take the gradients as they are, for the time of a ``with`` block.  Local."""
+        self._is_skipped = True
+        try:
+            yield
+        finally:
+            self._is_skipped = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in the backward passes of a ``with`` block.  Local."""
+        with self._reduction.held():
+            yield
+
+    @property
+    def rows(self) -> float | None:
+        """How many rows the next loss is the mean of: set before ``backward()``, it weights the mean over replicas.
+
+        Every rank sets it, or none does.
+        """
+        return self._reduction.rows
+
+    @rows.setter
+    def rows(self, rows: float) -> None:
+        if not rows >= 0:
+            raise ValueError(f"rows={rows}: a number of rows is 0 or more")
+        self._reduction.rows = float(rows)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Have copies and pickles be optimizers as they were given, which reduce nothing."""
+        return _plain, (type(self).__bases__[1],), self.__getstate__()
+
+
+class _Listing:
+    """The named parameters that an optimizer has now."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str] | None) -> None:
+        self._optimizer = ref(optimizer)
+        self._names = {} if names is None else names
+
+    def __call__(self) -> Sequence[Named]:
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it owns what calls this
+        return [
+            (self._names.get(id(each)) or f"parameter {number} of group {group_number}", each)
+            for group_number, group in enumerate(optimizer.param_groups)
+            for number, each in enumerate(group["params"])
+        ]
+
+
+def _changed(optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+    """Return the optimizer itself, of a class that is made of its own and `DistributedOptimizer`."""
+    cls: Any = type(optimizer)
+    made = type(cls.__name__, (DistributedOptimizer, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    optimizer.__class__ = made
+    assert isinstance(optimizer, DistributedOptimizer)
+    return optimizer
+
+
+def _plain(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _names(named: Sequence[Named], groups: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """Return the names by the ids of parameters; ValueError unless all of the optimizer's have one name each."""
+    for pair in named:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ValueError("named_parameters takes pairs of a name and a parameter: model.named_parameters()")
+    names = [name for name, _ in named]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"named_parameters has {', '.join(twice)} more than once: each parameter needs a name of its own"
+        )
+    found = {id(parameter): name for name, parameter in named}
+    missing = [each for group in groups for each in group["params"] if id(each) not in found]
+    if missing:
+        shapes = ", ".join(str(tuple(each.shape)) for each in missing[:3])
+        raise ValueError(
+            f"named_parameters has no name for {len(missing)} of the optimizer's parameters, of shapes {shapes}; pass "
+            "the names of all, or none"
+        )
+    return found
+
+
+def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reduce what has not been reduced, now or after each call of the closure that the step is given."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if optimizer._is_skipped:
+        return None
+    if closure is None:
+        optimizer._reduction.before_step()
+        return None
+    reduced = _reduced(optimizer, closure)
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": reduced}
+    return (args[0], reduced, *args[2:]), kwargs
+
+
+def _reduced(optimizer: DistributedOptimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a closure whose gradients, and whose loss, are those of all replicas: a step may depend on the loss."""
+
+    def reduced() -> Any:
+        reduction = optimizer._reduction
+        reduction.after_step()
+        loss = closure()
+        reduction.before_step()
+        if loss is None:
+            return None
+        is_tensor = isinstance(loss, torch.Tensor)
+        value = reduction.reduced_loss(loss.item() if is_tensor else float(loss))
+        return torch.tensor(value, dtype=loss.dtype, device=loss.device) if is_tensor else value
+
+    return reduced
+
+
+def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    optimizer._reduction.after_step()

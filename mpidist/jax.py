@@ -1,0 +1,17 @@
+"""Training of JAX models on MPI ranks: `reduce_tree` for gradients, `broadcast_tree` for parameters, and optax."""
+
+from typing import TYPE_CHECKING
+
+from mpidist.errors import MissingDependencyError
+from mpidist.hints import public_module
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(f"mpidist.jax needs JAX: pip install 'mpidist[jax]' ({error})") from error
+
+from mpidist.frameworks.jax import *  # noqa: F403
+from mpidist.frameworks.jax import __all__ as __all__
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public_module(__name__)

@@ -1,0 +1,49 @@
+"""Keras 3 models train on MPI ranks, with the backends JAX and PyTorch."""
+
+from typing import TYPE_CHECKING, Any
+
+from mpidist.errors import MissingDependencyError
+from mpidist.hints import public_module
+from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+
+try:
+    import keras as _keras
+except ImportError as error:
+    raise MissingDependencyError(
+        f"mpidist.keras needs Keras 3, and JAX or PyTorch: pip install 'mpidist[keras]' jax ({error})"
+    ) from error
+
+from mpidist.frameworks.keras.distribution import distribute as _distribute
+
+del _keras
+
+__all__ = ["distribute"]
+
+
+def distribute(obj: Any, strategy: Any = None) -> Any:
+    """Let a Keras model, or an optimizer, train over all replicas of a strategy; the object itself is returned.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    obj : keras.Model or keras.optimizers.Optimizer
+        A model may be compiled already.  An optimizer sums the gradients of a training loop of one's own, inside of
+        ``strategy.run``.
+    strategy : Strategy, optional
+        A MultiWorkerMirroredStrategy of all ranks by default.
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    NotImplementedError
+        With this backend or version of Keras, or this strategy.
+    RuntimeError
+        It is distributed already, by another strategy.
+    """
+    return _distribute(MultiWorkerMirroredStrategy() if strategy is None else strategy, [obj])[0]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public_module(__name__)

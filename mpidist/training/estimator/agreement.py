@@ -1,0 +1,52 @@
+"""What the ranks of a training decide together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from mpidist.options import ReduceOp
+from mpidist.parameter_server import registry
+from mpidist.training.checkpoint import CHIEF, together
+from mpidist.training.checkpoint_manager import checkpoints_in
+from mpidist.world import world_communicator
+
+
+def any_rank(strategy: Any, flag: bool) -> bool:
+    """Return whether a flag is set on any rank of a strategy.  Collective: every rank calls it in the same order."""
+    extended = strategy.extended
+    flag = bool(extended.any_in_replica(flag))
+    if extended.num_replicas == 1:
+        return flag
+    (votes,) = extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(flag))])
+    return bool(votes)
+
+
+def from_chief(fn: Callable[[], str], what: str) -> str:
+    """Return the chief's text on all ranks; its error is raised on all.  Collective.
+
+    Of workers that train by themselves, the first is the chief.
+    """
+    job = registry.of_job()
+    if job is not None:
+        return job.extended.by_first_worker(fn) or ""
+    return here_from_chief(fn, what)
+
+
+def here_from_chief(fn: Callable[[], str], what: str) -> str:
+    """Return the text of the first rank of this worker.  Collective among its ranks; errors as for `from_chief`."""
+    text = together(fn, what) or ""
+    return world_communicator().exchange(text.encode(), what=what)[CHIEF].decode()
+
+
+def newest_in(directory: Path) -> str:
+    """Return the path of the newest checkpoint in a directory, "" if there is none.  Local."""
+    return str(max(checkpoints_in(directory)[-1:], default=""))
+
+
+def step_of(path: str) -> int:
+    """Return the global step of a checkpoint by its name; 0 where there is none.  Local."""
+    return int(Path(path).stem.rpartition("-")[2]) if path else 0

@@ -1,0 +1,88 @@
+"""`BuiltModel`: what a model function returned for one mode, ready to be called and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpidist.input import structure
+from mpidist.training.checkpoint import Checkpoint
+from mpidist.training.estimator.eval_metrics import metric_of
+from mpidist.training.estimator.spec import EstimatorSpec
+from mpidist.training.estimator.step_position import StepPosition
+from mpidist.training.metrics import Mean, Metric
+from mpidist.training.model import Model
+
+#: The names of a checkpoint's parts.
+VARIABLES, POSITION = "variables", "training"
+
+
+class BuiltModel:
+    """The model of one mode under one strategy.
+
+    Parameters
+    ----------
+    spec : EstimatorSpec
+    strategy : Strategy
+
+    Attributes
+    ----------
+    model : Model
+        The functions, with checks of what they return.
+    metrics : list of Metric
+        The loss, and those of the specification.
+    position : StepPosition
+        How far the training is.
+    checkpoint : Checkpoint
+        The variables and the position; of a training, the optimizer too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The variables are none, or were not made by the model function.
+    """
+
+    def __init__(self, spec: EstimatorSpec, strategy: Any) -> None:
+        self.spec, self.strategy = spec, strategy
+        train_op = spec.train_op
+        self.metrics: list[Metric] = [
+            Mean("loss"),
+            *(metric_of(name, each) for name, each in spec.eval_metric_ops.items()),
+        ]
+        self.model = Model(
+            _with_labels(train_op.value_and_grad_fn if train_op is not None else _no_gradients),
+            spec.variables,
+            spec.predictions,
+            None if spec.loss is None else _with_labels(spec.loss),
+            needs_predictions=train_op is None and len(self.metrics) > 1,
+        )
+        if self.model.strategy is not strategy:
+            raise ValueError(
+                f"the variables belong to {self.model.strategy!r}, and the model to {strategy!r}: model_fn must make "
+                "its variables itself, each time it is called"
+            )
+        self.optimizer = None if train_op is None else train_op.optimizer
+        self.is_served = any(not variable.is_here for variable in self.model.variables)
+        self.position = StepPosition()
+        optimizer = {} if self.optimizer is None else {"optimizer": self.optimizer}
+        self.checkpoint = Checkpoint(**named_variables(spec.variables), **optimizer, **{POSITION: self.position})
+
+
+def named_variables(variables: Any) -> dict[str, Any]:
+    """Return the variables as an argument of `Checkpoint`.  Local."""
+    return {VARIABLES: variables if isinstance(variables, (dict, list, tuple)) else [variables]}
+
+
+def without_rows(outline: Any) -> tuple[Any, Any]:
+    """Return features and labels without rows, to show a model function their shapes and dtypes.  Local."""
+    batch = structure.without_rows(outline)
+    return batch if len(batch) == 2 else (batch[0], None)
+
+
+def _with_labels(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose labels are None where a batch has features only."""
+    return lambda parameters, features, labels=None: fn(parameters, features, labels)
+
+
+def _no_gradients(*arguments: Any) -> Any:
+    raise AssertionError("a model that is not trained was asked for gradients")

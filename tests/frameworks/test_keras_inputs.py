@@ -1,0 +1,317 @@
+"""Inputs of Keras models on N ranks: everything that gives global batches, cut by rows; and layers with statistics."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy
+import pytest
+
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("there is no Keras", allow_module_level=True)
+
+import keras
+
+import mpidist
+from mpidist.errors import CollectiveMismatchError
+from tests.frameworks.keras_models import (
+    BACKEND,
+    BOUNDS,
+    CLASSES,
+    WEIGHTS,
+    X,
+    Y,
+    assert_alike,
+    assert_histories,
+    assert_same,
+    classifier,
+    compiled,
+    crossentropy,
+    deferred,
+    distributed,
+    functional,
+    pair,
+    rank,
+    ranks,
+)
+
+pytestmark = pytest.mark.mpi
+
+#: Of rows: one batch has fewer than there are ranks.
+CUTS = [(0, 16), (16, 18), (18, 31), (31, 32), (32, 45)]
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, labels=Y, weights=None, **settings):
+        super().__init__(**settings)
+        self.arrays = [each for each in (X, labels, weights) if each is not None]
+
+    @property
+    def num_batches(self):
+        return len(CUTS)
+
+    def __getitem__(self, index):
+        first, last = CUTS[index]
+        return tuple(each[first:last] for each in self.arrays)
+
+
+def generator(epochs=1):
+    for first, last in CUTS * epochs:
+        yield X[first:last], Y[first:last]
+
+
+def loader(**settings):
+    import torch
+
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(rows, batch_size=8, **settings)
+
+
+@pytest.mark.parametrize("make", [
+    Batches,
+    lambda: Batches(weights=WEIGHTS),
+    lambda: Batches(workers=2, max_queue_size=3),
+    generator,
+])  # fmt: skip
+def test_what_gives_batches(make):
+    def train(model):
+        history = model.fit(make(), shuffle=False, validation_data=Batches(), verbose=0)
+        return history, model.evaluate(make(), verbose=0), model.predict(make(), verbose=0)
+
+    (one, expected), (many, found) = pair(deferred, compiled())(train)
+    assert_histories(expected[0], found[0])
+    assert_same(one, many)
+    numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
+    numpy.testing.assert_allclose(found[2], expected[2], **BOUNDS)
+
+
+def test_steps_of_a_generator():
+    def train(model):
+        return model.fit(generator(4), epochs=2, steps_per_epoch=7, verbose=0)
+
+    (one, expected), (many, found) = pair(functional, compiled())(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
+def test_shuffled_batches():
+    import random
+
+    def train(model):
+        random.seed(9)
+        return model.fit(Batches(), shuffle=True, epochs=2, verbose=0)
+
+    many = distributed(functional, compiled())
+    train(many)
+    assert_alike(many)
+
+
+def test_class_weights_of_batches():
+    def train(model):
+        return model.fit(Batches(CLASSES), class_weight={1: 4.0}, shuffle=False, verbose=0)
+
+    (one, expected), (many, found) = pair(classifier, compiled(crossentropy(), metrics=["accuracy"]))(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
+def test_a_loader_of_pytorch():
+    pytest.importorskip("torch")
+
+    def train(model):
+        return model.fit(loader(), epochs=2, validation_data=loader(), verbose=0)
+
+    (one, expected), (many, found) = pair(functional, compiled())(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_loader_that_shuffles_otherwise_on_each_rank():
+    torch = pytest.importorskip("torch")
+    model = distributed(functional, compiled())
+    with pytest.raises(CollectiveMismatchError, match="checksum of array 0 .every rank is given whole batches"):
+        model.fit(loader(shuffle=True, generator=torch.Generator().manual_seed(rank())), verbose=0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_data_that_end_on_one_rank_first():
+    model = distributed(functional, compiled())
+
+    def shorter():
+        for number, batch in enumerate(generator()):
+            if number < 3 or rank() > 0:
+                yield batch
+
+    with pytest.raises(CollectiveMismatchError, match="the next batch of Keras inputs"):
+        model.fit(shorter(), verbose=0)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("arrays, message", [
+    (lambda: (X[: 45 - rank()], Y[: 45 - rank()]), r"array 0.*\(45, 3\)"),
+    (lambda: (X + rank(), Y), r"checksum of array 0 \(every rank is given all rows\)"),
+])  # fmt: skip
+def test_arrays_that_differ(arrays, message):
+    model = distributed(functional, compiled())
+    with pytest.raises(CollectiveMismatchError, match=message):
+        model.fit(*arrays(), verbose=0)
+    with pytest.raises(CollectiveMismatchError, match="batch_size"):
+        model.evaluate(X, Y, batch_size=8 + rank(), verbose=0)
+    model.fit(X, Y, verbose=0)  # all are in step again
+    assert_alike(model)
+
+
+def test_arrays_of_the_backend():
+    def train(model):
+        given = [keras.ops.convert_to_tensor(each) for each in (X, Y)]
+        return model.fit(*given, batch_size=8, verbose=0), model.predict(given[0], verbose=0)
+
+    (one, expected), (many, found) = pair(functional, compiled())(train)
+    assert_histories(expected[0], found[0])
+    numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
+
+
+def test_doubles_become_floats():
+    (one, expected), (many, found) = pair(functional, compiled())(
+        lambda model: model.fit(X.astype("f8"), Y.astype("f8"), batch_size=8, verbose=0)
+    )
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def test_moving_averages_of_batch_normalization():
+    """Those of the mean are the global batch's: the mean of parts, weighted by rows."""
+
+    def make():
+        return keras.Sequential(
+            [keras.Input((3,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)]
+        )
+
+    model = distributed(make, compiled())
+    model.fit(X, Y, batch_size=20, shuffle=False, verbose=0)
+    mean = numpy.zeros(3)
+    for first, last in ((0, 20), (20, 40), (40, 45)):
+        mean = 0.5 * mean + 0.5 * X[first:last].astype("f8").mean(axis=0)
+    numpy.testing.assert_allclose(keras.ops.convert_to_numpy(model.layers[0].moving_mean), mean, rtol=1e-5, atol=1e-6)
+    assert_alike(model)
+
+
+def test_layers_that_are_frozen_keep_their_bits():
+    def make():
+        return keras.Sequential([
+            keras.Input((3,)),
+            keras.layers.Dense(5, activation="tanh", trainable=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1),
+        ])  # fmt: skip
+
+    model = distributed(make, compiled())
+    model.evaluate(X, Y, verbose=0)  # the chief's weights
+    before = model.layers[0].get_weights()
+    model.fit(X, Y, batch_size=7, verbose=0)
+    for old, new in zip(before, model.layers[0].get_weights(), strict=True):
+        assert (old == new).all()
+    assert_alike(model)
+
+
+def test_dropout_differs_between_replicas():
+    """A unit that is dropped adds nothing to the gradient of its weights: with a rate of a half, whole rows are 0."""
+
+    def make():
+        return keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)])
+
+    model = distributed(make, compiled(optimizer=lambda: keras.optimizers.SGD(1.0)))
+    model.evaluate(numpy.ones((1, 64), "f4"), numpy.ones((1, 1), "f4"), verbose=0)
+    before = model.get_weights()[0]
+    rows = ranks()
+    model.train_on_batch(numpy.ones((rows, 64), "f4"), numpy.full((rows, 1), 1000, "f4"))  # one row for each replica
+    kept = numpy.count_nonzero(model.get_weights()[0] - before)
+    assert (kept > 40) == (rows > 1)  # of 64: a half of one mask, three quarters of two
+    assert_alike(model)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision(policy):
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        model = distributed(functional, compiled())
+        history = model.fit(X, Y, batch_size=8, epochs=8, verbose=0).history
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert history["loss"][-1] < history["loss"][0]
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+    assert_alike(model)
+
+
+# -- steps of one's own -----------------------------------------------------------------------------------------------
+
+
+def own_step():
+    """A model with the `train_step` of Keras' guide for the backend."""
+    if BACKEND == "torch":
+        import torch
+
+        class Own(keras.Model):
+            def train_step(self, data):
+                x, y = data[:2]
+                self.zero_grad()
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+                loss.backward()
+                weights = list(self.trainable_weights)
+                with torch.no_grad():
+                    self.optimizer.apply([each.value.grad for each in weights], weights)
+                return {"own": loss}
+
+    else:
+        import jax
+
+        class Own(keras.Model):
+            def loss_of(self, trainable, others, x, y):
+                predictions, others = self.stateless_call(trainable, others, x, training=True)
+                return self.compute_loss(x, y, predictions), others
+
+            def train_step(self, state, data):
+                trainable, others, optimizer, metrics = state
+                x, y = data[:2]
+                gradient_fn = jax.value_and_grad(self.loss_of, has_aux=True)
+                (loss, others), gradients = gradient_fn(trainable, others, x, y)
+                trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+                return {"own": loss}, (trainable, others, optimizer, metrics)
+
+    inputs = keras.Input((3,))
+    return Own(inputs, keras.layers.Dense(1)(keras.layers.Dense(6, activation="tanh")(inputs)))
+
+
+def test_a_step_of_one_s_own():
+    """What it returns is no metric: the mean over the rows of the last step."""
+
+    def train(model):
+        return model.fit(X, Y, batch_size=9, epochs=2, shuffle=False, verbose=0), model.train_on_batch(X[:5], Y[:5])
+
+    (one, expected), (many, found) = pair(own_step, compiled())(train)
+    assert_histories(expected[0], found[0])
+    assert_same(one, many)
+    numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
+
+
+def test_an_optimizer_in_a_loop_of_one_s_own():
+    """Gradients are summed, as `apply_gradients` of TensorFlow sums them."""
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.5)
+    variable = keras.Variable(numpy.zeros(3, "f4"))
+
+    def step():
+        gradient = keras.ops.convert_to_tensor(numpy.full(3, 1.0 + rank(), "f4"))
+        optimizer.apply([gradient], [variable])
+
+    strategy.run(step)
+    total = sum(1.0 + each for each in range(ranks()))
+    assert (keras.ops.convert_to_numpy(variable) == -0.5 * total).all()
+    if ranks() > 1:
+        with pytest.raises(RuntimeError, match="strategy.run"):
+            step()

@@ -1,0 +1,220 @@
+"""`DistributedDataParallel`: what PyTorch's own documentation says of it, on any number of ranks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mpidist.torch  # noqa: E402
+from mpidist.errors import CollectiveMismatchError  # noqa: E402
+from tests.frameworks.torch_models import (  # noqa: E402
+    CLASSES,
+    COLUMNS,
+    assert_alike,
+    assert_same_bits,
+    batches,
+    part,
+    rows,
+    tanh_model,
+    trained_alone,
+    world,
+)
+
+pytestmark = pytest.mark.mpi
+
+cross_entropy = torch.nn.functional.cross_entropy
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("kind", ["even", "uneven", "empty"])
+def test_ranks_equal_one_process_on_the_global_batch(kind):
+    bare = tanh_model()
+    expected = trained_alone(bare, sgd, batches(6, 12))
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = sgd(model.parameters())
+    for batch in batches(6, 12):
+        x, y = part(batch, kind)
+        optimizer.zero_grad()
+        model.rows = len(x)
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert model.module is bare
+    assert_alike(bare, expected)
+
+
+def test_gradients_are_there_when_backward_returns_and_the_same_on_all_ranks():
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    x, y = rows(5, seed=world().rank)
+    cross_entropy(model(x), y).backward()
+    assert_same_bits(*(each.grad for each in model.parameters()))
+
+
+def test_all_begin_with_the_parameters_and_buffers_of_rank_0():
+    bare = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    with torch.no_grad():
+        bare[0].weight.fill_(world().rank)
+        bare[1].running_mean.fill_(world().rank + 5)
+    mpidist.torch.DistributedDataParallel(bare)
+    assert (bare[0].weight == 0).all() and (bare[1].running_mean == 5).all()
+    assert_same_bits(*bare.parameters())
+
+
+def test_no_sync_accumulates_and_the_next_pass_reduces_all():
+    bare = tanh_model()
+    expected = trained_alone(bare, sgd, batches(3, 24))
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = sgd(model.parameters())
+    for batch in batches(3, 24):
+        x, y = part(batch, "even")
+        optimizer.zero_grad()
+        before = world().control.call
+        with model.no_sync():
+            (cross_entropy(model(x[::2]), y[::2]) / 2).backward()
+        assert world().control.call == before
+        (cross_entropy(model(x[1::2]), y[1::2]) / 2).backward()
+        optimizer.step()
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("find_unused_parameters", [True, False])
+def test_parameters_that_are_not_reached(find_unused_parameters):
+    """On some ranks: zeros.  On all: no gradient, so that momentum and weight decay leave them alone."""
+    bare = torch.nn.ModuleDict({name: torch.nn.Linear(4, 2).double() for name in "abc"})
+    model = mpidist.torch.DistributedDataParallel(bare, find_unused_parameters=find_unused_parameters)
+    model.forward = lambda x: bare["a" if world().rank == 0 else "b"](x)
+    x = torch.full((3, 4), 2.0, dtype=torch.float64)
+    model(x).sum().backward()
+    size = world().size
+    assert bare["c"].weight.grad is None
+    assert (bare["a"].weight.grad == 6.0 / size).all()
+    if size > 1:
+        torch.testing.assert_close(bare["b"].weight.grad, torch.full((2, 4), 6.0 * (size - 1) / size).double())
+    else:
+        assert bare["b"].weight.grad is None
+
+
+def test_buffers_are_rank_0_s_before_each_forward_pass():
+    bare = torch.nn.BatchNorm1d(COLUMNS).double()
+    alone = copy.deepcopy(bare)
+    model = mpidist.torch.DistributedDataParallel(bare)
+    for turn in range(3):
+        model(rows(6, seed=turn + 10 * world().rank)[0]).sum().backward()
+        alone(rows(6, seed=turn)[0])  # what rank 0 has seen
+    model(rows(6, seed=7)[0])  # begins with those of rank 0, and then all see the same
+    alone(rows(6, seed=7)[0])
+    torch.testing.assert_close(bare.running_var, alone.running_var, rtol=1e-13, atol=0)
+    assert bare.num_batches_tracked == 4
+    before = world().control.call
+    model.eval()
+    model(rows(6)[0])
+    assert world().control.call == before
+
+
+def test_buffers_stay_local_where_that_is_asked_for():
+    bare = torch.nn.BatchNorm1d(COLUMNS).double()
+    alone = copy.deepcopy(bare)
+    model = mpidist.torch.DistributedDataParallel(bare, broadcast_buffers=False)
+    for turn in range(3):
+        model(rows(6, seed=turn + 10 * world().rank)[0])
+        alone(rows(6, seed=turn + 10 * world().rank)[0])
+    assert torch.equal(bare.running_mean, alone.running_mean)
+
+
+def test_its_state_is_that_of_the_bare_module_and_either_is_loaded(tmp_path):
+    bare = tanh_model(seed=4)
+    model = mpidist.torch.DistributedDataParallel(bare)
+    assert model.state_dict().keys() == bare.state_dict().keys()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    other = tanh_model(seed=8)
+    other.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    assert_alike(other, bare, 0)
+    fresh = mpidist.torch.DistributedDataParallel(tanh_model(seed=9))
+    fresh.load_state_dict({f"module.{name}": each for name, each in bare.state_dict().items()})
+    assert_alike(fresh.module, bare, 0)
+    fresh.load_state_dict(tanh_model(seed=9).state_dict())
+    assert_alike(fresh.module, tanh_model(seed=9), 0)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        fresh.load_state_dict({"module.nothing": torch.zeros(1)})
+
+
+def test_a_sum_in_place_of_the_mean():
+    model = mpidist.torch.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), op="sum")
+    model(torch.ones(1, 2) * (world().rank + 1)).sum().backward()
+    size = world().size
+    assert model.module.weight.grad.tolist() == [[size * (size + 1) / 2] * 2]
+
+
+def test_a_model_that_a_strategy_distributes_by_itself():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    bare = tanh_model()
+    expected = trained_alone(bare, sgd, batches(3, 12))
+    model = strategy.distribute(bare)
+    assert isinstance(model, mpidist.torch.DistributedDataParallel)
+    optimizer = sgd(model.parameters())
+    for batch in batches(3, 12):
+        x, y = part(batch, "uneven")
+        optimizer.zero_grad()
+        losses = cross_entropy(model(x), y, reduction="none")
+        mpidist.torch.compute_average_loss(losses, global_batch_size=12).backward()
+        optimizer.step()
+    assert_alike(bare, expected)
+
+
+def test_checkpointed_activations():
+    """A pass inside the pass, whose end is not the end of all."""
+    from torch.utils.checkpoint import checkpoint
+
+    for use_reentrant in (False, True):
+        bare = tanh_model()
+        expected = trained_alone(bare, sgd, batches(3, 12))
+        model = mpidist.torch.DistributedDataParallel(bare)
+        model.forward = lambda x, bare=bare, how=use_reentrant: checkpoint(bare, x, use_reentrant=how)
+        optimizer = sgd(model.parameters())
+        for batch in batches(3, 12):
+            x, y = part(batch, "even")
+            optimizer.zero_grad()
+            cross_entropy(model(x.requires_grad_()), y).backward()
+            optimizer.step()
+        assert_alike(bare, expected)
+
+
+def test_gradients_by_autograd_grad_are_local():
+    model = mpidist.torch.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+    before = world().control.call
+    (gradient,) = torch.autograd.grad(model(torch.full((1, 2), 1.0 + world().rank)).sum(), model.module.weight)
+    assert world().control.call == before
+    assert gradient.tolist() == [[1.0 + world().rank] * 2]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind, named", [("shape", r"0\.weight"), ("buffer", "1.running_mean")])
+def test_modules_that_differ_between_ranks(kind, named):
+    width = 7 if world().rank == 1 and kind == "shape" else CLASSES
+    bare = torch.nn.Sequential(torch.nn.Linear(COLUMNS, width))
+    if kind == "buffer":
+        bare.append(torch.nn.BatchNorm1d(width, affine=False, track_running_stats=world().rank != 1))
+    with pytest.raises(CollectiveMismatchError, match=f"rank 1(.|\n)*{named}|{named}(.|\n)*rank 1"):
+        mpidist.torch.DistributedDataParallel(bare)
+    world().barrier()
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="takes a torch.nn.Module, got a list"):
+        mpidist.torch.DistributedDataParallel([])
+    with pytest.raises(RuntimeError, match="no parameter of the module requires a gradient"):
+        mpidist.torch.DistributedDataParallel(torch.nn.ReLU())
+    with pytest.raises(ValueError, match="process_group"):
+        mpidist.torch.DistributedDataParallel(tanh_model(), process_group=object())
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    with pytest.raises(TypeError, match="save or copy its `module`"):
+        copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r"reduced by DistributedDataParallel\(Sequential\) already"):
+        mpidist.torch.DistributedOptimizer(sgd(model.parameters()))
+    with pytest.raises(ValueError, match="rows=-1"):
+        model.rows = -1
