@@ -21,8 +21,8 @@ FRAMEWORKS ?= jax torch keras keras_torch
 FRAMEWORK_SIZES ?= 1 2 3
 jax_PACKAGES := jax optax scikit-learn
 torch_PACKAGES := torch==2.13.0 scikit-learn
-keras_PACKAGES := 'keras>=3.12,<4' jax
-keras_torch_PACKAGES := 'keras>=3.12,<4' torch==2.13.0
+keras_PACKAGES := 'keras>=3.12,<4' jax scikit-learn
+keras_torch_PACKAGES := 'keras>=3.12,<4' torch==2.13.0 scikit-learn
 keras_TESTS := $(wildcard tests/frameworks/test_keras*.py)
 keras_torch_TESTS := $(keras_TESTS)
 keras_VARIABLES := KERAS_BACKEND=jax

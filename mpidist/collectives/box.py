@@ -10,34 +10,61 @@ from mpidist.transports.node_memory import SharedSegments
 #: A line of the cache, in bytes and in words, and the least bytes of a box that are worth having one.
 LINE_BYTES, _LINE_WORDS, _LEAST_BYTES = 64, 8, 320
 
+#: Of so many kinds of arrays the place in a box is known.
+_KEPT = 64
+
 
 class Box:
-    """Memory of a node in which one rank puts the head of a message for one other.
+    """Memory of a node in which one rank puts the head of a message for one other, and a short array behind it.
 
     It begins with a line of words of the sender, of which the first is the number of the message, and a line of the
     receiver, whose first word is the number of the message that it has taken.
+
+    Parameters
+    ----------
+    segments : SharedSegments
+    sender, receiver : int
+
+    Attributes
+    ----------
+    content : memoryview
+        What comes behind the words.
     """
 
     def __init__(self, segments: SharedSegments, sender: int, receiver: int) -> None:
         nbytes = box_bytes(segments)
         start = (receiver - (receiver > sender)) * nbytes
-        part: Any = segments.spare[sender, start : start + nbytes]
-        raw = memoryview(part)
-        self._words = raw.cast("q")
-        self.content = raw[2 * LINE_BYTES :]
+        whole: Any = segments.boxes[sender, start : start + nbytes]
+        self._words = memoryview(whole).cast("q")
+        self._bytes = whole[2 * LINE_BYTES :]
+        self.content = memoryview(self._bytes)
+        self._values: dict[Any, Any] = {}
 
-    def put(self, number: int, head: bytes) -> bool:
-        """Put in the head of message `number`, if the one before has been taken."""
+    def values(self, start: int, dtype: Any, shape: tuple[int, ...], nbytes: int) -> Any:
+        """Return the array that begins at that byte of the content."""
+        key = (start, dtype, shape)
+        found = self._values.get(key)
+        if found is None:
+            if len(self._values) >= _KEPT:
+                self._values.clear()
+            found = self._values[key] = self._bytes[start : start + nbytes].view(dtype).reshape(shape)
+        return found
+
+    def put(self, number: int, head: bytes, start: int, array: Any) -> bool:
+        """Put in the head of message `number`, and an array if there is one, when the message before has been taken."""
         words = self._words
         if words[_LINE_WORDS] < number - 1:
             return False
+        fence()
         self.content[: len(head)] = head
+        if array is not None:
+            self.values(start, array.dtype, array.shape, array.nbytes)[...] = array
         fence()
         words[0] = number
         return True
 
     def holds(self, number: int) -> bool:
-        """Whether the head of message `number` is there."""
+        """Whether message `number` is there."""
         if self._words[0] < number:
             return False
         fence()
@@ -53,6 +80,6 @@ def box_bytes(segments: SharedSegments | None) -> int:
     """Return how many bytes the box of a pair has; 0 where they would be too few.  Local."""
     if segments is None:
         return 0
-    size, spare = segments.spare.shape
-    nbytes = spare // max(1, size - 1) // LINE_BYTES * LINE_BYTES
-    return nbytes if nbytes >= _LEAST_BYTES else 0
+    size, nbytes = segments.boxes.shape
+    each: int = nbytes // max(1, size - 1) // LINE_BYTES * LINE_BYTES
+    return each if each >= _LEAST_BYTES else 0

@@ -1,32 +1,35 @@
-"""Collectives on Python objects: pickled, with their sizes sent first."""
+"""Collectives on Python objects: their pickles are gathered as bytes, of which ranks may have different numbers.
+
+What cannot be pickled is replaced by the text of the error, behind a zero: no pickle begins with one.  A broadcast is a
+gathering to which the root alone gives something.
+"""
 
 from __future__ import annotations
 
 import operator
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
 from mpidist.collectives import plain
+from mpidist.collectives.array_bound import ArrayBound, SentCollective
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.executor import Executor
-from mpidist.collectives.persistent import Once
+from mpidist.collectives.gathers import NodeGather
+from mpidist.collectives.outbox import Outbox
+from mpidist.collectives.own_results import OwnResults
 from mpidist.errors import ObjectError
 from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm as schedule_of
+from mpidist.transports.base import Transport
 
 _PROTOCOL = 5
-
-
-class _Packed(NamedTuple):
-    """A pickled object; or, where there is a problem, the text of the error that pickling it has raised."""
-
-    content: bytes
-    error: Exception | None = None
+_FAILED = b"\0"
+_NOTHING = numpy.empty(0, numpy.uint8)
 
 
 def broadcast_object(
@@ -40,12 +43,11 @@ def broadcast_object(
     root = operator.index(root_rank)
     if not 0 <= root < communicator.size:
         raise ValueError(f"{communicator.control.own_name}: root_rank {root} is no rank of a world of this size")
-    is_root = communicator.rank == root
-    packed = _packed(root_object) if is_root else None
-    call = Call(f"broadcast_object(root_rank={root})")
-    found = Once(communicator, call, partial(_from_root, communicator, root, packed))(None, timeout_seconds)
-    _raise_problems(communicator, call, {root: found}, packed)
-    return root_object if is_root else _unpacked(communicator, call, root, found.content)
+    bound, is_root = _bound(communicator, f"broadcast_object(root_rank={root})", root), communicator.rank == root
+    content, error = _packed(root_object) if is_root else (_NOTHING, None)
+    joined, _ = bound(content, timeout_seconds)
+    _raise_problems(communicator, bound.call, {root: joined}, error)
+    return root_object if is_root else _unpacked(communicator, bound.call, root, joined)
 
 
 def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seconds: float | None = None) -> list[Any]:
@@ -59,78 +61,92 @@ def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seco
         An object cannot be pickled: on all ranks.  It cannot be unpickled: on the rank that cannot.
     CollectiveMismatchError, TransportTimeoutError, RankFailedError
     """
-    packed = _packed(rank_object)
-    call = Call("all_gather_object")
-    everything = Once(communicator, call, partial(_from_all, communicator, packed))(None, timeout_seconds)
-    _raise_problems(communicator, call, dict(enumerate(everything)), packed)
-    return [_unpacked(communicator, call, rank, each.content) for rank, each in enumerate(everything)]
+    bound = _bound(communicator, "all_gather_object", None)
+    content, error = _packed(rank_object)
+    joined, lengths = bound(content, timeout_seconds)
+    found, start = {}, 0
+    for rank, length in enumerate(lengths):
+        found[rank] = joined[start : start + length]
+        start += length
+    _raise_problems(communicator, bound.call, found, error)
+    return [_unpacked(communicator, bound.call, rank, piece) for rank, piece in found.items()]
 
 
-def _packed(value: Any) -> _Packed:
-    try:
-        return _Packed(pickle.dumps(value, _PROTOCOL))
-    except Exception as error:  # any: it comes from the user's class, and the other ranks wait for word of it
-        return _Packed(f"{type(error).__name__}: {error}".encode(errors="replace"), error)
+# -- bytes of different lengths ----------------------------------------------------------------------------------------
 
 
-def _header(packed: _Packed | None) -> Any:
-    """Return the bytes that follow, and whether they are those of an error."""
-    sizes = (0, 0) if packed is None else (len(packed.content), packed.error is not None)
-    return numpy.array(sizes, dtype=numpy.int64)
+class _NodeObjects(NodeGather):
+    """The gathering through the shared memory of a node; it returns what was joined, and the length of each rank's."""
+
+    def move(self, watch: Watch, array: Any) -> tuple[Any, list[int]]:
+        return super().move(watch, array), self._lengths
 
 
-def _received(content: Any, failed: Any) -> _Packed:
-    text = content.tobytes()
-    return _Packed(text, Exception(text.decode(errors="replace")) if failed else None)
+def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBound:
+    """Return the gathering of that name, which is kept; only `root` gives something, if there is one."""
+    found = communicator.objects.get(name)
+    if found is None:
+        segments, call = communicator.segments, Call(name)
+        if segments is not None and Outbox(segments, communicator.rank).has_parts:
+            found = _NodeObjects(communicator, segments, call, _NOTHING, 0, None, OwnResults())
+        else:
+            move = _sent_to_all if root is None else partial(_sent_from, root)
+            found = SentCollective(communicator, call, _NOTHING, 0, move)
+        communicator.objects[name] = found
+    return found
 
 
-def _from_root(communicator: Communicator, root: int, packed: _Packed | None, watch: Watch) -> _Packed:
-    """Return what `root` has packed."""
-    if packed is not None and communicator.size == 1:
-        return packed
-    header = _header(packed)
-    plain.broadcast(communicator.transport, header, root, watch)
-    content = numpy.empty(header[0], numpy.uint8)
-    if packed is not None:
-        content[:] = numpy.frombuffer(packed.content, numpy.uint8)
-    plain.broadcast(communicator.transport, content, root, watch)
-    return _received(content, header[1])
+def _sent_from(root: int, transport: Transport, content: Any, watch: Watch) -> tuple[Any, list[int]]:
+    length = numpy.array([len(content)], numpy.int64)
+    plain.broadcast(transport, length, root, watch)
+    joined = content if transport.rank == root else numpy.empty(int(length[0]), numpy.uint8)
+    plain.broadcast(transport, joined, root, watch)
+    return joined, []
 
 
-def _from_all(communicator: Communicator, packed: _Packed, watch: Watch) -> Sequence[_Packed]:
-    """Return what each rank has packed."""
-    if communicator.size == 1:
-        return [packed]
-    transport, rank = communicator.transport, communicator.rank
-    ring = schedule_of("all_gather", "ring")
-    headers = numpy.zeros((communicator.size, 2), numpy.int64)
-    headers[rank] = _header(packed)
-    Executor(ring, transport, headers.reshape(-1), bounds=range(0, headers.size + 1, 2)).run(watch)
-    bounds = [0, *headers[:, 0].cumsum().tolist()]
+def _sent_to_all(transport: Transport, content: Any, watch: Watch) -> tuple[Any, list[int]]:
+    if transport.size == 1:
+        return content, [len(content)]
+    ring, rank = schedule_of("all_gather", "ring"), transport.rank
+    lengths = numpy.zeros(transport.size, numpy.int64)
+    lengths[rank] = len(content)
+    Executor(ring, transport, lengths, bounds=range(transport.size + 1)).run(watch)
+    bounds = [0, *lengths.cumsum().tolist()]
     joined = numpy.empty(bounds[-1], numpy.uint8)
-    joined[bounds[rank] : bounds[rank + 1]] = numpy.frombuffer(packed.content, numpy.uint8)
+    joined[bounds[rank] : bounds[rank + 1]] = content
     Executor(ring, transport, joined, bounds=bounds).run(watch)
-    pieces = zip(bounds[:-1], bounds[1:], headers[:, 1], strict=True)
-    return [_received(joined[start:stop], failed) for start, stop, failed in pieces]
+    return joined, lengths.tolist()
 
 
-def _raise_problems(communicator: Communicator, call: Call, found: dict[int, _Packed], own: _Packed | None) -> None:
-    """Raise on all ranks if an object could not be pickled; names the first rank whose object it is."""
+# -- pickles -----------------------------------------------------------------------------------------------------------
+
+
+def _packed(value: Any) -> tuple[Any, Exception | None]:
+    """Return the bytes of an object's pickle; or those that stand for the error, and the error."""
+    try:
+        return numpy.frombuffer(pickle.dumps(value, _PROTOCOL), numpy.uint8), None
+    except Exception as error:  # any: it comes from the user's class, and the other ranks wait for word of it
+        text = f"{type(error).__name__}: {error}".encode(errors="replace")
+        return numpy.frombuffer(_FAILED + text, numpy.uint8), error
+
+
+def _raise_problems(communicator: Communicator, call: Call, found: Mapping[int, Any], own: Exception | None) -> None:
+    """Raise on all ranks if an object could not be pickled; names the ranks whose objects these are."""
     control = communicator.control
-    bad = [rank for rank, packed in found.items() if packed.error is not None]
+    bad = [rank for rank, content in found.items() if content[0] == _FAILED[0]]
     if not bad:
         return
-    text = found[bad[0]].content.decode(errors="replace")
+    text = found[bad[0]][1:].tobytes().decode(errors="replace")
     more = f" (nor can those of {control.names(bad[1:])})" if bad[1:] else ""
     error = ObjectError(
         f"{control.own_name}: {call.what}: the object of {control.name(bad[0])} cannot be pickled{more}: {text}. "
         "Give an object of plain values and arrays, whose classes and functions are at the top level of a module"
     )
     error.on_all_ranks = True
-    raise error from (own.error if own is not None else None)
+    raise error from own
 
 
-def _unpacked(communicator: Communicator, call: Call, rank: int, content: bytes) -> Any:
+def _unpacked(communicator: Communicator, call: Call, rank: int, content: Any) -> Any:
     """Return the object of `rank`; raise, on this rank alone, where it cannot be made here."""
     control = communicator.control
     try:

@@ -31,7 +31,7 @@ class PeerWatch(Watch):
 
     def __init__(self, ranks: Ranks, what: str, peer: int, timeout_seconds: float | None) -> None:
         super().__init__(ranks.control, what, timeout_seconds, 0)
-        self._peer = peer
+        self._peer = ranks.transport.world_ranks[peer]  # as the control channel knows it
         self._has_left = self.is_missed = False
 
     def _look(self, waited: float) -> None:

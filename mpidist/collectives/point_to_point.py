@@ -33,7 +33,7 @@ from mpidist.transports.base import Pending, Transport
 _HEAD_BYTES, _LENGTHS = 2048, struct.Struct("=qq")
 
 #: So often a rank looks for the other one before it looks around.
-_SPINS = range(50)
+_SPINS = range(200)
 
 #: Channels of heads, and of what follows.
 _HEADS, _BODIES = 2, 3
@@ -96,7 +96,7 @@ class _Sending(Transfer):
         peer: int,
         timeout_seconds: float | None,
         signature: tuple[Any, tuple[int, ...]],
-        head: bytes,
+        head: tuple[bytes, int, Any],
         bodies: list[Any],
     ) -> None:
         super().__init__(lines, peer, timeout_seconds)
@@ -114,7 +114,7 @@ class _Sending(Transfer):
     def move_on(self) -> bool:
         """Post what can be posted, and return whether all of it has been sent."""
         if self._pendings is None:
-            pendings = self._lines.targets[self.peer].post(self._head)
+            pendings = self._lines.targets[self.peer].post(*self._head)
             if pendings is None:
                 return False
             bodies = self._lines.bodies
@@ -163,17 +163,29 @@ class _Destination:
         while self.waiting and self.waiting[0].move_on():
             self.waiting.popleft()
 
-    def post(self, head: bytes) -> list[tuple[Transport, Pending]] | None:
-        """Post the head of the next message; return what to wait for, None if it cannot be posted now."""
+    def has_put(self, head: bytes, start: int, array: Any) -> bool:
+        """Send a short array by the box, if nothing else is under way; return whether it was."""
+        box = self._box
+        if self.waiting or box is None or not box.put(self._number + 1, head, start, array):
+            return False
+        self._number += 1
+        return True
+
+    def post(self, head: bytes, start: int, array: Any) -> list[tuple[Transport, Pending]] | None:
+        """Post the head of the next message, and an array from byte `start` of it on, if there is one.
+
+        Return what to wait for, None if it cannot be posted now.
+        """
         number = self._number + 1
         if self._box is not None:
-            if not self._box.put(number, head):
+            if not self._box.put(number, head, start, array):
                 return None
             self._number = number
             return []
         self._number = number
+        raw = head if array is None else head.ljust(start, b"\0") + array.tobytes()
         heads = self._lines.heads
-        return [(heads, [heads.send(numpy.frombuffer(head.ljust(_HEAD_BYTES, b"\0"), numpy.uint8), self._peer)])]
+        return [(heads, [heads.send(numpy.frombuffer(raw.ljust(_HEAD_BYTES, b"\0"), numpy.uint8), self._peer)])]
 
 
 class _Origin:
@@ -191,6 +203,24 @@ class _Origin:
     def poll(self) -> bool:
         """Move on by a step, and return whether there was one."""
         return self._poll_fn()
+
+    def taken(self, head: bytes, start: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+        """Return a short array with that head, if it comes soon and nothing was to come before it; else None."""
+        box, number = self._box, self._number + 1
+        if self.waiting or box is None:
+            return None
+        for _ in _SPINS:
+            if box.holds(number):
+                break
+        else:
+            return None
+        if self._content[: len(head)] != head:
+            return None
+        found = numpy.empty(shape, dtype)
+        found[...] = box.values(start, dtype, shape, found.nbytes)
+        box.take(number)
+        self._number = number
+        return found
 
     def _box_is_filled(self) -> bool:
         assert self._box is not None
@@ -217,10 +247,11 @@ class _Origin:
         described, nbytes = _LENGTHS.unpack_from(content)
         behind = _LENGTHS.size + described
         if behind > room:
-            self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes()))
+            self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes(), 0, nbytes))
         else:
-            inside = content[behind : behind + nbytes] if behind + nbytes <= room else None
-            self._array_comes(bytes(content[_LENGTHS.size : behind]), inside)
+            start = _start_of(described)
+            has_room = start + nbytes <= room
+            self._array_comes(bytes(content[_LENGTHS.size : behind]), start if has_room else 0, nbytes)
 
     def _follow(self, raw: Any, then: Callable[[Any], object]) -> None:
         """Receive what follows the head."""
@@ -234,15 +265,18 @@ class _Origin:
 
         self._poll_fn = come
 
-    def _array_comes(self, description: bytes, inside: Any = None) -> None:
+    def _array_comes(self, description: bytes, start: int, nbytes: int) -> None:
+        """Take the array from byte `start` of the head on; 0 if it follows."""
         signature = self._lines.signature(description)
         dtype, shape = signature
         result = numpy.empty(shape, dtype)
-        if inside is None:
+        if not start:
             self._follow(arrays.byte_view(result), lambda raw: self._end(result, signature))
+        elif self._box is not None:
+            result[...] = self._box.values(start, dtype, shape, nbytes)
+            self._end(result, signature)
         else:
-            if len(inside):
-                result.reshape(-1).view(numpy.uint8)[...] = inside
+            result[...] = self._head[start : start + nbytes].view(dtype).reshape(shape)
             self._end(result, signature)
 
     def _end(self, result: Any, signature: Any) -> None:
@@ -301,6 +335,18 @@ class PointToPoint:
         self._signatures: dict[bytes, Any] = {}
 
     @property
+    def turnstile(self) -> Any:
+        """What every call of this rank goes through."""
+        return self._control.turnstile
+
+    def head_of(self, signature: tuple[Any, tuple[int, ...]], nbytes: int) -> tuple[bytes | None, int]:
+        """Return the head of messages that bring such arrays, and where in it these begin; None where none fits in."""
+        description = self._describe(signature)
+        start = _start_of(len(description))
+        head = _LENGTHS.pack(len(description), nbytes) + description
+        return (head, start) if start + nbytes <= self._room else (None, 0)
+
+    @property
     def own_name(self) -> str:
         """How messages of this rank begin."""
         return self._control.own_name
@@ -319,17 +365,16 @@ class PointToPoint:
         """Start to send an array that can be sent, to a rank that there is.  Local."""
         signature = (array.dtype, array.shape)
         description, nbytes = self._describe(signature), array.nbytes
-        head = _LENGTHS.pack(len(description), nbytes)
-        bodies = []
+        head, start, bodies = _LENGTHS.pack(len(description), nbytes), _start_of(len(description)), []
         if len(head) + len(description) <= self._room:
             head += description
         else:
             bodies.append(numpy.frombuffer(description, numpy.uint8))
-        if len(head) + nbytes <= self._room and not bodies:
-            head += array.tobytes()
-        else:
+        inside = array
+        if bodies or start + nbytes > self._room:
             bodies.append(arrays.byte_view(array if array.flags.c_contiguous else array.copy(order="C")))
-        sending = _Sending(self, to, timeout_seconds, signature, head, bodies)
+            inside = None
+        sending = _Sending(self, to, timeout_seconds, signature, (head, start, inside), bodies)
         with self._control.turnstile:
             self.targets[to].waiting.append(sending)
             return self._opened(sending)
@@ -420,8 +465,23 @@ class PointToPoint:
             )
 
 
+def _start_of(described: int) -> int:
+    """Return where in a head an array begins that is described by so many bytes."""
+    return -(-(_LENGTHS.size + described) // LINE_BYTES) * LINE_BYTES
+
+
 def _described(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
+
+
+class _SentAlready:
+    """A send that is over already."""
+
+    def wait(self) -> None:
+        """Return."""
+
+
+_SENT = _SentAlready()
 
 
 class BoundSend:
@@ -433,13 +493,19 @@ class BoundSend:
             raise UnsupportedDtypeError(f"send moves arrays of the host, got a {type(like).__name__}")
         arrays.check_movable(like.dtype)
         self._lines, self._to = lines, to
-        self._signature = (like.dtype, tuple(like.shape))
+        self._dtype, self._shape = like.dtype, tuple(like.shape)
+        self._destination, self._turnstile = lines.targets[to], lines.turnstile
+        self._head, self._begin = lines.head_of((self._dtype, self._shape), like.nbytes)
 
-    def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer:
-        """Start to send; the array must not change before the transfer's ``wait`` returns.  Local."""
-        if (array.dtype, array.shape) != self._signature:
-            expected, got = _described(*self._signature), _described(array.dtype, array.shape)
+    def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer | _SentAlready:
+        """Start to send; the array must not change before ``wait()`` of what this returns has returned.  Local."""
+        if array.dtype != self._dtype or array.shape != self._shape:
+            expected, got = _described(self._dtype, self._shape), _described(array.dtype, array.shape)
             raise ValueError(f"send to rank {self._to} was bound to {expected}, got {got}; bind another one")
+        if self._head is not None:
+            with self._turnstile:
+                if self._destination.has_put(self._head, self._begin, array):
+                    return _SENT
         return self._lines.post(array, self._to, timeout_seconds)
 
     def __call__(self, array: Any, timeout_seconds: float | None = None) -> None:
@@ -454,6 +520,8 @@ class BoundReceive:
         lines._check_peer(source, "receive")
         self._lines, self._source = lines, source
         self._expected = (like.dtype, tuple(like.shape))
+        self._origin, self._turnstile = lines.sources[source], lines.turnstile
+        self._head, self._begin = lines.head_of(self._expected, like.nbytes)
 
     def start(self, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive.  Local."""
@@ -461,4 +529,9 @@ class BoundReceive:
 
     def __call__(self, timeout_seconds: float | None = None) -> Any:
         """Receive, and return the array; errors as for `Transfer.wait`."""
+        if self._head is not None:
+            with self._turnstile:
+                found = self._origin.taken(self._head, self._begin, *self._expected)
+            if found is not None:
+                return found
         return self.start(timeout_seconds).wait()

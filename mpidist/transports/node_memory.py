@@ -72,8 +72,9 @@ class SharedSegments:
 
     The two segments are used in turn by even and odd calls.  A rank writes into its segment of
     call k + 2 when all ranks have posted call k + 1 on the status board.  By then nobody reads the segment of call k.
-    Places and flags are for longer calls: `PlaceAllReduce`, `ShareAllReduce` and `DirectSum` say how they use places,
-    and those and `SharedSum` count turns by the flags.  On several nodes all of it is for `TwoLevel`.
+    Places and flags are for longer calls: `PlaceAllReduce`, `ShareAllReduce`, `DirectSum` and `Outbox` say how they use
+    places, and those and `SharedSum` count turns by the flags.  On several nodes all of it is for `TwoLevel`.  Boxes
+    are for messages between two ranks, see `Box`.
 
     Parameters
     ----------
@@ -89,8 +90,8 @@ class SharedSegments:
         ``segments[call & 1][rank]``.
     places : tuple of `PLACES` arrays, shape (size, place_bytes), uint8
         ``places[index][rank]``.
-    spare : array, shape (size, bytes), uint8
-        What is left of each rank's last page.
+    boxes : array, shape (size, bytes), uint8
+        By rank: what it has for messages to single ranks, as long as a segment or longer.
     flags : memoryview of 64-bit words
     filled_words, reduced_words : tuple of int
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
@@ -118,12 +119,12 @@ class SharedSegments:
         self.segments = _cut(parts[:, 2 * _LINE_BYTES : middle], segment_bytes)
         last = middle + self.PLACES * place_bytes
         self.places = _cut(parts[:, middle:last], place_bytes)
-        self.spare = parts[:, last:]
+        self.boxes = parts[:, last:]
 
     @classmethod
     def part_bytes(cls, segment_bytes: int, place_bytes: int) -> int:
         """Return how much of the memory is one rank's."""
-        nbytes = 2 * _LINE_BYTES + 2 * segment_bytes + cls.PLACES * place_bytes
+        nbytes = 2 * _LINE_BYTES + 3 * segment_bytes + cls.PLACES * place_bytes
         return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES
 
     @classmethod

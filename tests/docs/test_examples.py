@@ -2,8 +2,8 @@
 
 A Python block runs as it stands, each in a process of its own: alone, and on three ranks that are threads.  A comment
 in the line above says when that is different: ``<!-- run: alone -->``, ``two`` or ``four`` for so many ranks, or
-``pytest`` for a test module; those of ``torch`` are run by `tests/frameworks`.  The blocks of a page of the guide are
-run one after another, in one namespace, and must print what is shown below them, on every rank.
+``pytest`` for a test module; those of ``keras`` and ``torch`` are run by `tests/frameworks`.  The blocks of a page of
+the guide are run one after another, in one namespace, and must print what is shown below them, on every rank.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _RUNS = {
     "two": (partial(on_ranks, 2),),
     "four": (partial(on_ranks, 4),),
     "pytest": (as_tests,),
+    "keras": (),
     "torch": (),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 # one thread a rank, and programs that are compiled quickly
@@ -15,6 +16,14 @@ import numpy  # noqa: E402
 import mpidist  # noqa: E402
 
 BACKEND = keras.backend.backend()
+
+if BACKEND == "jax":  # what is compiled is kept: of a test, nearly all of the time is compilation
+    import jax
+
+    _kept = Path(__file__).parents[2] / "build" / "jax" / str(mpidist.MultiWorkerMirroredStrategy().extended.replica_id)
+    jax.config.update("jax_compilation_cache_dir", str(_kept))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 ROWS = 45
 X = numpy.random.default_rng(0).normal(size=(ROWS, 3)).astype("f4")

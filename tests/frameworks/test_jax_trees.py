@@ -253,7 +253,7 @@ def test_what_jax_was_handed_is_never_written_again(elements, weighted):
     rank, size = place()
     kept, later = [], jax.jit(lambda w, b: (w + w, b * 1))
     for step in range(14):
-        tree = {"w": jnp.full(elements, float(step)), "b": jnp.full(7, float(step)), "n": numpy.full(9, float(step))}
+        tree = {"w": jnp.full(elements, step, "f4"), "b": jnp.full(7, step, "f4"), "n": numpy.full(9, float(step))}
         found = mj.reduce_tree(tree, weight=rank + 1 if weighted else None)
         lazily = later(found["w"], found["b"])
         kept = [*kept[-3:], (step, found, lazily)] if step % 3 else [(step, found, lazily), *kept[1:]]
@@ -271,7 +271,7 @@ def test_results_may_be_donated(elements):
     take = jax.jit(lambda tree: jax.tree.map(lambda each: each + 1, tree), donate_argnums=0)
     kept = []
     for step in range(12):
-        taken = take(mj.reduce_tree({"w": jnp.full(elements, float(step)), "b": jnp.full(64, float(step))}))
+        taken = take(mj.reduce_tree({"w": jnp.full(elements, step, "f4"), "b": jnp.full(64, step, "f4")}))
         if step % 2:
             taken = take(mj.broadcast_tree(taken))
         kept = [*kept[-3:], (step + 1 + step % 2, taken)]
@@ -483,10 +483,23 @@ def test_sharded_arrays_are_gathered_and_put_back(spec):
         numpy.testing.assert_array_equal(found, values * factor)
 
 
-def test_an_array_stays_on_its_device():
+@pytest.mark.parametrize("elements", [3, 100_000])
+def test_an_array_stays_on_its_device_and_is_committed_as_it_was(elements):
     device = jax.devices()[2]
-    leaf = jax.device_put(jnp.ones(3), device)
-    assert mj.reduce_tree(leaf).devices() == mj.broadcast_tree(leaf).devices() == {device}
+    leaves = [jax.device_put(jnp.ones(elements), device), jax.device_put(jnp.ones(5), device), jnp.ones(elements)]
+    for found in (mj.reduce_tree(leaves), mj.broadcast_tree(leaves)):
+        assert [leaf.devices() for leaf in found] == [{device}, {device}, {jax.devices()[0]}]
+        assert [leaf.committed for leaf in found] == [True, True, False]
+        assert all((leaf == 1).all() for leaf in found)
+
+
+def test_short_leaves_of_many_dtypes_come_back_in_their_places(x64):
+    rank, size = place()
+    dtypes = ["f4", "f8", "bfloat16", "f4", "i4", "f8", "bfloat16", "f4"]
+    tree = [jnp.full((index, 2), index + rank, dtype) for index, dtype in enumerate(dtypes)]
+    for index, (found, dtype) in enumerate(zip(mj.reduce_tree(tree, "sum"), dtypes, strict=True)):
+        assert found.dtype == dtype and found.shape == (index, 2)
+        assert (found == index * size + size * (size - 1) / 2).all()
 
 
 def test_arrays_on_a_gpu_are_refused_with_what_to_do():
@@ -625,6 +638,14 @@ def test_gathering_and_its_gradient(axis):
     numbers = numpy.arange(expected.size, dtype=float).reshape(expected.shape) * size * (size + 1) / 2
     first = sum(lengths[:rank])
     numpy.testing.assert_array_equal(gradient, numpy.take(numbers, range(first, first + rank), axis))
+
+
+def test_float64_of_numpy_is_kept_by_collectives():
+    (_, size), x = place(), numpy.full(2, 1.0 + 2.0**-50)
+    found = mj.all_reduce(x, "mean"), mj.all_gather(x)
+    x[:] = 0  # not shared with JAX
+    assert [each.dtype for each in found] == ["f8", "f8"]
+    assert all((numpy.asarray(each) == 1.0 + 2.0**-50).all() for each in found) and found[1].shape == (2 * size,)
 
 
 @pytest.mark.parametrize("function", [mj.all_reduce, mj.all_gather])

@@ -261,3 +261,31 @@ def test_a_model_as_the_function_of_a_trainer():
         w, b = w - 0.2 * rows.T @ difference / 8, b - 0.2 * difference.mean(axis=0)
     numpy.testing.assert_allclose(variables[0].value, w, rtol=1e-4)
     numpy.testing.assert_allclose([history["mse"], history["loss"]], [[numpy.mean(squares)]] * 2, rtol=1e-4)
+
+
+def test_metrics_and_callbacks_of_keras_in_a_trainer():
+    """The metric is that of all rows, and the training ends in the epoch in which Keras' own would end it."""
+
+    def train(metrics, callbacks):
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(numpy.zeros((3, 1))), mpidist.optimizers.SGD(0.5)
+
+        def value_and_grad(w, x, y):
+            scores = 1 / (1 + numpy.exp(-x @ w))
+            loss = -numpy.log(numpy.where(y == 1, scores, 1 - scores)).mean()
+            return (loss, scores), x.T @ (scores - y) / len(x)
+
+        trainer = mpidist.Trainer(value_and_grad, variable, optimizer, metrics=metrics)
+        return trainer.fit(X, Y > 0, batch_size=16, epochs=9, callbacks=callbacks, verbose=0)
+
+    def settings(library):
+        rates = library.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+        return [library.callbacks.EarlyStopping("loss", patience=0, min_delta=0.02, mode="min"), rates]
+
+    found = train([keras.metrics.AUC(name="auc"), keras.metrics.BinaryAccuracy(name="b")], settings(keras))
+    expected = train([mpidist.metrics.AUC(name="auc"), "binary_accuracy"], settings(mpidist))
+    assert 1 < len(found.history["loss"]) < 9
+    numpy.testing.assert_allclose(found.history["loss"], expected.history["loss"])
+    numpy.testing.assert_allclose(found.history["auc"], expected.history["auc"], rtol=1e-6)
+    numpy.testing.assert_allclose(found.history["b"], expected.history["binary_accuracy"], rtol=1e-6)

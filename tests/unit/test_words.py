@@ -22,38 +22,66 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 #: Words that need no entry: they mean what they mean in every English book about programs.
 EVERYDAY = set(
     """
-    about accumulation adapter all alone an and argument array assignment at auto awaited backend backward bar base
-    bench but by cache caller cancelled cause check chooser class clock command communication comparison conformance
-    connecting core counted crossing current curve data deadline death default dependency derived destination device
-    differ dtype during elsewhere ended entered entry error evaluation event exact failed failure fault file fixed
-    foreign found framework from function fused gathered generated given here hint host hostlist identity implausible
-    implementation info injected input join joining judged kept key killed kind lambda launch lazy leftover level line
-    list log lone loopback lost machine main manager mapping max measure measured membership memory merge message method
-    min missing mode monitoring name neighbour nest network no norm not note object of on once open option order origin
-    out outcome output own owner packed page parallel parameter part path per pickle piped pipeline placement plain
-    planned plausibility plot point probe process processor progress proof protocol quantity question random range read
-    reader reading record recording reduction remote reordered request resolution restore room row runner runtime saved
-    seen sent served setting shape sharding shared short simple simulate simulation single slice span spec split stall
-    start started state stop stopwatch store stored stream structure sum supervisor taken temporary terminal termination
-    test testing text time timeout timing to total traceback tracing traffic tune tuning two union unowned unsupported
-    up use wait waiting watchdog watched window word writing zero
+    about accumulation adapter all alone an and argument array assignment at auto awaited
+    backend backward bar base bench but by
+    cache caller cancelled cause check chooser class clock command communication comparison conformance connecting
+    core counted crossing current curve
+    data deadline death default dependency derived destination device differ dtype during
+    elsewhere ended entered entry error evaluation event exact
+    failed failure fault file fixed foreign found framework from function fused
+    gathered generated given
+    handover here hint host hostlist
+    identity implausible implementation info injected input
+    join joining judged
+    kept key killed kind
+    lambda launch lazy leftover level line list log lone loopback lost
+    machine main manager mapping max measure measured membership memory merge message method min missing mode
+    monitoring
+    name neighbour nest network no norm not note
+    object of on once open option order origin out outcome output own owner
+    packed page parallel parameter part path per pickle piped pipeline placement plain planned plausibility plot
+    point probe process processor progress proof protocol
+    quantity question
+    random range read reader reading record recording reduction remote reordered request resolution restore room
+    row runner runtime
+    saved seen sent served setting shape sharding shared short simple simulate simulation single slice span spec
+    split stall start started state stop stopwatch store stored stream structure sum supervisor
+    taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
+    tune tuning two
+    union unowned unsupported up use
+    wait waiting watchdog watched window word writing
+    zero
     """.split()
 )
 
 #: Names that TensorFlow, Keras, papers, formats and programs gave.
 GIVEN = set(
     """
-    absolute accuracy adagrad adam aggregating aggregation arg asynchronous auc autograd autoshard b backup binary
-    binomial callback categorical central checkpoint classifier clipping comm concatenate config confusion constant
-    context coordinator cosine cross csv dataset decay distribute distributed distribution doubling dynamic early
-    estimator eval evaluate experimental exponential extended feature filter float handler hdf hierarchical history
-    horovod indexed inverse iterator jax k keras lamb lars learning linear logger loss lr map mean metric mirrored model
-    monitor mpi mpidist mpirun multi n na nan nccl numeric numpy op ops optimizer optional partitioner physical
-    piecewise plateau policy polynomial power precision prediction preemption prefetcher prefetching rabenseifner rate
-    recall recursive reduce regression regressor repeat replication ring rm rmsprop sampler saver scale scheduler
-    session sgd shuffle sidecar slurm sparse sprop squared stale stopping storage sync synchronization synchronous
-    tensor tensorboard terminate tf threshold top torch tpu train trainer training unbatch value variable w warm zip
-    zipped
+    absolute accuracy adagrad adam aggregating aggregation arg asynchronous auc autograd autoshard
+    b backup binary binomial
+    callback categorical central checkpoint classifier clipping comm concatenate config confusion constant context
+    coordinator cosine cross csv
+    dataset decay distribute distributed distribution doubling dynamic
+    early estimator eval evaluate experimental exponential extended
+    feature filter float
+    handler hdf hierarchical history horovod
+    indexed inverse iterator
+    jax
+    k keras
+    lamb lars learning linear logger loss lr
+    map mean metric mirrored model monitor mpi mpidist mpirun multi
+    n na nan nccl numeric numpy
+    op ops optimizer optional
+    partitioner physical piecewise plateau policy polynomial power precision prediction preemption prefetcher
+    prefetching
+    rabenseifner rate recall recursive reduce regression regressor repeat replication ring rm rmsprop
+    sampler saver scale scheduler session sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
+    sync synchronization synchronous
+    tensor tensorboard terminate tf threshold top torch tpu train trainer training
+    unbatch
+    value variable
+    w warm
+    zip zipped
     """.split()
 )
 

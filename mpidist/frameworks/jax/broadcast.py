@@ -8,7 +8,7 @@ from typing import Any
 from mpidist.arrays import check_movable
 from mpidist.collectives.mismatch import fact
 from mpidist.errors import UnsupportedDtypeError
-from mpidist.frameworks.jax.leaf import handed_over
+from mpidist.frameworks.jax.handover import put
 from mpidist.frameworks.jax.memory import ResultMemory
 from mpidist.frameworks.jax.trees import TreeKind
 from mpidist.frameworks.replicas import Replicas, replicas_in_force
@@ -56,7 +56,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
         _check_alike(kind, replicas, root_rank)
     results = _broadcast(hosts, replicas, root_rank)
     in_jax = [position for position, leaf in enumerate(kind.leaves) if leaf.in_jax]
-    arrays = handed_over([results[each] for each in in_jax], [kind.leaves[each] for each in in_jax])
+    arrays = put([results[each] for each in in_jax], [kind.leaves[each].placement for each in in_jax])
     found: dict[int, Any] = dict(zip(in_jax, arrays, strict=True))
     for position, result in enumerate(results):
         if position not in found:

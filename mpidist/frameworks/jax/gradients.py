@@ -9,7 +9,8 @@ import jax
 import numpy
 
 from mpidist.collectives import plain
-from mpidist.frameworks.jax.leaf import handed_over, kind_of, leaf_of
+from mpidist.frameworks.jax.handover import put
+from mpidist.frameworks.jax.leaf import kind_of, leaf_of
 from mpidist.frameworks.jax.reduction import reduce_tree
 from mpidist.frameworks.replicas import replicas_in_force
 from mpidist.options import ReduceOp
@@ -40,7 +41,7 @@ def all_reduce(x: Any, op: str | ReduceOp = "sum") -> jax.Array:
     TypeError, ValueError, UnsupportedDtypeError, CollectiveMismatchError
         As `reduce_tree`.
     """
-    return _all_reduce(jax.numpy.asarray(x), ReduceOp.of_gradients(op).verb)
+    return _all_reduce(_array(x), ReduceOp.of_gradients(op).verb)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -81,7 +82,7 @@ def all_gather(x: Any, axis: int = 0) -> jax.Array:
     TypeError, UnsupportedDtypeError, CollectiveMismatchError
         As `reduce_tree`.
     """
-    return _all_gather(jax.numpy.asarray(x), axis)
+    return _all_gather(_array(x), axis)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -90,7 +91,7 @@ def _all_gather(x: jax.Array, axis: int) -> jax.Array:
     host = leaf.taken(x)
     axis = plain.checked_axis(host, axis)
     joined = replicas_in_force().communicator.all_gather(host, axis)
-    (result,) = handed_over([numpy.array(joined)], [leaf])
+    (result,) = put([numpy.array(joined)], [leaf.placement])
     return result
 
 
@@ -109,3 +110,8 @@ def _all_gather_backward(axis: int, own: tuple[int, int], cotangent: jax.Array) 
 
 
 _all_gather.defvjp(_all_gather_forward, _all_gather_backward)
+
+
+def _array(x: Any) -> Any:
+    """Return an array of JAX; float64 of NumPy stays float64."""
+    return put([numpy.array(x)], [None])[0] if isinstance(x, (numpy.ndarray, numpy.generic)) else jax.numpy.asarray(x)

@@ -5,7 +5,6 @@ A leaf comes back as what it was: an array of JAX with its sharding and weak typ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -31,6 +30,8 @@ class LeafKind(NamedTuple):
         Of an array of JAX.
     is_weak : bool
         Whether JAX may take the dtype of what the array is combined with.
+    is_committed : bool
+        Whether JAX keeps the array, and what is computed from it, where it is.
     """
 
     type: type
@@ -38,6 +39,7 @@ class LeafKind(NamedTuple):
     shape: tuple[int, ...]
     placement: Any = None
     is_weak: bool = False
+    is_committed: bool = True
 
 
 class Leaf(Protocol):
@@ -51,7 +53,7 @@ class Leaf(Protocol):
     has_sum : bool
         Whether values are numbers that can be added up.
     placement : Sharding or None
-        Where JAX has the leaf, for leaves that are `in_jax`.
+        Where JAX has the leaf, for leaves that are `in_jax`; None where that is left to JAX.
     in_jax : bool
         Whether `given` gets an array of JAX.
     """
@@ -78,7 +80,8 @@ class Leaf(Protocol):
 def kind_of(leaf: Any) -> LeafKind:
     """Return the kind of a leaf.  Local."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-        return LeafKind(jax.Array, leaf.dtype, leaf.shape, leaf.sharding, getattr(leaf, "weak_type", False))
+        is_weak = getattr(leaf, "weak_type", False)  # which keys have not
+        return LeafKind(jax.Array, leaf.dtype, leaf.shape, leaf.sharding, is_weak, leaf.committed)
     if isinstance(leaf, (numpy.ndarray, numpy.generic)):
         return LeafKind(type(leaf), leaf.dtype, leaf.shape)
     return LeafKind(type(leaf), None, ())
@@ -138,6 +141,10 @@ def _check_placement(kind: LeafKind, name: str, what: str) -> None:
         )
 
 
+#: Values in the weak type of another array.
+_like = jax.jit(lambda leaf, values: leaf.at[...].set(values))
+
+
 class _JaxLeaf:
     """An array of JAX on CPU devices."""
 
@@ -145,7 +152,8 @@ class _JaxLeaf:
 
     def __init__(self, kind: LeafKind, name: str) -> None:
         self.dtype, self.shape = numpy.dtype(kind.dtype), kind.shape
-        self.placement = kind.placement
+        is_anywhere = not kind.is_committed and kind.placement == jnp.zeros(()).sharding
+        self.placement = None if is_anywhere else kind.placement
         self._name, self._is_weak = name, kind.is_weak
 
     def check(self, leaf: Any) -> None:
@@ -168,7 +176,7 @@ class _JaxLeaf:
 
     def given(self, result: Any, leaf: Any) -> Any:
         """Return an array with the leaf's weak type, if it has one."""
-        return leaf.at[...].set(result) if self._is_weak and result.dtype == leaf.dtype else result
+        return _like(leaf, result) if self._is_weak and result.dtype == leaf.dtype else result
 
 
 class _KeyLeaf(_JaxLeaf):
@@ -178,7 +186,7 @@ class _KeyLeaf(_JaxLeaf):
 
     def __init__(self, kind: LeafKind, name: str) -> None:
         numbers = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
-        super().__init__(LeafKind(jax.Array, numbers.dtype, numbers.shape, None), name)
+        super().__init__(LeafKind(jax.Array, numbers.dtype, numbers.shape, kind.placement), name)
 
     def taken(self, leaf: Any) -> Any:
         """Return the numbers of the keys."""
@@ -239,21 +247,3 @@ class _NumberLeaf(_HostLeaf):
     def given(self, result: Any, leaf: Any) -> Any:
         """Return a number."""
         return result.item()
-
-
-def handed_over(arrays: Sequence[Any], leaves: Sequence[Leaf]) -> list[Any]:
-    """Return arrays, which nobody writes any more, as arrays of JAX where the leaves have been.  Local.
-
-    Parameters
-    ----------
-    arrays : sequence of array
-    leaves : sequence of Leaf
-        Those `in_jax`, one for each array.
-    """
-    if not arrays:
-        return []
-    placements = [leaf.placement for leaf in leaves]
-    if all(jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype for array in arrays):
-        return jax.device_put(list(arrays), placements)
-    with jax.enable_x64(True):  # or JAX would make float32 of float64
-        return jax.device_put(list(arrays), placements)

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy
 
-from mpidist.frameworks.jax.leaf import Leaf, LeafKind, handed_over, kind_of, leaf_of
-from mpidist.frameworks.jax.memory import ResultMemory
+from mpidist.frameworks.jax.handover import Handover
+from mpidist.frameworks.jax.leaf import Leaf, LeafKind, kind_of, leaf_of
 
 _B = TypeVar("_B")
 
@@ -63,7 +63,8 @@ class Results:
         self._leaves = leaves
         self._dtypes = [leaf.result_dtype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
         self._in_jax = [position for position, leaf in enumerate(leaves) if leaf.in_jax]
-        self._memory = ResultMemory([(self._dtypes[each], leaves[each].shape) for each in self._in_jax])
+        members = [leaves[each] for each in self._in_jax]
+        self._handover = Handover(members, [self._dtypes[each] for each in self._in_jax])
 
     def given(self, results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """Return the leaves of the result.  Local.
@@ -75,11 +76,7 @@ class Results:
         values : sequence
             The leaves that were given.
         """
-        targets = self._memory.take()
-        for position, target in zip(self._in_jax, targets, strict=True):
-            numpy.copyto(target, results[position], casting="unsafe")
-        arrays = handed_over(targets, [self._leaves[position] for position in self._in_jax])
-        del targets
+        arrays = self._handover.of([results[position] for position in self._in_jax])
         found = dict(zip(self._in_jax, arrays, strict=True))
         for position, dtype in enumerate(self._dtypes):
             if position not in found:

@@ -39,12 +39,6 @@ def require_trainable(model: keras.Model) -> None:
                 "distributed Keras model would take the mean over its replicas. Call add_loss in the layer with a mean "
                 "over rows"
             )
-        if getattr(layer, "synchronized", False):
-            raise NotImplementedError(
-                f"layer {layer.name!r} has synchronized=True, which Keras has on neither JAX nor PyTorch; statistics "
-                "of the batch are those of each replica's rows, and moving averages are reduced in every step. Leave "
-                "synchronized out"
-            )
 
 
 def _losses(model: Any) -> Sequence[Any]:

@@ -197,9 +197,9 @@ def _train_step(self: Any, state: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).train_step(state, data)
+    share = replica.next_share(rows_of(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
-    share = replica.next_share(rows_of(data))
     trainable, _, optimizer_variables, metrics_variables = state
     halves = replica.steps
     with replica.step(share):
@@ -222,9 +222,9 @@ def _test_step(self: Any, state: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).test_step(state, data)
+    share = replica.next_share(rows_of(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
-    share = replica.next_share(rows_of(data))
     with replica.step(share):
         logs, after = replica.test_step(state, data, share.rows / share.given_rows)
     kept = after[2] if share.own_rows else state[2]

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras import backends, checks, metrics, predictions
 from mpidist.frameworks.keras.callbacks import with_agreement
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_classes
@@ -58,7 +59,8 @@ def _fit(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _fit_arguments(model: Any, replica: ModelReplica, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of the stock `fit` for this replica.  Collective."""
     checks.require_trainable(model)
-    replica.communicator.check(replica.communicator.call("fit of a Keras model"))
+    settings = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq", "validation_split")
+    replica.compare("fit of a Keras model", [fact(name, given.get(name)) for name in settings])
     arrays = given.pop("x"), given.pop("y"), given.pop("sample_weight")
     other, fraction = given["validation_data"], given.pop("validation_split")
     size, validation_size = given.pop("batch_size"), given.pop("validation_batch_size")
@@ -200,8 +202,10 @@ def _get_metrics_result(self: Any) -> Any:
     replica = replica_of(self)
     variables = self.metrics_variables if replica is not None else []
     values = [variable.value for variable in variables]
-    if not values or replica.share is not None or not all(map(backends.seam().is_concrete, values)):
-        return stock(self).get_metrics_result()  # of this replica, in a step; or there are no values yet
+    is_concrete = backends.seam().is_concrete
+    # Keras also asks for results while it traces shapes: what is computed then has no value
+    if not values or replica.share is not None or not all(map(is_concrete, [keras.ops.zeros(()), *values])):
+        return stock(self).get_metrics_result()
     return metrics.results(replica, variables, values, stock(self).get_metrics_result)
 
 

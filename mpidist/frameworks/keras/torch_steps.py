@@ -112,9 +112,6 @@ def _train_step(self: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).train_step(data)
-    if not replica.is_synchronized:
-        synchronize(replica, self)
-    replica.steps.look()
     return _step(self, replica, data, stock(self).train_step)
 
 
@@ -122,13 +119,15 @@ def _test_step(self: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).test_step(data)
-    if not replica.is_synchronized:
-        synchronize(replica, self)
     return _step(self, replica, data, stock(self).test_step)
 
 
 def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
     share = replica.next_share(rows_of(data))
+    if not replica.is_synchronized:
+        synchronize(replica, model)
+    if replica.steps is not None:
+        replica.steps.look()
     replica.factor = share.rows / share.given_rows
     kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
     with replica.step(share):

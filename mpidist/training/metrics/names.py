@@ -17,6 +17,7 @@ from mpidist.training.metrics.auc import AUC
 from mpidist.training.metrics.base import Metric
 from mpidist.training.metrics.confusion import Precision, Recall
 from mpidist.training.metrics.mean import MeanOfFunction
+from mpidist.training.metrics.of_variables import MetricOfVariables, is_metric
 from mpidist.training.metrics.regression import MeanAbsoluteError, MeanSquaredError
 
 _MAKERS: dict[str, Callable[..., Metric]] = {
@@ -44,7 +45,8 @@ def get(identifier: str | Metric | Callable[..., Any]) -> Metric:
     ----------
     identifier : str, Metric or callable
         ``"accuracy"`` is the binary, categorical or sparse one, by the shapes of labels and predictions.  Of a function
-        ``fn(y_true, y_pred)`` that returns a value for each row it is the mean, called by the function's name.
+        ``fn(y_true, y_pred)`` that returns a value for each row it is the mean, called by the function's name.  A
+        metric of Keras, or of its like, is taken as it is, see `MetricOfVariables`.
 
     Raises
     ------
@@ -55,6 +57,8 @@ def get(identifier: str | Metric | Callable[..., Any]) -> Metric:
     """
     if isinstance(identifier, Metric):
         return identifier
+    if not isinstance(identifier, type) and is_metric(identifier):
+        return MetricOfVariables(identifier)
     if callable(identifier) and not isinstance(identifier, type):
         return MeanOfFunction(identifier)
     if not isinstance(identifier, str):

@@ -512,3 +512,38 @@ def test_parts_of_a_world_have_collectives_of_their_own():
         return sorted({*joined.tolist()}), sorted({*rows.tolist()})
 
     assert run_ranks(4, on_rank) == [([0, 2], [0, 2]), ([1, 3], [1, 3])] * 2
+
+
+def test_groups_of_ranks_have_them_by_messages():
+    from mpidist.collectives.group import GroupCommunicator
+
+    def on_rank():
+        whole = world_communicator()
+        group = GroupCommunicator(whole, [whole.rank % 2, whole.rank % 2 + 2])
+        rank, own = whole.rank, group.rank
+        rows, splits = group.all_to_all(numpy.full(2, rank))
+        sending = group.send_init(numpy.zeros(3000), 1 - own).start(numpy.full(3000, float(rank)))
+        got = group.receive(1 - own)
+        sending.wait()
+        joined = group.gather(numpy.full(own + 1, rank), 1)
+        return (
+            rows.tolist(),
+            splits,
+            {*got.tolist()},
+            group.broadcast_copy(numpy.full(3, rank), 1).tolist(),
+            None if joined is None else joined.tolist(),
+            group.reduce_scatter(numpy.arange(2) + rank, "max").tolist(),
+        )
+
+    expected = [
+        (
+            [rank % 2, rank % 2 + 2],
+            [1, 1],
+            {float((rank + 2) % 4)},
+            [rank % 2 + 2] * 3,
+            [rank % 2, rank, rank] if rank > 1 else None,
+            [rank % 2 + 2 + (rank > 1)],
+        )
+        for rank in range(4)
+    ]
+    assert run_ranks(4, on_rank) == expected

@@ -36,24 +36,33 @@ class Stubborn:
         raise ZeroDivisionError("not for sale")
 
 
+#: Where ranks are: on one node they share memory, on several they send messages.
+HOSTS = [lambda size: ["n1"] * size, lambda size: [f"n{rank % 2}" for rank in range(size)]]
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=["one node", "two nodes"])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_rank_gets_the_objects_of_all_in_rank_order(size):
+def test_every_rank_gets_the_objects_of_all_in_rank_order(size, hosts):
     def gathered():
         rank = mpidist.rank()
         return mpidist.all_gather_object({"rank": rank, "text": "é" * 1000 * rank, "array": numpy.arange(rank)})
 
-    for found in run_ranks(size, gathered):
+    for found in run_ranks(size, gathered, hosts=hosts(size)):
         assert [each["rank"] for each in found] == list(range(size))
         assert [each["text"] for each in found] == ["é" * 1000 * rank for rank in range(size)]
         assert [each["array"].tolist() for each in found] == [list(range(rank)) for rank in range(size)]
 
 
+@pytest.mark.parametrize("hosts", HOSTS, ids=["one node", "two nodes"])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_rank_gets_the_object_of_the_root(size):
+@pytest.mark.parametrize("length", [0, 700, 20_000], ids="{} characters".format)
+def test_every_rank_gets_the_object_of_the_root(size, hosts, length):
     def given():
-        return [mpidist.broadcast_object(("of", mpidist.rank(), None), root) for root in range(size)]
+        mine = (mpidist.rank(), "x" * length)
+        return [mpidist.broadcast_object(mine, root) for root in range(size) for _ in range(3)]
 
-    assert run_ranks(size, given) == [[("of", root, None) for root in range(size)]] * size
+    expected = [(root, "x" * length) for root in range(size) for _ in range(3)]
+    assert run_ranks(size, given, hosts=hosts(size)) == [expected] * size
 
 
 def test_only_the_root_must_have_an_object_that_can_be_pickled():
@@ -72,9 +81,10 @@ def test_the_root_has_its_own_object_and_gathered_ones_are_copies():
     assert run_ranks(1, own) == [(True, False)]
 
 
+@pytest.mark.parametrize("hosts", HOSTS, ids=["one node", "two nodes"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("bad", [Stubborn(), lambda: None, (n for n in "x")], ids=["class", "lambda", "generator"])
-def test_an_object_that_cannot_be_pickled_is_an_error_on_all_ranks_which_go_on_together(size, bad):
+def test_an_object_that_cannot_be_pickled_is_an_error_on_all_ranks_which_go_on_together(size, bad, hosts):
     def refused():
         rank, problems = mpidist.rank(), []
         for call in (mpidist.all_gather_object, lambda mine: mpidist.broadcast_object(mine, size - 1)):
@@ -85,10 +95,10 @@ def test_an_object_that_cannot_be_pickled_is_an_error_on_all_ranks_which_go_on_t
             problems.append(str(caught.value))
         return problems, mpidist.all_gather_object(rank)
 
-    for rank, (problems, after) in enumerate(run_ranks(size, refused)):
+    for rank, (problems, after) in enumerate(run_ranks(size, refused, hosts=hosts(size))):
         for text, call in zip(problems, ("all_gather_object", "broadcast_object"), strict=True):
             assert text.startswith(f"rank {rank} of {size}: {call}")
-            assert f"the object of rank {size - 1} (localhost) cannot be pickled" in text
+            assert f"the object of rank {size - 1} ({hosts(size)[-1]}) cannot be pickled" in text
         assert after == list(range(size))
 
 

@@ -1,0 +1,83 @@
+"""`CallbackOfKeras`: a callback of Keras in a `Trainer`, known by its class; Keras is not imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpidist.training.callbacks.base import Callback, Training
+
+#: Callbacks that need a model of Keras -> what to use in their place.
+_NEED_A_MODEL = {
+    "BackupAndRestore": "mpidist.callbacks.ModelCheckpoint(folder, resume=True)",
+    "ModelCheckpoint": "mpidist.callbacks.ModelCheckpoint",
+    "ProgbarLogger": "mpidist.callbacks.ProgressBar",
+    "SwapEMAWeights": "an optimizer of mpidist.optimizers",
+    "TensorBoard": "mpidist.callbacks.TensorBoard",
+}
+
+#: Callbacks that write or send something, which the chief does alone.
+_CHIEF_ONLY = {"CSVLogger", "RemoteMonitor"}
+
+_TURNS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+class CallbackOfKeras(Callback):
+    """Calls a callback of Keras at its turns; what Keras calls the model is the trainer.
+
+    Parameters
+    ----------
+    callback : keras.callbacks.Callback
+
+    Raises
+    ------
+    TypeError
+        It needs a model of Keras; says what to use in its place.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        names = [each.__name__ for each in type(callback).__mro__]
+        needed = next((_NEED_A_MODEL[name] for name in names if name in _NEED_A_MODEL), None)
+        if needed is None and getattr(callback, "restore_best_weights", False):
+            needed = "mpidist.callbacks.EarlyStopping"
+        if needed is not None:
+            raise TypeError(f"callback {names[0]} works on a model of Keras, which a Trainer has not; use {needed}")
+        self._callback = callback
+        self._is_for_chief = bool(_CHIEF_ONLY & {*names})
+
+    def set_model(self, trainer: Training) -> None:
+        """Be told whose callback it is."""
+        super().set_model(trainer)
+        self._callback.set_model(trainer)
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Be told about the training that begins."""
+        super().set_params(params)
+        self._callback.set_params(dict(params))
+
+
+def _turn(name: str) -> Callable[..., None]:
+    def call(self: Any, *args: Any) -> None:
+        if not self._is_for_chief or self.trainer.is_chief:
+            getattr(self._callback, name)(*args)
+
+    return call
+
+
+for _name in _TURNS:
+    setattr(CallbackOfKeras, _name, _turn(_name))
+
+
+def as_callback(callback: Any) -> Callback:
+    """Return a callback of mpidist, or of Keras, for a `Trainer`.  Local.
+
+    Raises
+    ------
+    TypeError
+        It is neither, or one of Keras' that needs a model of Keras.
+    """
+    if isinstance(callback, Callback):
+        return callback
+    if any(each.__name__ == "Callback" and each.__module__.startswith("keras.") for each in type(callback).__mro__):
+        return CallbackOfKeras(callback)
+    raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")

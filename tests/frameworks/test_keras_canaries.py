@@ -1,0 +1,165 @@
+"""What is assumed about Keras and is not in its documentation; each test says what would break."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+
+import numpy
+import pytest
+
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("there is no Keras", allow_module_level=True)
+
+import keras
+
+from tests.frameworks.keras_models import BACKEND, X, Y, compiled, sequential, stock
+
+pytestmark = pytest.mark.mpi
+
+
+def test_an_adapter_is_taken_as_the_input():
+    """Else no input is cut: `mpidist.frameworks.keras.inputs.PartAdapter`."""
+    from keras.src.trainers.data_adapters import get_data_adapter
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+    adapter = DataAdapter()
+    assert get_data_adapter(adapter) is adapter
+    for name in ("get_jax_iterator", "get_torch_dataloader", "num_batches", "on_epoch_begin", "on_epoch_end"):
+        assert hasattr(DataAdapter, name)
+
+
+def test_the_first_epoch_may_be_set_in_on_train_begin():
+    """Else ranks other than the chief do not resume with it."""
+
+    class Setting(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            assert self.model._initial_epoch is None
+            self.model._initial_epoch = 2
+
+    assert stock(sequential, compiled()).fit(X, Y, epochs=4, callbacks=[Setting()], verbose=0).epoch == [2, 3]
+
+
+def test_a_step_applies_gradients_by_the_optimizer():
+    """Else they are not reduced."""
+    called = []
+    model = stock(sequential, compiled())
+    name = "apply" if BACKEND == "torch" else "stateless_apply"
+    method = getattr(model.optimizer, name)
+
+    def noted(*args, **kwargs):
+        called.append(name)
+        return method(*args, **kwargs)
+
+    object.__setattr__(model.optimizer, name, noted)
+    model.fit(X[:4], Y[:4], verbose=0)
+    assert called
+
+
+def test_fit_and_evaluate_ask_for_the_results_of_metrics_at_their_ends():
+    """Else metrics would be those of this rank's rows."""
+    asked = []
+
+    class Asked(keras.Model):
+        def get_metrics_result(self):
+            asked.append(1)
+            return {"loss": 17.0}
+
+    inputs = keras.Input((3,))
+    model = Asked(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    assert model.fit(X, Y, verbose=0).history == {"loss": [17.0]}
+    assert model.evaluate(X, Y, verbose=0) == 17.0 and asked
+
+
+def test_masks_are_an_attribute():
+    """Else a mask of the outputs is not seen, and the loss is wrong without a word."""
+    embedded = keras.layers.Embedding(5, 3, mask_zero=True)(numpy.array([[0, 1]]))
+    assert keras.ops.convert_to_numpy(embedded._keras_mask).tolist() == [[False, True]]
+
+
+def test_layers_of_layers_are_found():
+    """Else layers that cannot be right are not seen."""
+    inner = keras.Sequential([keras.layers.Dense(2, activity_regularizer="l2"), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((3,)), inner])
+    found = [getattr(each, "activity_regularizer", None) for each in model._flatten_layers()]
+    assert sum(each is not None for each in found) == 1
+
+
+def test_seeds_have_a_name():
+    """Else dropout is the same on all replicas."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.build((None, 3))
+    assert [tuple(each.shape) for each in model.variables if each.name == "seed_generator_state"] == [(2,)]
+
+
+def test_learning_rates_have_a_name():
+    """Else each rank has its own."""
+    assert [each.name for each in keras.optimizers.Adam(0.5).variables].count("learning_rate") == 1
+
+
+def test_the_class_of_a_model_can_be_replaced():
+    """Else nothing can be distributed."""
+    model = stock(sequential, compiled())
+    model.__class__ = type("Derived", (type(model),), {})
+    assert len(model.fit(X, Y, verbose=0).history["loss"]) == 1
+
+
+def test_arguments_have_their_names():
+    """Else they are not seen."""
+    named = {"x", "y", "sample_weight", "batch_size", "validation_data", "validation_split", "validation_batch_size"}
+    named |= {"steps_per_epoch", "validation_steps", "shuffle", "class_weight", "callbacks", "verbose"}
+    assert named <= inspect.signature(keras.Model.fit).parameters.keys()
+    assert {"x", "y", "y_pred", "sample_weight"} <= inspect.signature(keras.Model.compute_loss).parameters.keys()
+
+
+def test_variables_of_metrics_are_summed():
+    """Else the states of metrics are put together in another way than their variables say."""
+    metric = keras.metrics.Mean()
+    assert {getattr(each, "aggregation", "sum") for each in metric.variables} <= {"sum", "mean"}
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
+def test_tensors_count_their_changes():
+    """Else changed statistics are not reduced."""
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    before = layer.moving_mean.value._version
+    layer(keras.ops.convert_to_tensor(X), training=True)
+    assert layer.moving_mean.value._version > before
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
+def test_variables_that_a_step_leaves_alone_are_the_same_objects():
+    """Else frozen layers are reduced in each step, which costs time and may change their last bits."""
+    import jax
+
+    model = keras.Sequential([
+        keras.Input((3,)),
+        keras.layers.Dense(2, trainable=False),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1),
+    ])  # fmt: skip
+    compiled()(model)
+    model.fit(X, Y, verbose=0)
+    found = []
+
+    def step(*state):
+        _, after = model.train_step(state, (X, Y))
+        found.extend(new is old for old, new in zip(state[1], after[1], strict=True))
+        return after
+
+    groups = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    jax.jit(step)(*[[each.value for each in group] for group in groups])
+    names = [each.name for each in model.non_trainable_variables]
+    assert dict(zip(names, found, strict=True)) == {
+        "kernel": True,
+        "bias": True,
+        "moving_mean": False,
+        "moving_variance": False,
+    }

@@ -1,0 +1,231 @@
+"""Accidents with Keras models on N ranks, and what cannot be right: errors that say what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy
+import pytest
+
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("there is no Keras", allow_module_level=True)
+
+import keras
+
+import mpidist
+from mpidist.errors import CollectiveMismatchError
+from tests.frameworks.keras_models import (
+    BACKEND,
+    CLASSES,
+    WEIGHTS,
+    X,
+    Y,
+    assert_alike,
+    classifier,
+    compiled,
+    crossentropy,
+    distributed,
+    functional,
+    rank,
+    sequential,
+    stock,
+)
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+@pytest.mark.parametrize("call", [
+    lambda model: model.compile("sgd", "mse"),
+    lambda model: model.fit(X, Y, verbose=0),
+    lambda model: model.train_on_batch(X, Y),
+])  # fmt: skip
+def test_a_model_that_was_made_outside_of_the_scope(call):
+    model = stock(functional, compiled())
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope(), pytest.raises(RuntimeError, match=r"made outside of it.*strategy.distribute\(model\)"):
+        call(model)
+    strategy.distribute(model)
+    with strategy.scope():
+        call(model)
+
+
+def test_models_that_differ():
+    model = distributed(lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1 + rank())]), compiled())
+    with pytest.raises(CollectiveMismatchError, match=r"variable 0 kernel, trainable.*\(3, 2\).*\(3, 1\)"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_layer_that_is_frozen_on_one_rank():
+    model = distributed(sequential, compiled())
+    if rank() == 1:
+        model.layers[0].trainable = False
+    with pytest.raises(CollectiveMismatchError, match="variable 0 kernel, not trainable"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_optimizers_that_differ():
+    model = distributed(sequential, compiled(optimizer=lambda: keras.optimizers.get(["sgd", "adam", "lion"][rank()])))
+    with pytest.raises(CollectiveMismatchError, match="optimizer: .*SGD|optimizer: .*Adam"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_epochs_that_differ():
+    model = distributed(sequential, compiled())
+    with pytest.raises(CollectiveMismatchError, match="epochs: "):
+        model.fit(X, Y, epochs=1 + rank(), verbose=0)
+
+
+def test_a_model_of_another_strategy():
+    model = distributed(sequential, compiled())
+    other = mpidist.MirroredStrategy()
+    with pytest.raises(RuntimeError, match="is distributed by .* and cannot be by <MirroredStrategy"):
+        other.distribute(model)
+    with other.scope(), pytest.raises(RuntimeError, match="Mixing different"):
+        model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("kind, message", [
+    (mpidist.experimental.CentralStorageStrategy, "MirroredStrategy gives the same numbers"),
+    (mpidist.ParameterServerStrategy, "Use MirroredStrategy or MultiWorkerMirroredStrategy"),
+])  # fmt: skip
+def test_strategies_that_keep_variables_elsewhere(kind, message):
+    if kind is mpidist.ParameterServerStrategy:
+        pytest.skip("its servers do not come back: see tests/jobs")
+    strategy = kind()
+    with strategy.scope(), pytest.raises(NotImplementedError, match=message):
+        sequential()
+    with pytest.raises(NotImplementedError, match=message):
+        strategy.distribute(stock(sequential, compiled()))
+
+
+def test_objects_that_are_not_distributed():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with pytest.raises(TypeError, match="models and optimizers of Keras, got a Dense"):
+        strategy.distribute(keras.layers.Dense(1))
+
+
+def test_a_sum_over_the_rows_that_a_layer_makes():
+    def make():
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activity_regularizer="l2")])
+
+    model = distributed(make, compiled())
+    with pytest.raises(NotImplementedError, match="activity_regularizer.*add_loss"):
+        model.fit(X, X[:, :1], verbose=0)
+
+
+def masked():
+    return keras.Sequential([
+        keras.Input((4,)),
+        keras.layers.Embedding(5, 3, mask_zero=True),
+        keras.layers.Dense(1),
+    ])  # fmt: skip
+
+
+def test_a_mask_of_the_outputs():
+    tokens = numpy.arange(48).reshape(12, 4) % 5
+    model = distributed(masked, compiled(metrics=[]))
+    with pytest.raises(NotImplementedError, match="have a mask.*sample_weight with zeros"):
+        model.fit(tokens, tokens[..., None].astype("f4"), batch_size=6, verbose=0)
+
+
+def test_a_loss_that_divides_by_weights():
+    loss = crossentropy(reduction="mean_with_sample_weight")
+    model = distributed(classifier, compiled(loss, metrics=[]))
+    model.fit(X, CLASSES, verbose=0)
+    with pytest.raises(NotImplementedError, match="sum_over_batch_size"):
+        model.fit(X, CLASSES, sample_weight=WEIGHTS, verbose=0)
+
+
+def test_losses_of_several_reductions():
+    def make():
+        inputs = keras.Input((3,))
+        return keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+
+    model = distributed(
+        make, lambda model: model.compile("sgd", [keras.losses.MeanSquaredError(reduction="sum"), "mse"])
+    )
+    with pytest.raises(NotImplementedError, match="losses with the reductions sum, sum_over_batch_size"):
+        model.fit(X, [Y, Y], verbose=0)
+
+
+def test_arguments_that_do_not_fit():
+    model = distributed(sequential, compiled())
+    with pytest.raises(ValueError, match="validation_split is for arrays"):
+        model.fit(iter([(X, Y)]), validation_split=0.2, verbose=0)
+    with pytest.raises(ValueError, match="gives batches .inputs, labels, weights. of its own"):
+        model.fit((each for each in [(X, Y)]), Y, verbose=0)
+    with pytest.raises(ValueError, match="one number of rows"):
+        model.fit(X, Y[:3], verbose=0)
+    with pytest.raises(TypeError, match="CallbackList"):
+        model.fit(X, Y, callbacks=keras.callbacks.CallbackList(), verbose=0)
+    with pytest.raises(RuntimeError, match="fit, evaluate, train_on_batch"):
+        model.train_step((X, Y)) if BACKEND == "torch" else model.test_step(([], [], []), (X, Y))
+    model.fit(X, Y, verbose=0)
+    assert_alike(model)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
+def test_a_step_that_pytorch_compiles():
+    model = distributed(sequential, compiled(jit_compile=True))
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        model.fit(X, Y, verbose=0)
+
+
+class _Twice(keras.Model):
+    """Applies gradients twice."""
+
+    def train_step(self, state, data):
+        trainable, others, optimizer, metrics = state
+        for _ in range(2):
+            trainable, optimizer = self.optimizer.stateless_apply(optimizer, trainable, trainable)
+        return {}, (trainable, others, optimizer, metrics)
+
+
+class _Never(keras.Model):
+    """Updates its weights by itself."""
+
+    def train_step(self, state, data):
+        trainable, others, optimizer, metrics = state
+        return {}, ([each * 0.5 for each in trainable], others, optimizer, metrics)
+
+
+class _After(keras.Model):
+    """Looks at the weights after the update."""
+
+    def train_step(self, state, data):
+        trainable, others, optimizer, metrics = state
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, trainable, trainable)
+        trainable = [each * 0.5 for each in trainable]
+        return {}, (trainable, others, optimizer, metrics)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
+@pytest.mark.parametrize("kind, message", [
+    (_Twice, "more than once"),
+    (_Never, "must apply gradients by optimizer.stateless_apply"),
+    (_After, "after optimizer.stateless_apply has updated"),
+])  # fmt: skip
+def test_steps_of_jax_that_cannot_be_split(kind, message):
+    def make():
+        inputs = keras.Input((3,))
+        return kind(inputs, keras.layers.Dense(1)(inputs))
+
+    model = distributed(make, compiled(metrics=[]))
+    with pytest.raises((NotImplementedError, TypeError), match=message):
+        model.fit(X, Y, verbose=0)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
+def test_a_step_of_pytorch_that_reduces_nothing():
+    class Alone(keras.Model):
+        def train_step(self, data):
+            for each in self.trainable_weights:
+                each.assign_add(keras.ops.ones_like(each) * rank())
+            return {}
+
+    def make():
+        inputs = keras.Input((3,))
+        return Alone(inputs, keras.layers.Dense(1)(inputs))
+
+    with pytest.raises(CollectiveMismatchError, match="weights of a Keras model at the end of an epoch"):
+        distributed(make, compiled(metrics=[])).fit(X, Y, verbose=0)

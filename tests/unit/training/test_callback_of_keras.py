@@ -1,0 +1,91 @@
+"""Callbacks of Keras in a `Trainer`, by classes that look like them."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.testing import run_ranks
+
+
+class Callback:
+    """As the base of Keras' callbacks."""
+
+    def set_model(self, model):
+        self.model = model
+
+    def set_params(self, params):
+        self.params = params
+
+    def __getattr__(self, name):
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+Callback.__module__ = "keras.src.callbacks.callback"
+
+
+def fitted(*callbacks, epochs=4):
+    strategy = mpidist.MirroredStrategy()
+    with strategy.scope():
+        variable, optimizer = mpidist.Variable(numpy.ones(2)), mpidist.optimizers.SGD(0.1)
+    trainer = mpidist.Trainer(lambda w, x: ((w * w).sum(), 2 * w), variable, optimizer)
+    return trainer.fit(numpy.zeros((6, 2)), batch_size=3, epochs=epochs, callbacks=callbacks, verbose=0)
+
+
+def test_it_is_called_at_its_turns_and_may_end_the_training():
+    class Ending(Callback):
+        seen = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen += 1
+            if logs["loss"] < 1.5:
+                self.model.stop_training = True
+
+    def fn():
+        ending = Ending()
+        losses = fitted(ending).history["loss"]
+        return losses, ending.seen, ending.params["epochs"]
+
+    for losses, seen, epochs in run_ranks(2, fn):
+        # w shrinks by 0.8 in each of two steps of an epoch: of 2 w², the mean of 1 and 0.64, and so on
+        numpy.testing.assert_allclose(losses, [1.64, 1.64 * 0.8**4])
+        assert (seen, epochs) == (2, 4)
+
+
+def test_what_writes_is_the_chief_s():
+    class CSVLogger(Callback):
+        seen = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen += 1
+
+    def fn():
+        logger = CSVLogger()
+        fitted(logger)
+        return logger.seen
+
+    assert run_ranks(2, fn) == [4, 0]
+
+
+@pytest.mark.parametrize("name, advice", [
+    ("ModelCheckpoint", "mpidist.callbacks.ModelCheckpoint"),
+    ("TensorBoard", "mpidist.callbacks.TensorBoard"),
+])  # fmt: skip
+def test_what_needs_a_model_of_keras(name, advice):
+    with pytest.raises(TypeError, match=f"callback Own works on a model of Keras.*use {advice}"):
+        fitted(type("Own", (type(name, (Callback,), {}),), {})())
+
+
+def test_early_stopping_that_restores_weights():
+    callback = Callback()
+    callback.restore_best_weights = True
+    with pytest.raises(TypeError, match="mpidist.callbacks.EarlyStopping"):
+        fitted(callback)
+
+
+def test_what_is_no_callback():
+    with pytest.raises(TypeError, match="a callback must be a mpidist.callbacks.Callback, got object"):
+        fitted(object())
