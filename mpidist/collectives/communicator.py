@@ -75,6 +75,7 @@ class Communicator:
         self.load_choices: Callable[[Watch], Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}
         self.objects: dict[str, Any] = {}  # by name: the bound collectives on Python objects
+        self.adapters: dict[str, Any] = {}  # by name: what is kept of these ranks above, as long as they are there
         self.started: Started = Started() if whole is None else whole.started
         self._calls: dict[Any, Bound] = {}
         lanes = _lanes(world)
