@@ -15,12 +15,15 @@ from mpidist.collectives.array_bound import ArrayBound
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_slots import CallSlots
 from mpidist.collectives.outbox import Outbox
-from mpidist.collectives.own_results import OwnResults
+from mpidist.collectives.own_results import LEAST_BYTES, OwnResults
 from mpidist.collectives.ranks import Ranks
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
 
 _BYTES = numpy.dtype(numpy.uint8)
+
+#: An array of more bytes is put into a call slot without the rows that stay on its rank.
+_WHOLE_BYTES = 1 << 13
 
 
 def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[int]:
@@ -67,6 +70,8 @@ class AllToAll(ArrayBound):
         super().__init__(ranks, Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])]), like, 0)
         self._rank, self._size, self._transport = ranks.rank, ranks.size, ranks.transport
         self._splits: list[int] = []
+        self._even: list[int] = []
+        self._even_shape: tuple[int, ...] | None = None  # for which `_even` is
 
     def fill(self, given: Any) -> bool:
         """Return True, and show the others what is short enough; ValueError for another kind of array.  Local."""
@@ -78,7 +83,12 @@ class AllToAll(ArrayBound):
         """Raise ValueError for another kind of array, or for wrong splits.  Local."""
         array, splits = given if type(given) is tuple else (given, None)
         super().check(array)
-        self._splits = checked_splits(len(array), splits, self._size)
+        if splits is None:
+            if array.shape != self._even_shape:
+                self._even, self._even_shape = checked_splits(len(array), None, self._size), array.shape
+            self._splits = self._even
+        else:
+            self._splits = checked_splits(len(array), splits, self._size)
 
     def move(self, watch: Watch, given: Any) -> tuple[Any, list[int]]:
         array = given[0] if type(given) is tuple else given
@@ -105,6 +115,8 @@ class NodeAllToAll(AllToAll):
         self._table: list[list[int]] = []  # the splits of all ranks, for which the rest is
         self._received: list[int] = []
         self._by_parity: tuple[list[Any], list[Any]] = ([], [])
+        self._stacked: tuple[Any, Any] | None = None
+        self._got: tuple[int, ...] = ()
         self._is_short = True
 
     def show(self, array: Any) -> None:
@@ -118,18 +130,29 @@ class NodeAllToAll(AllToAll):
             if shape != self._shown:
                 self._own = self._slots.view(self._rank, 0, shape, self._dtype, nbytes)
                 self._shown = shape
-            self._own[at][...] = array
+            if nbytes <= _WHOLE_BYTES:
+                self._own[at][...] = array
+            else:
+                first = sum(self._splits[: self._rank])
+                last = first + self._splits[self._rank]
+                self._own[at][:first] = array[:first]
+                self._own[at][last:] = array[last:]
 
     def move(self, watch: Watch, given: Any) -> tuple[Any, list[int]]:
         at = watch.call & 1
         table = [words.tolist() for words in self._words[at]]
         if table != self._table:
             self._lay_out(table)
-        out = self._results.array((sum(self._received), *self._shape[1:]), self._dtype)
+        array = given[0] if type(given) is tuple else given
+        if self._stacked is not None and array.nbytes <= _WHOLE_BYTES:
+            return self._stacked[at].copy().reshape(self._got), self._received.copy()
+        out = self._results.array(self._got, self._dtype)
         if self._is_short:
-            numpy.concatenate(self._by_parity[at], 0, out)
+            parts, rank, first = self._by_parity[at], self._rank, sum(self._splits[: self._rank])
+            own = array[first : first + self._splits[rank]]
+            numpy.concatenate([*parts[:rank], own, *parts[rank + 1 :]], 0, out)
         else:
-            self._move_long(watch, given[0] if type(given) is tuple else given, out)
+            self._move_long(watch, array, out)
         return out, self._received.copy()
 
     def _lay_out(self, table: list[list[int]]) -> None:
@@ -143,6 +166,11 @@ class NodeAllToAll(AllToAll):
                 shape = (splits[rank], *self._shape[1:])
                 views.append(self._slots.view(other, sum(splits[:rank]) * row, shape, self._dtype, shape[0] * row))
             self._by_parity = ([even for even, _ in views], [odd for _, odd in views])
+        self._got = (sum(self._received), *self._shape[1:])
+        first, nbytes = sum(table[0][:rank]) * row, self._got[0] * row
+        is_stack = self._is_short and all(each == table[0] for each in table) and 0 < nbytes < LEAST_BYTES
+        shape = (self._received[0], *self._shape[1:])
+        self._stacked = self._slots.stack(first, shape, self._dtype) if is_stack else None
 
     def _move_long(self, watch: Watch, array: Any, out: Any) -> None:
         own, flat, row, rank = byte_view(numpy.ascontiguousarray(array)), byte_view(out), self._row_bytes, self._rank

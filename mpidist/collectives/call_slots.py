@@ -5,6 +5,7 @@ A rank fills its slot before it begins a call, and reads the others' after it ha
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from mpidist.transports.node_memory import SharedSegments
@@ -40,4 +41,10 @@ class CallSlots:
     def view(self, rank: int, start: int, shape: tuple[int, ...], dtype: Any, nbytes: int) -> tuple[Any, Any]:
         """Return by parity of the call an array in the slot of `rank`, from byte `start` on.  Local."""
         first, second = (slots[rank, start : start + nbytes].view(dtype).reshape(shape) for slots in self.values)
+        return first, second
+
+    def stack(self, start: int, shape: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
+        """Return by parity of the call the arrays of all ranks, each in its slot from byte `start` on.  Local."""
+        stop = start + prod(shape) * dtype.itemsize
+        first, second = (slots[:, start:stop].view(dtype).reshape(len(slots), *shape) for slots in self.values)
         return first, second

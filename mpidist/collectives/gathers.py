@@ -14,7 +14,7 @@ from mpidist.collectives.array_bound import ArrayBound, SentCollective
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_slots import CallSlots
 from mpidist.collectives.outbox import Outbox
-from mpidist.collectives.own_results import OwnResults
+from mpidist.collectives.own_results import LEAST_BYTES, OwnResults
 from mpidist.collectives.ranks import Ranks
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
@@ -79,23 +79,29 @@ class NodeGather(ArrayBound):
         self._own_words = tuple(words[self._rank] for words in self._words)
         self._outbox = Outbox(segments, ranks.rank)
         self._shown: tuple[int, ...] | None = None  # the shape for which `_own` is
-        self._own: tuple[Any, Any] = (None, None)
-        self._lengths: list[int] = []  # those for which `_parts` are
-        self._parts: list[tuple[Any, Any]] = []
+        self._own: tuple[Any, Any] | None = None
+        self._own_length = 0
+        self._lengths: list[int] = []  # those for which the rest is
         self._by_parity: tuple[list[Any], list[Any]] = ([], [])
+        self._stacked: tuple[Any, Any] | None = None
         self._joined: tuple[int, ...] = ()
         self._is_short = True
 
-    def show(self, array: Any) -> None:
-        """Put the length, and a short array, into the call slot.  Local."""
-        at, shape = (self._control.call + 1) & 1, array.shape
-        length = shape[self._at_axis]
-        self._own_words[at][0] = length
-        if length * self._row_bytes <= self._slots.room:
-            if shape != self._shown:
-                self._own = self._slots.view(self._rank, 0, shape, self._dtype, length * self._row_bytes)
-                self._shown = shape
+    def fill(self, array: Any) -> bool:
+        """Return True, and put the length, and a short array, into the call slot.  Local."""
+        if type(array) is not self._type:
+            raise self.refused(array)
+        shape, at = array.shape, (self._control.call + 1) & 1
+        if shape != self._shown or array.dtype != self._dtype:
+            self.check(array)
+            self._shown, length = shape, shape[self._at_axis]
+            nbytes, self._own_length = length * self._row_bytes, length
+            is_short = nbytes <= self._slots.room
+            self._own = self._slots.view(self._rank, 0, shape, self._dtype, nbytes) if is_short else None
+        self._own_words[at][0] = self._own_length
+        if self._own is not None:
             self._own[at][...] = array
+        return True
 
     def move(self, watch: Watch, array: Any) -> Any:
         at = watch.call & 1
@@ -106,6 +112,8 @@ class NodeGather(ArrayBound):
             return self._move_long(watch, array)
         if not self._takes:
             return None
+        if self._stacked is not None:
+            return self._stacked[at].copy().reshape(self._joined)
         out = self._results.array(self._joined, self._dtype)
         numpy.concatenate(self._by_parity[at], self._at_axis, out)
         return out
@@ -125,6 +133,9 @@ class NodeGather(ArrayBound):
                 for rank, length in enumerate(lengths)
             ]
             self._by_parity = ([even for even, _ in views], [odd for _, odd in views])
+        nbytes = sum(lengths) * self._row_bytes
+        is_stack = self._is_short and self._at_axis == 0 and len(set(lengths)) == 1 and 0 < nbytes < LEAST_BYTES
+        self._stacked = self._slots.stack(0, self._shape_of(lengths[0]), self._dtype) if is_stack else None
 
     def _move_long(self, watch: Watch, array: Any) -> Any:
         """Move arrays through the outboxes."""

@@ -13,9 +13,9 @@ from typing import Any
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
 
-#: Bytes that a rank shows at a time, where a place has room for them, and how many such pieces take turns: so many that
-#: writer and readers need not wait for each other, so few that they stay in cache.
-_PIECE_BYTES, _DEPTH = 1 << 19, 4
+#: Bytes that a rank shows to all at a time, and to the others together, each its part, where a place has room for them;
+#: and how many such pieces take turns: writer and readers then need not wait for each other.
+_PIECE_BYTES, _PARTS_BYTES, _DEPTH = 1 << 20, 1 << 19, 4
 
 _LINE_BYTES = 64
 
@@ -38,7 +38,8 @@ class Outbox:
         self._rings = [[places[owner, :nbytes] for places in segments.places[:_DEPTH]] for owner in range(self._size)]
         self._depth = len(self._rings[0])
         self._piece_bytes = nbytes
-        self._part_bytes = nbytes // max(1, self._size - 1) // _LINE_BYTES * _LINE_BYTES
+        parts_bytes = min(_PARTS_BYTES, nbytes)
+        self._part_bytes = parts_bytes // max(1, self._size - 1) // _LINE_BYTES * _LINE_BYTES
 
     @property
     def has_parts(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 #: Shorter results are made anew each time: no page of them has to be mapped.
-_LEAST_BYTES = 1 << 17
+LEAST_BYTES = 1 << 17
 
 #: Together what is kept has no more bytes than this, or than three times the longest piece.
 _KEPT_BYTES = 1 << 26
@@ -32,7 +32,7 @@ class OwnResults:
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array whose content is undefined.  Local."""
         nbytes = prod(shape) * dtype.itemsize
-        if nbytes < _LEAST_BYTES:
+        if nbytes < LEAST_BYTES:
             return numpy.empty(shape, dtype)
         self._count += 1
         at = self._free(nbytes)

@@ -68,6 +68,9 @@ class MirroredExtended(StrategyExtended):
         cross_device_ops.options = self._options
         # A subclass that overrides `reduce_arrays` wants every gradient to pass through it.
         self._is_plain = type(self).reduce_arrays is MirroredExtended.reduce_arrays
+        kind = type(cross_device_ops)
+        own = (kind._gather, kind._gather_implementation)
+        self._gathers_plainly = own == (CrossDeviceOps._gather, CrossDeviceOps._gather_implementation)
 
     def reduce_arrays(
         self,
@@ -165,7 +168,10 @@ class MirroredExtended(StrategyExtended):
 
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
-        return self.cross_device_ops._gather(value, value, axis, self._options.merge(options))
+        options = self._options if options is None else self._options.merge(options)
+        if self._gathers_plainly and type(value) is numpy.ndarray:
+            return self.communicator.all_gather(value, axis, options.timeout_seconds)
+        return self.cross_device_ops._gather(value, value, axis, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """Return replica 0's `tensor` on every rank.  Collective."""

@@ -62,10 +62,10 @@ class Checkpoint:
     Parameters
     ----------
     **objects
-        Variables; random generators of NumPy; objects with ``state()`` and ``restore(state)``, where a state is a dict
-        of arrays and numbers (optimizers, distributed data sets and their iterators, metrics), the same on all ranks;
-        and dicts, lists and tuples of these.  An object with ``check(state)`` raises there what it would raise in
-        ``restore``, before anything is changed.  Objects without it are restored first.
+        Variables; random generators of NumPy; objects with ``state()`` and ``restore(state)``; and dicts, lists and
+        tuples of these.  Optimizers, distributed data sets, their iterators, and metrics are such objects.  A state is
+        a dict of arrays and numbers, the same on all ranks.  An object may have ``check(state)``, which raises what
+        ``restore`` would raise, and is called before anything is changed.  Objects without it are restored first.
 
     Raises
     ------
@@ -127,18 +127,18 @@ class Checkpoint:
         self._parts = parts
 
     def save(self, path: str | Path, parallel: bool | None = None) -> Path:
-        """Write everything to an HDF5 file, which is there complete afterwards, or as it was before.
+        """Write everything to an HDF5 file.  The file is complete afterwards, or as it was before.
 
-        Collective: every rank calls it in the same order.  Of workers that train by themselves (parameter servers), the
-        first writes, and the others go on at once.
+        Collective: every rank calls it in the same order.  With parameter servers, where workers train by themselves,
+        the first worker writes, and the others go on at once.
 
         Parameters
         ----------
         path : str or Path
             Its directory is made if need be.
         parallel : bool, optional
-            Whether all ranks write, each its part, or the chief alone.  The file is the same.  Default: all, if there
-            are several and their h5py is built for parallel HDF5.
+            True: all ranks write, each its part.  False: the chief writes alone.  The file is the same.  Default: True
+            if there are several ranks and their h5py is built for parallel HDF5.
 
         Returns
         -------
@@ -169,11 +169,11 @@ class Checkpoint:
 
     @in_kept_world
     def restore(self, path: str | Path) -> None:
-        """Set everything to what a file says.
+        """Set everything to the values in a file.
 
-        Collective: every rank calls it in the same order.  The chief reads; the file need not be there for the others.
-        Of workers that train by themselves (parameter servers), the first restores, and the others wait until it has:
-        what is not on servers, such as their places in data sets, stays as it is there.
+        Collective: every rank calls it in the same order.  The chief reads; other ranks need not see the file.  With
+        parameter servers, where workers train by themselves, the first worker restores, and the others wait for it.
+        What is not on servers, such as places in data sets, stays as it is on the other workers.
 
         Raises
         ------

@@ -28,19 +28,19 @@ _log = logging.getLogger("mpidist")
 class CheckpointManager:
     """Numbered checkpoints ``<name>-<number>.h5`` in a directory.
 
-    Collective: every rank makes it in the same order.  The chief tries at once whether it can write to the directory,
-    and leaves nothing behind.  To read only, use `Checkpoint.restore`.
+    Collective: every rank makes it in the same order.  The chief writes a trial file to the directory at once, and
+    removes it.  To read only, use `Checkpoint.restore`.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     directory : str or Path
-        The chief's counts.  Made at the first save.
+        All ranks take the chief's.  Made at the first save.
     max_to_keep : int or None
         How many to keep; older ones are removed after a save.  None keeps all.
     keep_checkpoint_every_n_hours : float, optional
-        An older one is kept for good if it was written so many hours after the last that is, or, for the first of
-        them, after the oldest there was when the manager was made, or after that moment.
+        Hours between checkpoints that are kept for good.  They count from the last one that is kept for good.  Before
+        there is one, they count from the oldest checkpoint in the directory, or else from now.
     checkpoint_name : str
         Managers of different names share a directory and leave each other's checkpoints alone.
 
@@ -149,8 +149,8 @@ class CheckpointManager:
     def clear(self) -> None:
         """Remove the checkpoints saved here, and those found by `restore_or_initialize`; nothing else.
 
-        Local, for the chief.  Those that another manager has saved too stay.  Then the directory goes, if nothing else
-        is in it.
+        Local, for the chief.  Checkpoints that another manager has saved too stay.  The directory is removed if nothing
+        else is in it.
         """
         self._remove([path for path in self._owner.paths_of(self) if self._owner.gives_up(path, self)])
         self._remove(left_behind(self.directory, self._is_temporary))

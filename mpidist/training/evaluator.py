@@ -38,9 +38,8 @@ class CheckpointResult(NamedTuple):
 class SidecarEvaluator:
     """Watches the checkpoint folder of a training, and evaluates each new checkpoint once.
 
-    For a rank whose role is evaluator: it has variables of its own, outside of the training cluster, which it sets to
-    what each checkpoint says.  It also works in a process that has nothing to do with the job, as long as it sees the
-    folder.
+    It is for a rank whose role is evaluator.  Such a rank has variables of its own, outside of the training cluster.
+    Each checkpoint sets them.  It also works in a process outside of the job that sees the folder.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class SidecarEvaluator:
     steps : int, optional
         Evaluate only so many batches.
     max_evaluations : int, optional
-        End after so many checkpoints.  None goes on until the training has ended.
+        How many checkpoints to evaluate.  None: all, until the training has ended.
     callbacks : sequence of Callback
         For `Trainer.evaluate`.
     checkpoint : Checkpoint, optional
@@ -114,8 +113,8 @@ class SidecarEvaluator:
     def start(self) -> list[CheckpointResult]:
         """Evaluate checkpoints as they come, and return the results.  Local to the evaluator.
 
-        Those that are in the folder already come first, in the order of their numbers.  One that is damaged, or was
-        removed before its turn, is passed over with a line in the log.
+        Checkpoints that are in the folder already come first, in the order of their numbers.  A checkpoint that is
+        damaged, or was removed before its turn, is left out with a line in the log.
         """
         while not self._is_done:
             last = self._ended()  # before the look: what was saved before the end is there

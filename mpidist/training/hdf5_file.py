@@ -1,9 +1,9 @@
 """One file of named arrays and numbers, as HDF5: written whole or not at all, every byte of it under a checksum.
 
-Any HDF5 program reads the file.  An array ``a/b/c`` is the data set of that name, with its CRC-32 as an attribute; a
-number ``a/b/c`` is the attribute ``c`` of the group ``a/b``.  All that lies outside of the arrays (the *skeleton*:
-HDF5's own structure, names, shapes, attributes) has a CRC-32 in a trailer behind the HDF5 data, and is checked before
-the HDF5 library sees it: given a damaged structure, that library can crash the process.
+Any HDF5 program reads the file.  An array ``a/b/c`` is the data set of that name, with its CRC-32 as an attribute.  A
+number ``a/b/c`` is the attribute ``c`` of the group ``a/b``.  The *skeleton* is all that lies outside of the arrays:
+HDF5's own structure, names, shapes, attributes.  Its CRC-32 is in a trailer behind the HDF5 data.  It is checked before
+the HDF5 library sees the file, since a damaged structure can crash that library, and the process with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The same file as `hdf5_file`, written by all ranks together, where h5py is built for parallel HDF5.
 
-Large arrays are cut into rows, and every rank writes its own; small ones, and all that is no array, are the chief's.
-A rank waits inside MPI here, as parallel HDF5 knows no other way.
+Every rank writes some rows of each large array.  The chief writes small arrays, and all that is no array.  A rank waits
+inside MPI here, since parallel HDF5 offers no other way.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     Parameters
     ----------
     per_example_loss : array, shape (rows, ...)
-        All its elements are summed.  No rows at all is right: the share is 0.
+        All its elements are summed.  Without rows the share is 0.
     sample_weight : float or array, optional
-        Multiplies the losses; may have fewer dimensions, then it is one weight for each row.
+        Multiplies the losses.  With fewer dimensions than these it is one weight for each row.
     global_batch_size : int, optional
         Rows to divide by; with 0 the result is 0.  Default: the true number of rows of all replicas, summed over them.
 
@@ -53,7 +53,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
-    """Return the sum of the loss divided by the number of replicas, which all have the same one.  Local.
+    """Return the sum of a loss that all replicas have alike, divided by their number.  Local.
 
     Parameters
     ----------

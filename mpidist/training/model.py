@@ -1,7 +1,7 @@
 """`Model`: the user's functions and the variables that they are called on, with checks of their results.
 
-What a function returns is computed, and in arrays of ours, before anybody writes to a variable.  Everything here is
-Local.
+Results of functions are computed, and converted to arrays of ours, before anybody writes to a variable.  Everything
+here is Local.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`Owner`: the right of one process to save in a directory, which other jobs see and respect.
 
-The directory has a file that tells whose it is.  It is claimed at the first save, renewed at every one, and looked at
-again before and after a checkpoint gets its name: a job that has lost the directory never says that it has saved.  An
-owner on this machine is asked for by its process.  One on another machine is gone when it has not renewed its file for
-`LEASE_SECONDS`; a claim waits for that.  A file that nobody can have written belongs to nobody.
+The directory has a file that names its owner.  A job claims the directory at its first save, and renews the claim at
+every save.  It looks at the file again before and after a checkpoint gets its name: a job that has lost the directory
+never says that it has saved.  An owner on this machine is gone when its process is.  An owner on another machine is
+gone when it has not renewed its file for `LEASE_SECONDS`; a claim waits for that.  A damaged file belongs to nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mpidist.errors import CheckpointError
 from mpidist.runtime.process_identity import ProcessIdentity
 from mpidist.training.temporary_files import temporary
 
-#: An owner on another machine keeps a directory for so long without a save.
+#: How long an owner on another machine keeps a directory without a save.
 LEASE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 

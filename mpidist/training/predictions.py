@@ -1,7 +1,8 @@
 """Predictions of all replicas put together, in the order of the input rows.
 
-A replica keeps what it predicted for its part of each batch.  At the end the replicas tell each other how many rows
-each part had and what the arrays look like (a replica may have had no row at all), and gather each array once.
+A replica keeps the predictions for its part of each batch.  At the end the replicas tell each other the rows of each
+part, and structure and dtypes of the arrays, since a replica may have had no row at all.  Then they gather each array
+once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`PreemptionCheckpointHandler`: a job that is told to end saves what it has, on all ranks at the same step, and exits.
 
-Ranks agree on that step without a collective of their own.  A rank that was told so in front of step k asks, before it
-begins the step, that all stop in front of step k + 1.  All ranks of a node see that on its status board, and none can
-be in front of step k + 1 before it has met the asking rank in step k.  Where steps do without a collective, ranks may
-be further apart: then those behind catch up with the one in front, before all save.  Between nodes one number is
-reduced beside every step, begun in front of it and looked at in front of the next.
+Ranks agree on that step without a collective of their own.  Say a rank is told to end before step k.  Before it begins
+step k, it asks all ranks to stop before step k + 1.  All ranks of a node see this on the status board.  No rank comes
+to step k + 1 before it has met the asking rank in step k.  Where steps have no collective, ranks may be further apart:
+then those behind catch up with the one in front, before all save.  Between nodes one number is reduced along with every
+step.  This reduction begins before the step, and is waited for before the next one.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class TerminationConfig:
     Parameters
     ----------
     termination_watcher_fn : callable, optional
-        Returns whether this rank is to end; asked in front of a step, once a second at most.  With it, no signals are
-        watched.
+        Returns whether this rank is to end.  It is called before a step, once a second at most.  With it, no signals
+        are watched.
     exit_fn : callable, optional
         Ends the program, on every rank.  Default: ``sys.exit(exit_code)``.
     grace_period : float, optional
-        Seconds from the notice to the end: a checkpoint is saved at once, training goes on, and another one is saved
-        shortly before.  0 or None saves and exits at once.
+        Seconds from the notice to the end.  A checkpoint is saved at once, the training goes on, and another checkpoint
+        is saved shortly before the end.  With 0 or None the handler saves and exits at once.
     save_fn : callable, optional
         Saves, in place of the manager's `save`; every rank calls it.
     signals : sequence of str
         Signals that are notices.
     exit_code : int
-        Not 0, so that whoever started the job can tell that it is not finished.
+        Not 0, so that a launcher or script can tell that the job is not finished.
     poll_seconds : float
         How often `termination_watcher_fn` is asked at most.
     """
@@ -108,7 +108,7 @@ class PreemptionCheckpointHandler:
     Attributes
     ----------
     total_run_calls : int
-        Calls of `run`, those before the checkpoint that was restored included: how far a loop has come.
+        Calls of `run`, before and after the checkpoint that was restored: how far a loop has come.
 
     Raises
     ------
@@ -161,9 +161,9 @@ class PreemptionCheckpointHandler:
         self._manager.restore_or_initialize()
 
     def run(self, distributed_train_function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function that makes a step, and return what it returns; before it, save and exit if so agreed.
+        """Call a function that makes a step, and return its result.  If ranks have agreed to end, save and exit first.
 
-        Collective: every rank calls it as often.
+        Collective: every rank calls it the same number of times.
         """
         self.save_checkpoint_if_preempted()
         result = distributed_train_function(*args, **kwargs)
@@ -171,9 +171,9 @@ class PreemptionCheckpointHandler:
         return result
 
     def save_checkpoint_if_preempted(self) -> None:
-        """Save and exit, if a rank was told to end and this is the step agreed on; for loops that do not use `run`.
+        """Save and exit if the ranks have agreed to end before this step.  For loops that do not use `run`.
 
-        Collective: every rank calls it as often, in front of every step.
+        Collective: every rank calls it before every step.
         """
         self._measure_step()
         if self._vote.stops_here(self._wants_to_stop()):

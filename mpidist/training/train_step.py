@@ -1,16 +1,15 @@
 """One training step on this replica's part of a batch: gradients weighted by rows, one fused sum, one update.
 
-Replica r, with the mean gradient g_r of its R_r rows, contributes g_r R_r / R, where R is the number of rows of the
-global batch; the sum is the mean gradient of these R rows.  The feed of the batch knows R before the step
-(`input.sharding.Share`).  No weight is above 1, so nothing overflows that one rank with all rows would hold, and
-nothing is divided that one rank would not divide.  Weighted gradients of 16-bit floats are float32: a product that was
-rounded to 16 bits might vanish.
+The global batch has R rows.  Replica r has R_r of them, and their mean gradient g_r; it contributes g_r R_r / R.  The
+sum is the mean gradient of all R rows.  The feed of the batch knows R before the step (`input.sharding.Share`).  No
+weight is above 1, so what does not overflow on one rank with all rows does not overflow here.  Weighted gradients of
+16-bit floats are float32: a product that was rounded to 16 bits might vanish.
 
-Of n replicas with equal parts each has the weight 1 / n, which is that of a mean: the gradients go into the reduction
-as they are.  Loss and votes are one small array more in the same call.
+Where n replicas have equal parts, each weight is 1 / n.  Then gradients go into a mean as they are.  Loss and votes are
+one small array more in the same call.
 
-Gradients that are long are better applied while they are summed, slice by slice; those of several micro-batches are
-not reduced in every step.  In both cases loss and votes go ahead in a call of their own, which is short.
+Long gradients are better applied while they are summed, slice by slice.  Gradients of several micro-batches are not
+reduced in every step.  In both cases loss and votes go ahead in a short call of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Trainer`: `fit`, `evaluate` and `predict` with Keras' meaning, for a function that returns loss and gradients.
 
-Every rank runs the same loop.  In a step the ranks talk once: gradients, loss and votes for an end are reduced in one
-call; where gradients are long, loss and votes go ahead in a short one.  Metrics are added up over the ranks when an
-epoch, or an evaluation, is over.
+Every rank runs the same loop.  In a step the ranks talk once: one call reduces gradients, loss and votes for an end.
+Where gradients are long, loss and votes go ahead in a short call.  Metrics are added up over the ranks at the end of an
+epoch or of an evaluation.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from mpidist.transports import WorldKept, in_kept_world, innermost
 class Trainer:
     """Trains variables by a function that returns loss and gradients, on all replicas of the variables' strategy.
 
-    N ranks do what one rank does on the global batch: everything is weighted by rows, so batches may be uneven, and a
-    replica may have no rows at all, in which case the functions are not called there.
+    N ranks do what one rank does on the global batch.  Everything is weighted by rows, so batches may be uneven.  A
+    replica may have no rows at all; the functions are not called there.
 
     Local: making one sends nothing.
 
@@ -47,9 +47,9 @@ class Trainer:
         It may return ``((loss, predictions), gradients)``, from which metrics are computed then.  A batch that is a
         tuple is passed as several arguments, any other as one.  From any library: by hand, autograd, JAX, PyTorch.
     variables : variable, or nested lists, tuples and dicts of variables
-        Of one strategy.  ``parameters`` has this structure, with each variable's `value`, and ``gradients`` too.  What
-        is returned for variables that are not trainable is not looked at.  Where PyTorch is imported, they are copies,
-        and writing to one is an error.
+        Of one strategy.  ``parameters`` has this structure, with each variable's `value` in its place, and so has
+        ``gradients``.  Gradients of variables that are not trainable are ignored.  Where PyTorch is imported, the
+        parameters are copies, and writing to one is an error.
     optimizer : Optimizer
     metrics : sequence of Metric, str or callable
         Updated with labels and predictions: the second and first member of a batch that is a tuple ``(x, y)``.  See
@@ -57,8 +57,8 @@ class Trainer:
     predict_fn : callable, optional
         ``fn(parameters, x)`` returns the predictions, one for each row.
     loss_fn : callable, optional
-        ``fn(parameters, x, y)`` returns the mean loss, or ``(loss, predictions)``, for `evaluate`, where gradients are
-        not wanted, nor dropout; by default it is what `value_and_grad_fn` says.
+        ``fn(parameters, x, y)`` returns the mean loss, or ``(loss, predictions)``.  `evaluate` calls it, which wants
+        neither gradients nor dropout.  By default `evaluate` takes the loss of `value_and_grad_fn`.
 
     Attributes
     ----------
@@ -134,8 +134,9 @@ class Trainer:
 
         Collective: every rank calls it in the same order, with the same data: all rows, on every rank.
 
-        A callback ends the training by ``trainer.stop_training = True``, on one rank or all: it is a vote that goes
-        along with the next step, after which all ranks end together, or is counted at the end of the epoch.
+        A callback ends the training by ``trainer.stop_training = True``, on one rank or all.  This is a vote, which
+        goes along with the next step; after that step all ranks end together.  At the end of an epoch votes are counted
+        at once.
 
         Parameters
         ----------
@@ -162,7 +163,8 @@ class Trainer:
         steps_per_epoch : int, optional
             An epoch has so many batches; needed for data that repeat forever.
         validation_steps, validation_batch_size, validation_freq : int, optional
-            Batches of a validation; rows of a batch of it, if it is of arrays; epochs from one to the next.
+            Batches of a validation; rows of such a batch, where validation data are arrays; epochs from one validation
+            to the next.
         seed : int
             Of the shuffle.
 
@@ -306,8 +308,8 @@ class Trainer:
     def stop_now(self) -> None:
         """End the training after this step.
 
-        Local, for decisions that all ranks make at the same turn from what they know together, such as logs.  For
-        others set ``stop_training``.
+        Local.  For decisions that all ranks make at the same turn, from what all of them know, such as logs.  For a
+        decision of one rank set ``stop_training``.
         """
         self._stop_now = self.stop_training = True
 
@@ -320,9 +322,9 @@ class Trainer:
         return self.strategy.gather(numpy.array([value], "float64"), axis=0).tolist()
 
     def checkpoint_objects(self) -> dict[str, Any]:
-        """Return what belongs into a checkpoint of this training, by name: arguments of `Checkpoint`.  Local.
+        """Return the parts of a checkpoint of this training by name, as arguments of `Checkpoint`.  Local.
 
-        The data set of the present `fit` is among them, if it has a position.
+        The data set of the present `fit` is one of them, if it has a position.
         """
         structure: Any = self._model.structure
         objects = {

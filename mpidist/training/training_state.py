@@ -10,7 +10,7 @@ from mpidist.training.metrics import Metric
 
 
 class TrainingPosition:
-    """The next step of a training: its epoch, and its number in it; the rows of the epoch, and the sum of their losses.
+    """The next step of a training: its epoch, its number in the epoch, the rows so far, and the sum of their losses.
 
     All methods are Local.
     """

@@ -640,6 +640,14 @@ def test_gathering_and_its_gradient(axis):
     numpy.testing.assert_array_equal(gradient, numpy.take(numbers, range(first, first + rank), axis))
 
 
+def test_float64_of_numpy_is_kept_by_collectives():
+    (_, size), x = place(), numpy.full(2, 1.0 + 2.0**-50)
+    found = mj.all_reduce(x, "mean"), mj.all_gather(x)
+    x[:] = 0  # not shared with JAX
+    assert [each.dtype for each in found] == ["f8", "f8"]
+    assert all((numpy.asarray(each) == 1.0 + 2.0**-50).all() for each in found) and found[1].shape == (2 * size,)
+
+
 @pytest.mark.parametrize("function", [mj.all_reduce, mj.all_gather])
 def test_collectives_inside_jit_are_an_error(function):
     with pytest.raises(TypeError, match="inside jit"):

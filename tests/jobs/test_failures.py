@@ -50,6 +50,8 @@ steps(100)
 BAD = 1
 """
 
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
 #: Put before `STEPS`, takes the system's files without a name away: memory is shared through one in /dev/shm then.
 NAMED_FILES = """
 import os
@@ -161,15 +163,18 @@ def test_a_rank_that_leaves_early_with_status_0_is_named(nodes):
     assert re.search(r"rank 1 \(.*\) left .*after 101 collective calls.*in call 102", _last_said(result))
 
 
-@pytest.mark.parametrize("nodes", ["1", "2"])
 @pytest.mark.parametrize(
-    ("bad", "text"),
+    ("nodes", "bad", "text"),
     [
-        ("sys.exit(0)", r"rank 1 \(.*\) left .*while this rank is in receive from rank 1"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", r"rank 1\b.*(died|exited on)|Killed \(signal 9\)"),
-        ("time.sleep(30)", r"receive from rank 1 waited 2.* s for rank 1 \(.*\)\. Each send needs one receive"),
+        # between nodes the deadline tells: who leaves says so to rank 0 there
+        ("1", "sys.exit(0)", r"rank 1 \(.*\) left .*while this rank is in receive from rank 1"),
+        *((nodes, KILL, r"rank 1\b.*(died|exited on)|Killed \(signal 9\)") for nodes in "12"),
+        *(
+            (nodes, "time.sleep(30)", r"receive from rank 1 waited 2.* s for rank 1 \(.*\)\. Each send")
+            for nodes in "12"
+        ),
     ],
-    ids=["left", "killed", "late"],
+    ids=["left", "killed", "killed on another node", "late", "late on another node"],
 )
 def test_a_rank_that_never_sends_is_named_by_the_one_that_receives(nodes, bad, text):
     body = f"if rank == BAD: {bad}\nif rank == 3: communicator.receive(BAD, timeout_seconds=2)\ntime.sleep(20)"

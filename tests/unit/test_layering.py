@@ -53,9 +53,9 @@ FOREIGN = {
     "cupy": ("arrays.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
     "keras": ("keras.py", "frameworks/keras/*.py"),
-    "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_steps.py"),
+    "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_*.py"),
     "autograd": ("frameworks/autograd.py", "autograd.py"),
-    "jax": ("frameworks/jax/*.py", "jax.py", "frameworks/keras/jax_steps.py"),
+    "jax": ("frameworks/jax/*.py", "jax.py", "frameworks/keras/jax_*.py"),
     "optax": ("frameworks/jax/*.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }

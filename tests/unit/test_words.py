@@ -64,7 +64,7 @@ GIVEN = set(
     dataset decay distribute distributed distribution doubling dynamic
     early estimator eval evaluate experimental exponential extended
     feature filter float
-    handler hdf hierarchical history
+    handler hdf hierarchical history horovod
     indexed inverse iterator
     jax
     k keras

@@ -41,7 +41,7 @@ def all_reduce(x: Any, op: str | ReduceOp = "sum") -> jax.Array:
     TypeError, ValueError, UnsupportedDtypeError, CollectiveMismatchError
         As `reduce_tree`.
     """
-    return _all_reduce(jax.numpy.asarray(x), ReduceOp.of_gradients(op).verb)
+    return _all_reduce(_array(x), ReduceOp.of_gradients(op).verb)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -82,7 +82,7 @@ def all_gather(x: Any, axis: int = 0) -> jax.Array:
     TypeError, UnsupportedDtypeError, CollectiveMismatchError
         As `reduce_tree`.
     """
-    return _all_gather(jax.numpy.asarray(x), axis)
+    return _all_gather(_array(x), axis)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -110,3 +110,8 @@ def _all_gather_backward(axis: int, own: tuple[int, int], cotangent: jax.Array) 
 
 
 _all_gather.defvjp(_all_gather_forward, _all_gather_backward)
+
+
+def _array(x: Any) -> Any:
+    """Return an array of JAX; float64 of NumPy stays float64."""
+    return put([numpy.array(x)], [None])[0] if isinstance(x, (numpy.ndarray, numpy.generic)) else jax.numpy.asarray(x)

@@ -38,19 +38,19 @@ class Training(Protocol):
 class Callback:
     """Base of what a `Trainer` calls at the turns of a training.
 
-    Every rank has its own, and calls it at the same turns with the same logs; so a callback may call collectives, and
-    only what is written to files or shown must be left to the chief (``self.trainer.is_chief``).  All methods are Local
+    Every rank has a callback of its own, which is called at the same turns with the same logs.  So a callback may call
+    collectives.  Only the chief (``self.trainer.is_chief``) must write files and show anything.  All methods are Local
     and do nothing unless a subclass says otherwise.
 
     Attributes
     ----------
     trainer : Trainer
-        Whose callback it is; `model` is another name of it.
+        The trainer that calls it; `model` is another name of it.
     params : dict
         ``epochs``, ``steps`` (None where that is not known), and in `fit` ``validates``: whether there is validation
         data.
     is_last : bool
-        Whether it is called after all others, because it looks at what they remember.
+        Whether it is called after all others, because it reads their state.
     """
 
     trainer: Training
@@ -58,11 +58,11 @@ class Callback:
     is_last = False
 
     def set_model(self, trainer: Training) -> None:
-        """Be told whose callback it is."""
+        """Take note of the trainer."""
         self.trainer = trainer
 
     def set_params(self, params: Mapping[str, Any]) -> None:
-        """Be told about the training that begins."""
+        """Take note of the training that begins."""
         self.params = params
 
     @property
@@ -128,7 +128,7 @@ class CallbackList:
         self._callbacks = sorted(callbacks, key=lambda callback: callback.is_last)
 
     def hooks(self, name: str) -> list[Any]:
-        """Return the methods of this name that do anything, bound, in order; called in every step."""
+        """Return the bound methods of this name that do anything, in order, for calls in every step."""
         default = getattr(Callback, name)
         found = [getattr(callback, name) for callback in self._callbacks]
         return [hook for hook in found if getattr(hook, "__func__", None) is not default]

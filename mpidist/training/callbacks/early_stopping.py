@@ -15,7 +15,7 @@ _log = logging.getLogger("mpidist")
 
 
 class EarlyStopping(Monitoring):
-    """End a training when a log has stopped to get better.  All ranks see the same logs.
+    """End a training when a log does not get better any more.  All ranks see the same logs.
 
     All methods are Local; with parameter servers, collective among the ranks of a worker.
 
@@ -26,16 +26,16 @@ class EarlyStopping(Monitoring):
     min_delta : float
         A smaller change counts as none.
     patience : int
-        Epochs without a change for the better after which training ends.
+        The training ends after so many epochs in which the log did not get better.
     mode : str
         ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
     baseline : float, optional
-        What the log must get better than.
+        A value that the log must get better than.
     restore_best_weights : bool
-        Whether to go back to the variables of the best epoch in the end.  Of several workers that train by themselves
-        (parameter servers), the first puts back those of its best epoch when its training ends.
+        Whether to go back to the variables of the best epoch at the end.  With parameter servers, where workers train
+        by themselves, the first worker puts back the variables of its best epoch when its training ends.
     start_from_epoch : int
-        Epochs before it do not count.
+        Earlier epochs do not count.
 
     Attributes
     ----------

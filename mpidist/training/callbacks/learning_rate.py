@@ -1,4 +1,4 @@
-"""Learning rates that change with the epoch, or when training gets no better; the chief's counts on all ranks."""
+"""Learning rates that change with the epoch, or when a log gets no better.  All ranks take the chief's rate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class LearningRateScheduler(Callback):
 
 
 class ReduceLROnPlateau(Monitoring):
-    """Reduce the learning rate when a log has stopped to get better.  All methods are Local: all see the same logs.
+    """Reduce the learning rate when a log does not get better any more.
+
+    All methods are Local: all ranks see the same logs.
 
     Parameters
     ----------
@@ -60,7 +62,7 @@ class ReduceLROnPlateau(Monitoring):
     factor : float
         Multiplies the rate; less than 1.
     patience : int
-        Epochs without a change for the better after which the rate is reduced.
+        The rate is reduced after so many epochs in which the log did not get better.
     mode : str
         ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
     min_delta : float

@@ -16,18 +16,18 @@ _log = logging.getLogger("mpidist")
 
 
 class ModelCheckpoint(Monitoring):
-    """Save checkpoints of the training: variables, optimizer, metrics, position, and the data set's, if it has one.
+    """Save checkpoints of the training: variables, optimizer, metrics, and the positions of training and data set.
 
-    Collective: all ranks save together, the chief writes.  A checkpoint is numbered by the steps made.
+    Collective: all ranks save together; the chief writes.  The number of a checkpoint is the number of steps made.
 
     Parameters
     ----------
     directory : str or Path
-        The chief's counts.
+        All ranks take the chief's.
     monitor : str
         The log by which checkpoints are compared.
     save_best_only : bool
-        Save only where the log is better than it was.
+        Save only when the log is better than ever before.
     mode : str
         ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
     save_freq : str or int
@@ -35,8 +35,8 @@ class ModelCheckpoint(Monitoring):
     max_to_keep : int or None
         See `CheckpointManager`.
     resume : bool
-        Whether `fit` goes on from the newest whole checkpoint of the directory, if there is one: from the step after
-        it, with the rows that were not seen yet, on any number of ranks and at any batch size.
+        Whether `fit` goes on from the newest whole checkpoint of the directory, if there is one.  It goes on with the
+        step after it and the rows that were not seen yet, on any number of ranks and with any batch size.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class Monitor:
 
     @property
     def worst(self) -> float:
-        """What every value is better than."""
+        """The value that every other one is better than."""
         return -math.inf if self._grows else math.inf
 
     def is_better(self, value: float, than: float) -> bool:
@@ -34,7 +34,7 @@ class Monitor:
         return value - self._min_delta > than if self._grows else value + self._min_delta < than
 
     def value(self, logs: Logs | None, asked: str) -> float | None:
-        """Return the value in the logs; None with a warning that names who `asked` if it is not there."""
+        """Return the value in the logs; None, with a warning that names who `asked`, where there is none."""
         found = (logs or {}).get(self.name)
         if found is None:
             known = ", ".join(logs or {})

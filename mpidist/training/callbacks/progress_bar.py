@@ -21,7 +21,7 @@ class ProgressBar(Callback):
     Parameters
     ----------
     verbose : int or str
-        0 shows nothing; 1 or ``"auto"`` shows lines, and a bar on a terminal, for which rich must be installed; 2 shows
+        0 shows nothing.  1 or ``"auto"`` shows lines, and a bar on a terminal; the bar needs the package rich.  2 shows
         lines only.
     """
 

@@ -14,16 +14,17 @@ _VALIDATION = "val_"
 
 
 class TensorBoard(Callback):
-    """Write the logs to event files; the chief does.  All methods are Local.  Needs ``mpidist[tensorboard]``.
+    """Write the logs to event files, on the chief.  All methods are Local.  Needs ``mpidist[tensorboard]``.
 
     Curves have Keras' names: ``epoch_loss`` and so on, in the directories ``train`` and ``validation`` of `log_dir`.
 
     Parameters
     ----------
     log_dir : str or Path
-        The chief's counts.
+        All ranks take the chief's.
     update_freq : str or int
-        ``"epoch"``; ``"batch"`` writes ``batch_loss`` after every step too, a number after so many steps.
+        ``"epoch"`` writes at the end of epochs only.  ``"batch"`` writes ``batch_loss`` after every step too; a number
+        n does so after every n steps.
 
     Raises
     ------

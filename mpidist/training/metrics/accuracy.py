@@ -25,7 +25,7 @@ class Accuracy(MeanOfRows):
 
 
 class BinaryAccuracy(MeanOfRows):
-    """How often predictions are on the side of the threshold that labels (0 or 1) are on.
+    """How often predictions and labels (0 or 1) are on the same side of the threshold.
 
     Parameters
     ----------

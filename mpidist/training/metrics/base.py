@@ -22,9 +22,9 @@ Sums = Mapping[str, numpy.ndarray]
 class Metric(abc.ABC):
     """Base of the metrics.
 
-    A subclass names its sums in its constructor (`add_sums`), adds to them in `update_state`, and says in `compute`
-    what follows from them.  It belongs to the strategy in whose scope it is made; a `Trainer` takes one that was made
-    outside of all scopes along into its own.
+    A subclass names its sums in its constructor (`add_sums`).  Its `update_state` adds to them, and its `compute` works
+    out the value from them.  A metric belongs to the strategy in whose scope it is made.  A `Trainer` takes a metric
+    that was made outside of all scopes into its own strategy.
 
     Parameters
     ----------
@@ -34,9 +34,10 @@ class Metric(abc.ABC):
     Attributes
     ----------
     strategy : Strategy
-        Over whose replicas `result` is.
+        `result` is over its replicas.
     sums : dict of str to numpy.ndarray
-        What this rank has seen, float64; with a `ClusterCoordinator`, what is not among the servers' sums yet.
+        Sums over the rows that this rank has seen, float64.  With a `ClusterCoordinator`, sums that servers do not have
+        yet.
     """
 
     #: The sums of all processes on a server, where there is a `ClusterCoordinator`.
@@ -69,12 +70,12 @@ class Metric(abc.ABC):
         self.sums[name] = numpy.zeros(shape)
 
     def result(self) -> Any:
-        """Return the value: over all replicas; in a replica (in `strategy.run`) over what this one has seen.
+        """Return the value over all replicas; in a replica (in `strategy.run`), over the rows that it has seen.
 
         Collective outside of replicas: every rank calls it in the same order.  Local in a replica.
 
-        With a `ClusterCoordinator`: over what scheduled functions have seen on any worker, and the chief's program.
-        Local then; collective among the ranks of a worker of several.
+        With a `ClusterCoordinator` it is over the rows that scheduled functions have seen on any worker, and those that
+        the chief's program has seen.  It is Local then; collective among the ranks of a worker that has several.
 
         Returns
         -------
@@ -138,7 +139,7 @@ def on_host(value: Any) -> numpy.ndarray:
     Raises
     ------
     UnsupportedDtypeError
-        It is of complex numbers, times or records, of which a float would have a part only.
+        It is of complex numbers, times or records, which a float cannot hold.
     """
     array = arrays.to_array(value)
     if array.dtype.kind not in "OSU" and not arrays.keeps_meaning(array.dtype, "float64"):

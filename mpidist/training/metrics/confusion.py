@@ -14,7 +14,7 @@ COUNTS = ("true_positives", "false_negatives", "false_positives", "true_negative
 
 
 class ThresholdMetric(Metric):
-    """Counts of what predictions above each of some thresholds are: true positives, false positives, and so on."""
+    """Counts of true and false positives and negatives, at each of some thresholds."""
 
     def __init__(
         self,

@@ -1,0 +1,59 @@
+"""An optimizer of mpidist with the settings of one of Keras."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import keras
+
+from mpidist import optimizers
+from mpidist.optimizers import Optimizer
+
+_KINDS: dict[type, type[Optimizer]] = {
+    keras.optimizers.SGD: optimizers.SGD,
+    keras.optimizers.Adam: optimizers.Adam,
+    keras.optimizers.AdamW: optimizers.AdamW,
+    keras.optimizers.Adagrad: optimizers.Adagrad,
+    keras.optimizers.RMSprop: optimizers.RMSprop,
+}
+
+#: Settings of every optimizer of mpidist.
+_COMMON = {"weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"}
+
+#: Settings that say nothing, and those that say nothing where another one is not set.
+_SILENT = {"name", "ema_momentum", "ema_overwrite_frequency"}
+
+
+def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
+    """Return a function that makes the optimizer of mpidist.  Local.
+
+    Raises
+    ------
+    NotImplementedError
+        There is none of this class, or a setting has no counterpart.
+    """
+    kind = _kind_of(given)
+    if kind is None:
+        known = ", ".join(each.__name__ for each in _KINDS)
+        raise NotImplementedError(f"model_to_estimator converts {known}; the model has a {type(given).__name__}")
+    config = given.get_config()
+    accepted = (set(inspect.signature(kind).parameters) - {"options"}) | _COMMON
+    settings = {name: value for name, value in config.items() if name in accepted and value is not None}
+    lost = [f"{name}={value!r}" for name, value in config.items() if name not in accepted | _SILENT and value]
+    if lost:
+        raise NotImplementedError(f"settings of {type(given).__name__} that mpidist does not have: {', '.join(lost)}")
+    if isinstance(settings["learning_rate"], dict):
+        schedule = keras.optimizers.schedules.deserialize(settings["learning_rate"])
+        settings["learning_rate"] = lambda step: float(schedule(step))
+    return lambda: kind(**settings)
+
+
+def _kind_of(given: keras.optimizers.Optimizer) -> type[Optimizer] | None:
+    """Return the class of mpidist; None for a class of the user's own.  On PyTorch, Keras makes subclasses."""
+    of_keras = type(given).__module__.partition(".")[0] == "keras"
+    return next((ours for theirs, ours in _KINDS.items() if of_keras and _is(given, theirs)), None)
+
+
+def _is(given: object, kind: type) -> bool:
+    return isinstance(given, kind) and type(given).__name__ == kind.__name__

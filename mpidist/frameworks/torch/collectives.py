@@ -1,0 +1,216 @@
+"""Collectives of tensors, through which gradients flow.
+
+The gradient is that of the *sum* of all replicas' losses, so backward passes are collective, too: every rank takes the
+gradient of the same function in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from mpidist.frameworks.torch import crossing
+from mpidist.frameworks.torch.replicas import replicas_of
+from mpidist.frameworks.torch.tensors import array_of, check_memory, tensor_of
+from mpidist.options import ReduceOp
+
+
+def all_reduce(tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> torch.Tensor:
+    """Return a tensor reduced over all replicas.
+
+    Collective: every rank calls it in the same order, and makes its backward passes in the same order.
+
+    Parameters
+    ----------
+    tensor : tensor
+        In host memory, of one shape and dtype on all ranks; unchanged.
+    op : ReduceOp or str
+        SUM, MEAN, MIN, MAX or PRODUCT; gradients flow through the first two.
+
+    Returns
+    -------
+    tensor
+        A new one, the same bits on all ranks.  Means of integers are float64.
+
+    Raises
+    ------
+    CollectiveMismatchError
+        On all ranks: shapes or dtypes differ, or ranks called something else.
+    NotImplementedError
+        A tensor that lies in the memory of a GPU.
+    """
+    found: torch.Tensor = _AllReduce.apply(_checked(tensor), ReduceOp.parse(op).verb)
+    return found
+
+
+def all_gather(tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """Return the tensors of all replicas joined along an axis, in rank order.
+
+    Collective: every rank calls it in the same order, and makes its backward passes in the same order.
+
+    Parameters
+    ----------
+    tensor : tensor of at least one dimension
+        Ranks may differ in the length of `axis`, and in nothing else.
+    axis : int
+    """
+    found: torch.Tensor = _AllGather.apply(_checked(tensor), axis)
+    return found
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
+    """Return the tensor of one rank; all give tensors of the same shape and dtype.
+
+    Collective: every rank calls it in the same order, and makes its backward passes in the same order.
+    """
+    found: torch.Tensor = _Broadcast.apply(_checked(tensor), root_rank)
+    return found
+
+
+def reduce_scatter(tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> torch.Tensor:
+    """Return this rank's rows of the reduced tensor: of n rows those from r * n // size to (r + 1) * n // size.
+
+    Collective: every rank calls it in the same order, and makes its backward passes in the same order.  Gradients flow
+    through SUM and MEAN.
+    """
+    found: torch.Tensor = _ReduceScatter.apply(_checked(tensor), ReduceOp.parse(op).verb)
+    return found
+
+
+def all_to_all(tensor: torch.Tensor, splits: Sequence[int] | None = None) -> tuple[torch.Tensor, list[int]]:
+    """Send rows to every rank; return those that every rank has sent to this one, and how many each gave.
+
+    Collective: every rank calls it in the same order, and makes its backward passes in the same order.
+
+    Parameters
+    ----------
+    tensor : tensor of at least one dimension
+        Its first rows are for rank 0, the next ones for rank 1, and so on.
+    splits : sequence of int, optional
+        How many rows each rank gets; by default all get as many.
+    """
+    received: list[int] = []
+    found: torch.Tensor = _AllToAll.apply(_checked(tensor), splits, received)
+    return found, received
+
+
+def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a tensor, got a {type(tensor).__name__}; mpidist's own collectives take arrays")
+    check_memory([("the tensor", tensor)], None)
+    return tensor
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return array_of(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def _require_adds(op: str) -> None:
+    if op not in ("sum", "mean"):
+        raise RuntimeError(f"gradients flow through a sum or a mean over replicas, not through {op!r}")
+
+
+class _AllReduce(torch.autograd.Function):
+    """A sum goes back as a sum, a mean as a mean."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        ctx.op, replicas = op, replicas_of()
+        is_whole = op == "mean" and not (tensor.is_floating_point() or tensor.is_complex())
+        found = tensor.detach().double() if is_whole else _copied(tensor)
+        replicas.reduce(op, [array_of(found)], "tensor")
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        _require_adds(ctx.op)
+        crossing.note()
+        return _AllReduce.apply(gradients[0], ctx.op), None
+
+
+class _AllGather(torch.autograd.Function):
+    """What comes back is added up, and each takes its own part."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        replicas = replicas_of()
+        if replicas.size == 1:
+            ctx.part = None
+            return _copied(tensor)
+        found = tensor_of(replicas.communicator.all_gather(_array(tensor), axis))
+        lengths = numpy.zeros(replicas.size, numpy.int64)
+        lengths[replicas.rank] = tensor.shape[axis]
+        replicas.reduce("sum", [lengths], "lengths")
+        ctx.part = axis, int(lengths[: replicas.rank].sum()), int(lengths[replicas.rank])
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if ctx.part is None:
+            return gradients[0], None
+        crossing.note()
+        return _AllReduce.apply(gradients[0], "sum").narrow(*ctx.part), None
+
+
+class _Broadcast(torch.autograd.Function):
+    """What comes back is added up for the rank that gave the tensor; it has no part in those of others."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int) -> torch.Tensor:
+        replicas, found = replicas_of(), _copied(tensor)
+        ctx.is_root = replicas.rank == root
+        replicas.broadcast(array_of(found), root)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        crossing.note()
+        total = _AllReduce.apply(gradients[0], "sum")
+        return total if ctx.is_root else torch.zeros_like(total), None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    """What comes back is gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        ctx.op, replicas = op, replicas_of()
+        if replicas.size == 1:
+            return _copied(tensor)
+        return tensor_of(replicas.communicator.reduce_scatter(_array(tensor), op))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        _require_adds(ctx.op)
+        crossing.note()
+        found = _AllGather.apply(gradients[0], 0)
+        return found / replicas_of().size if ctx.op == "mean" else found, None
+
+
+class _AllToAll(torch.autograd.Function):
+    """What comes back goes the way that it came."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, received: list[int]) -> torch.Tensor:
+        replicas = replicas_of()
+        if replicas.size == 1:
+            if splits is not None and [int(each) for each in splits] != [len(tensor)]:
+                raise ValueError(f"splits {list(splits)} for {len(tensor)} rows and 1 rank")
+            received[:] = ctx.received = [len(tensor)]
+            return _copied(tensor)
+        wanted = None if splits is None else [int(each) for each in splits]
+        rows, counts = replicas.communicator.all_to_all(_array(tensor), wanted)
+        received[:] = ctx.received = counts
+        return tensor_of(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        crossing.note()
+        return _AllToAll.apply(gradients[0], ctx.received, []), None, None

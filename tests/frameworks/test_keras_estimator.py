@@ -1,0 +1,217 @@
+"""`model_to_estimator`: an Estimator of a Keras model does what Keras does on the global batch, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist import estimator
+from mpidist.world import world_communicator
+from tests.frameworks import keras_models as models
+from tests.frameworks.keras_models import keras
+
+pytestmark = pytest.mark.mpi
+
+ROWS, BATCH = 36, 3
+X, Y, CLASSES = models.X[:ROWS], models.Y[:ROWS], models.CLASSES[:ROWS]
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    """Rank 0's directory, on every rank."""
+    return Path(world_communicator().exchange(str(tmp_path).encode())[0].decode())
+
+
+def compiled(make=models.functional, optimizer=None, loss="mse", metrics=("mae",)):
+    keras.utils.set_random_seed(3)
+    model = make()
+    model.compile(optimizer or keras.optimizers.SGD(0.05, momentum=0.9), loss=loss, metrics=list(metrics))
+    return model
+
+
+def classifier():
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, keras.layers.Dense(3, activation="softmax", name="classes")(inputs))
+
+
+def input_fn_of(labels=Y, batch=BATCH):
+    def input_fn(input_context):
+        rows = mpidist.data.Dataset.from_arrays((X, labels))
+        return rows.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).batch(batch)
+
+    return input_fn
+
+
+def config_of(name="MirroredStrategy"):
+    strategy = getattr(mpidist, name)()
+    return estimator.RunConfig(train_distribute=strategy, eval_distribute=strategy)
+
+
+def by_keras(model, labels=Y):
+    """Return weights by path, results and predictions of Keras itself, alone with the global batch."""
+    size = BATCH * world_communicator().size
+    model.fit(X, labels, batch_size=size, shuffle=False, verbose=0)
+    weights = {each.path: keras.ops.convert_to_numpy(each) for each in model.variables}
+    results = model.evaluate(X, labels, batch_size=size, verbose=0, return_dict=True)
+    return weights, results, model.predict(X, verbose=0)
+
+
+#: Rules that divide by small numbers make roundings larger.
+WIDE = {"rtol": 2e-4, "atol": 3e-5}
+
+
+def assert_as_keras(found, expected, labels=Y, output=None, bounds=models.BOUNDS):
+    weights, results, predictions = expected
+    assert sorted([*weights, "global_step"]) == found.get_variable_names()
+    for name, value in weights.items():
+        numpy.testing.assert_allclose(found.get_variable_value(name), value, err_msg=name, **bounds)
+    ours = found.evaluate(input_fn_of(labels))
+    assert ours.keys() == results.keys() | {"global_step"}
+    for name, value in results.items():
+        numpy.testing.assert_allclose(ours[name], value, err_msg=name, **bounds)
+    predicted = list(found.predict(input_fn_of(labels)))
+    (name,) = predicted[0]
+    assert output in (None, name)
+    numpy.testing.assert_allclose([each[name] for each in predicted], predictions, **bounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("MirroredStrategy", models.functional),
+        ("MultiWorkerMirroredStrategy", models.sequential),
+        ("CentralStorageStrategy", models.functional),
+    ],
+)
+def test_ranks_do_what_keras_does_with_the_global_batch(directory, name, make):
+    model = compiled(make)
+    before = model.get_weights()
+    found = estimator.model_to_estimator(model, directory, config_of(name))
+    found.train(input_fn_of())
+    assert all((one == other).all() for one, other in zip(before, model.get_weights(), strict=True))
+    assert_as_keras(found, by_keras(model))
+
+
+OPTIMIZERS = {
+    "Adam": lambda: keras.optimizers.Adam(0.01, beta_1=0.8),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+    "SGD with a schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "SGD that clips": lambda: keras.optimizers.SGD(0.1, nesterov=True, momentum=0.5, global_clipnorm=0.3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_have_the_same_settings(directory, name):
+    model = compiled(optimizer=OPTIMIZERS[name]())
+    found = estimator.model_to_estimator(model, directory, config_of())
+    found.train(input_fn_of())
+    assert_as_keras(found, by_keras(model), bounds=models.BOUNDS if name.startswith("SGD") else WIDE)
+
+
+def test_classes_and_metrics_that_are_objects(directory):
+    metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(name="entropy")]
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    model = compiled(classifier, loss=loss, metrics=metrics)
+    found = estimator.model_to_estimator(model, directory, config_of())
+    found.train(input_fn_of(CLASSES))
+    assert_as_keras(found, by_keras(model, CLASSES), CLASSES, "classes")
+
+
+def test_a_frozen_layer_stays_as_it_is(directory):
+    model = models.functional()
+    model.layers[1].trainable = False
+    model.compile(keras.optimizers.SGD(0.1), loss="mse")
+    frozen = model.layers[1].get_weights()[0]
+    found = estimator.model_to_estimator(model, directory, config_of())
+    found.train(input_fn_of())
+    path = model.layers[1].kernel.path
+    assert (found.get_variable_value(path) == frozen).all()
+    assert_as_keras(found, by_keras(model))
+
+
+def test_a_training_goes_on_from_the_folder(directory):
+    model = compiled()
+    for _ in range(2):
+        estimator.model_to_estimator(model, directory, config_of()).train(input_fn_of(), steps=2)
+    found = estimator.model_to_estimator(model, directory, config_of())
+    assert found.get_variable_value("global_step") == 4
+    size = BATCH * world_communicator().size
+    rows = numpy.r_[0 : 2 * size, 0 : 2 * size]
+    model.fit(X[rows], Y[rows], batch_size=size, shuffle=False, verbose=0)
+    for each in model.variables:
+        value = keras.ops.convert_to_numpy(each)
+        numpy.testing.assert_allclose(found.get_variable_value(each.path), value, **models.BOUNDS)
+
+
+def with_layer(layer):
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)))
+
+
+CHANGING = {
+    "batch normalization": keras.layers.BatchNormalization,
+    "dropout": lambda: keras.layers.Dropout(0.5, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_layers_that_change_variables_are_not_trained(directory, name):
+    found = estimator.model_to_estimator(compiled(lambda: with_layer(CHANGING[name]())), directory, config_of())
+    found.evaluate(input_fn_of())
+    with pytest.raises(NotImplementedError, match="the model changes variable .* while it trains"):
+        found.train(input_fn_of())
+
+
+def several_outputs():
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+
+
+def in_a_scope():
+    with mpidist.MultiWorkerMirroredStrategy().scope():
+        return compiled()
+
+
+REFUSED = {
+    "no model": (lambda: 3, TypeError, "must be a keras.Model, got int"),
+    "not compiled": (models.functional, ValueError, "has not been compiled yet"),
+    "not built": (lambda: compiled(models.deferred), ValueError, "the model has no weights yet"),
+    "a sum": (
+        lambda: compiled(loss=keras.losses.MeanSquaredError(reduction="sum")),
+        NotImplementedError,
+        "the loss must be a mean over the rows",
+    ),
+    "several losses": (lambda: compiled(several_outputs, loss=["mse", "mae"]), NotImplementedError, "with one loss"),
+    "an optimizer": (lambda: compiled(optimizer=keras.optimizers.Lion()), NotImplementedError, "the model has a Lion"),
+    "a setting": (
+        lambda: compiled(optimizer=keras.optimizers.Adam(amsgrad=True, use_ema=True)),
+        NotImplementedError,
+        "use_ema=True, .*amsgrad=True|amsgrad=True, .*use_ema=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_are_not_converted(directory, name):
+    make, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        estimator.model_to_estimator(make(), directory)
+
+
+def test_several_outputs_with_one_loss_are_not_trained(directory):
+    found = estimator.model_to_estimator(compiled(several_outputs, metrics=()), directory, config_of())
+    with pytest.raises(NotImplementedError, match="models with one output"):
+        found.train(input_fn_of())
+
+
+def test_a_model_that_trains_by_itself_is_not_converted(directory):
+    model = in_a_scope()
+    if world_communicator().size == 1:
+        return
+    with pytest.raises(ValueError, match="trains over all ranks by itself"):
+        estimator.model_to_estimator(model, directory)
