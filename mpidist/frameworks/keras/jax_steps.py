@@ -158,8 +158,18 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
     if replica is None:
         return stock(self).make_train_function(force)
     if self.train_function is None or force:
+        _require_host()
         replica.steps = _Halves(self, replica)
         _without_jit(self, stock(self).make_train_function, force)
+
+
+def _require_host() -> None:
+    """Raise NotImplementedError where gradients would have to be copied from a device in each step."""
+    if jax.default_backend() != "cpu":
+        raise NotImplementedError(
+            f"a distributed Keras model on JAX trains on the CPU, and JAX computes on {jax.default_backend()}. Set the "
+            "environment variable JAX_PLATFORMS=cpu, or reduce gradients yourself with mpidist.jax"
+        )
 
 
 def _make_test_function(self: Any, force: bool = False) -> Any:
