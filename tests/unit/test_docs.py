@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -163,6 +164,20 @@ def test_calls_of_a_gradient_are_in_files_of_the_package_and_counted_as_the_page
     counts = ("calls", "functions", "files", "depth", "board_depth", "c_calls")
     rows = [" | ".join([title, *(str(counted[each]) for each in counts)]) for title, counted in lists.items()]
     assert [row for row in rows if f"| {row} |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "work"), [("SGD", "1 float"), ("SGD with momentum", "1 float, momentum"), ("Adam", "1 float, Adam")]
+)
+def test_steps_on_parameter_servers_are_the_medians_over_the_launches(title, work):
+    row = re.search(rf"^\| {title} \| ([\d ]+) \| (\d+) \|$", README, re.MULTILINE)
+    assert row is not None
+    launches = json.loads((RESULTS / "ps-4.json").read_text())["launches"]
+    times = [{each["who"]: each["time_us"] for each in launch["rows"] if each["work"] == work} for launch in launches]
+    rate = statistics.median(1e6 / each["mpidist"] for each in times)
+    ratio = statistics.median(each["TensorFlow"] / each["mpidist"] for each in times)
+    assert len(times) == 3
+    assert (float(row[1].replace(" ", "")), float(row[2])) == (float(f"{rate:.3g}"), round(ratio))
 
 
 # -- environment variables --------------------------------------------------------------------------------------------
