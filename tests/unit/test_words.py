@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT
-from tests.parsed import parsed
+from tests.helpers.pages import ROOT
+from tests.helpers.parsed import parsed
 
 PACKAGE = ROOT / "mpidist"
 

@@ -15,7 +15,7 @@ from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.copies import OwnSlotCopies
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime.control import ControlChannel
-from tests.served import run, spec, value
+from tests.helpers.served import run, spec, value
 
 KEY = (0, 0)
 
