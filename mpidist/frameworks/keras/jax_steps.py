@@ -7,7 +7,7 @@ them; the second half applies them.  Nothing is called back out of compiled code
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +40,16 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any]) -> list[Any]:
 
 
 class _Pending:
-    """Stands for an updated variable in the first half of a step, where it is not known yet."""
+    """Stands for an updated variable in the first half of a step, where it is not known yet: any use raises."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise _used_too_early()
+
+def _refuse_use(*args: Any) -> NoReturn:
+    raise _used_too_early()
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "matmul", "pow")
+for _name in (*_ARITHMETIC, *(f"r{each}" for each in _ARITHMETIC), "neg", "abs", "getitem", "array", "jax_array"):
+    setattr(_Pending, f"__{_name}__", _refuse_use)
 
 
 class _Collected:
