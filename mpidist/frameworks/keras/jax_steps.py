@@ -15,7 +15,7 @@ import numpy
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.inputs import rows_of
+from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.options import ReduceOp
@@ -211,7 +211,7 @@ def _train_step(self: Any, state: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).train_step(state, data)
-    share = replica.next_share(rows_of(data))
+    share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
     trainable, _, optimizer_variables, metrics_variables = state
@@ -236,7 +236,7 @@ def _test_step(self: Any, state: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).test_step(state, data)
-    share = replica.next_share(rows_of(data))
+    share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
     with replica.step(share):
