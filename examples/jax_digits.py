@@ -47,8 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=15)
     epochs = parser.parse_args().epochs
-    strategy = mpidist.MultiWorkerMirroredStrategy()
-    rank, size = strategy.extended.replica_id, strategy.num_replicas_in_sync
+    rank, size = mpidist.rank(), mpidist.size()
     train, test = digits.load()
     optimizer = mpidist.jax.distributed(optax.adam(2e-3))
     parameters = mpidist.jax.broadcast_tree(initial(seed=rank))  # rank 0's, on all ranks

@@ -13,7 +13,7 @@ from mpidist.collectives.adjustment import check_factors
 from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.mismatch import fact
-from mpidist.collectives.persistent import Bound
+from mpidist.collectives.persistent import Bound, Handle
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plan import Plan, build
 from mpidist.collectives.ranks import Ranks
@@ -212,6 +212,12 @@ class BoundList(Bound):
         # Taken before the call is begun: a rank that has no memory for it raises, and stays in step.
         self._next_set: Any = None
 
+    def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
+        """Take the collective's place in the order of calls; errors as for `Bound`, and for arrays that are unlike."""
+        if not self._like(arrays):
+            raise self.unlike(arrays)
+        return super().start(arrays, timeout_seconds)
+
     def _free_set(self) -> ResultSet:
         """Return buffers to whose results nobody refers."""
         for results in self._sets:
@@ -238,11 +244,13 @@ class _ShortArray(BoundList):
     ) -> None:
         super().__init__(ranks, call, question, plan, like)
         self._slot, self._combine, self._control = segment.slot, segment.combine, ranks.control
-        (self._dtype,), (self._shape,) = ({each[1] for each in plan.signatures}, {each[2] for each in plan.signatures})
+        (_, self._dtype, self._shape), *_ = plan.signatures
 
     def fill(self, tensors: Sequence[Any]) -> bool:
         (array,) = tensors
-        if type(array) is not numpy.ndarray or array.shape != self._shape or array.dtype != self._dtype:
+        if type(array) is not numpy.ndarray or array.shape != self._shape:
+            return False
+        if array.dtype is not self._dtype and array.dtype != self._dtype:  # mostly the same object
             return False
         slot = self._slot(self._control.call + 1)
         slot[...] = array

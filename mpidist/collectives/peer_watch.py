@@ -24,7 +24,7 @@ class PeerWatch(Watch):
     Attributes
     ----------
     is_missed : bool
-        Whether the function given to `run` raised on the other rank, which therefore may never come.
+        Whether the function given to `run` raised on another rank: the rank that is waited for may never come.
     """
 
     __slots__ = ("_peer", "_has_left", "is_missed")
@@ -37,7 +37,7 @@ class PeerWatch(Watch):
     def _look(self, waited: float) -> None:
         super()._look(waited)
         control: Any = self.control
-        self.is_missed = control.missed.text(self._peer, control.call + 1) is not None
+        self.is_missed = any(control.missed.text(rank, control.call + 1) is not None for rank in range(control.size))
         if self._has_left:  # and a look ago too: what it had sent has come since
             name = control.name(self._peer)
             text = f"{name} left (its program ended, or called sys.exit), while this rank is in {self.what}"

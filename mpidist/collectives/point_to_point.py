@@ -28,9 +28,9 @@ from mpidist.collectives.ranks import Ranks
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.transports.base import Pending, Transport
 
-#: Length of the head of a message that is sent, and the two numbers with which a head begins: bytes that describe the
-#: array, bytes of the array.
-_HEAD_BYTES, _LENGTHS = 2048, struct.Struct("=qq")
+#: Length of the head of a message that is sent, and the numbers with which a head begins: bytes that describe the
+#: array, bytes of the array, and the last call that a rank missed.
+_HEAD_BYTES, _LENGTHS = 2048, struct.Struct("=qqq")
 
 #: So often a rank looks for the other one before it looks around.
 _SPINS = range(200)
@@ -198,6 +198,7 @@ class _Origin:
         self._head: Any = numpy.empty(_HEAD_BYTES if box is None else 0, numpy.uint8)
         self._content = self._head.data if box is None else box.content
         self._pending: Pending = None
+        self._is_void = False  # whether the message was sent in a step that was given up
         self._poll_fn: Callable[[], bool] = self._begin if box is None else self._box_is_filled
 
     def poll(self) -> bool:
@@ -242,9 +243,14 @@ class _Origin:
 
     def _read(self) -> None:
         """Read the head of the next message."""
-        self._number += 1
         content, room = self._content, len(self._content)
-        described, nbytes = _LENGTHS.unpack_from(content)
+        described, nbytes, missed = _LENGTHS.unpack_from(content)
+        last = self._lines.last_missed
+        if missed > last:  # the other rank has given up the step in which this one still is
+            self._lines.is_behind, self._poll_fn = True, self._is_read_now
+            return
+        self._is_void = missed < last
+        self._number += 1
         behind = _LENGTHS.size + described
         if behind > room:
             self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes(), 0, nbytes))
@@ -252,6 +258,14 @@ class _Origin:
             start = _start_of(described)
             has_room = start + nbytes <= room
             self._array_comes(bytes(content[_LENGTHS.size : behind]), start if has_room else 0, nbytes)
+
+    def _is_read_now(self) -> bool:
+        """Read the head that is there, if this rank has given up its step by now."""
+        if _LENGTHS.unpack_from(self._content)[2] > self._lines.last_missed:
+            self._lines.is_behind = True
+            return False
+        self._read()
+        return True
 
     def _follow(self, raw: Any, then: Callable[[Any], object]) -> None:
         """Receive what follows the head."""
@@ -285,6 +299,8 @@ class _Origin:
         else:
             self._box.take(self._number)
             self._poll_fn = self._box_is_filled
+        if self._is_void:
+            return
         receiving = self.waiting.popleft()
         receiving.is_over, receiving.result = True, result
         expected = receiving.expected
@@ -307,6 +323,8 @@ class PointToPoint:
     heads, bodies : Transport
     targets, sources : dict
         By rank, what goes to it, and what comes from it.
+    is_behind : bool
+        Whether a message has come from a later step than that in which this rank waits.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -329,10 +347,16 @@ class PointToPoint:
         self.targets = {peer: _Destination(self, peer, box(rank, peer)) for peer in peers}
         self.sources = {peer: _Origin(self, peer, box(peer, rank)) for peer in peers}
         self._room = box_bytes(segments) - 2 * LINE_BYTES if has_boxes else _HEAD_BYTES
+        self.is_behind = False
         self._open: list[Transfer] = []
         self._pause: Any = None
         self._descriptions: dict[Any, bytes] = {}
         self._signatures: dict[bytes, Any] = {}
+
+    @property
+    def last_missed(self) -> int:
+        """The last call that a rank missed: messages of earlier steps are void."""
+        return self._control.missed.last
 
     @property
     def turnstile(self) -> Any:
@@ -343,7 +367,7 @@ class PointToPoint:
         """Return the head of messages that bring such arrays, and where in it these begin; None where none fits in."""
         description = self._describe(signature)
         start = _start_of(len(description))
-        head = _LENGTHS.pack(len(description), nbytes) + description
+        head = _LENGTHS.pack(len(description), nbytes, self.last_missed) + description
         return (head, start) if start + nbytes <= self._room else (None, 0)
 
     @property
@@ -365,7 +389,8 @@ class PointToPoint:
         """Start to send an array that can be sent, to a rank that there is.  Local."""
         signature = (array.dtype, array.shape)
         description, nbytes = self._describe(signature), array.nbytes
-        head, start, bodies = _LENGTHS.pack(len(description), nbytes), _start_of(len(description)), []
+        start, bodies = _start_of(len(description)), []
+        head = _LENGTHS.pack(len(description), nbytes, self.last_missed)
         if len(head) + len(description) <= self._room:
             head += description
         else:
@@ -400,9 +425,10 @@ class PointToPoint:
                     return
             watch = PeerWatch(self._ranks, transfer.what, transfer.peer, transfer.timeout_seconds)
             self._move_on()
-            while not transfer.is_over and not watch.is_missed:
+            while not transfer.is_over and not watch.is_missed and not self.is_behind:
                 watch.tick()  # in which all that is open moves on, see `_opened`
         if not transfer.is_over:
+            self.is_behind = False
             self._give_up(transfer)
             Once(self._ranks, Call(transfer.what, [fact("of", self.own_name)]))(None)  # raises RemoteReplicaError
 
@@ -495,6 +521,7 @@ class BoundSend:
         self._lines, self._to = lines, to
         self._dtype, self._shape = like.dtype, tuple(like.shape)
         self._destination, self._turnstile = lines.targets[to], lines.turnstile
+        self._nbytes, self._missed = like.nbytes, lines.last_missed
         self._head, self._begin = lines.head_of((self._dtype, self._shape), like.nbytes)
 
     def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer | _SentAlready:
@@ -504,6 +531,10 @@ class BoundSend:
             raise ValueError(f"send to rank {self._to} was bound to {expected}, got {got}; bind another one")
         if self._head is not None:
             with self._turnstile:
+                if self._missed != self._lines.last_missed:
+                    self._missed = self._lines.last_missed
+                    self._head, self._begin = self._lines.head_of((self._dtype, self._shape), self._nbytes)
+                    assert self._head is not None  # which is as long as before
                 if self._destination.has_put(self._head, self._begin, array):
                     return _SENT
         return self._lines.post(array, self._to, timeout_seconds)
@@ -521,6 +552,7 @@ class BoundReceive:
         self._lines, self._source = lines, source
         self._expected = (like.dtype, tuple(like.shape))
         self._origin, self._turnstile = lines.sources[source], lines.turnstile
+        self._nbytes, self._missed = like.nbytes, lines.last_missed
         self._head, self._begin = lines.head_of(self._expected, like.nbytes)
 
     def start(self, timeout_seconds: float | None = None) -> Transfer:
@@ -531,6 +563,10 @@ class BoundReceive:
         """Receive, and return the array; errors as for `Transfer.wait`."""
         if self._head is not None:
             with self._turnstile:
+                if self._missed != self._lines.last_missed:
+                    self._missed = self._lines.last_missed
+                    self._head, self._begin = self._lines.head_of(self._expected, self._nbytes)
+                    assert self._head is not None  # which is as long as before
                 found = self._origin.taken(self._head, self._begin, *self._expected)
             if found is not None:
                 return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy
 
@@ -40,11 +40,14 @@ class Replicas:
     ----------
     communicator : Communicator
     rank, size : int
+    kept : dict
+        By name: what adapters keep of these ranks, as long as they are there.
     """
 
     def __init__(self, communicator: Communicator, bind: Callable[[Any, str], Any] | None = None) -> None:
         self.communicator = communicator
         self.rank, self.size = communicator.rank, communicator.size
+        self.kept: dict[str, Any] = {}
         self._bind = bind
         self._weights: BoundReduction | None = None
 
@@ -94,7 +97,6 @@ class RowsError(ValueError):
     on_all_ranks = True
 
 
-_of_worlds: WeakKeyDictionary[Communicator, Replicas] = WeakKeyDictionary()
 _of_strategies: WeakKeyDictionary[Any, Replicas] = WeakKeyDictionary()
 
 
@@ -111,9 +113,9 @@ def replicas_in_force() -> Replicas:
     if context.has_strategy():
         return _of_strategy(context.get_strategy())
     communicator = world_communicator()
-    found = _of_worlds.get(communicator)
+    found = communicator.adapters.get("replicas")
     if found is None:
-        found = _of_worlds[communicator] = Replicas(communicator)
+        found = communicator.adapters["replicas"] = Replicas(communicator)
     return found
 
 
@@ -125,7 +127,7 @@ def _of_strategy(strategy: Any) -> Replicas:
 
 
 def _made(strategy: Any) -> Replicas:
-    extended = strategy.extended
+    extended: Any = strategy.extended
     if extended.num_replicas == 1 and extended.num_logical_devices == 1:
         return _alone()
     communicator = getattr(extended, "communicator", None)
@@ -135,11 +137,14 @@ def _made(strategy: Any) -> Replicas:
             "outside of strategies"
         )
 
+    alive: Any = ref(extended)  # what is kept of a strategy must not keep the strategy
+
+    def reduce(given: list[Any], op: ReduceOp) -> list[Any]:
+        return alive().reduce_arrays(op, given)
+
     def bind(arrays: list[Any], op: str) -> Any:
         parsed = ReduceOp.parse(op)
-        return extended.bind_all_reduce(parsed, arrays) or _ByStrategy(
-            lambda given: extended.reduce_arrays(parsed, given)
-        )
+        return alive().bind_all_reduce(parsed, arrays) or _ByStrategy(lambda given: reduce(given, parsed))
 
     return Replicas(communicator, bind)
 

@@ -48,6 +48,9 @@ class MissedCalls:
     ----------
     pending : bool
         Whether there is something to be done before this rank's next call.
+    last : int
+        The number of the last call that any rank missed, as far as this one has met it: what belongs to the step of an
+        earlier call is void.
     """
 
     def __init__(self, control: Counted) -> None:
@@ -56,6 +59,7 @@ class MissedCalls:
         self._open: Join | None = None  # of the missed call that this rank posted last, until it knows all have come
         self._heard: dict[tuple[int, int], str] = {}
         self.pending = False
+        self.last = 0
 
     # -- those of this rank -------------------------------------------------------------------------------------------
 
@@ -105,6 +109,7 @@ class MissedCalls:
         control = self._control
         text, self._open = self._queue.popleft()
         control.call += 1
+        self.last = control.call
         control.board.write_note(control.board_index, control.call, text)
         control.board.post(control.board_index, control.call, MISSED)
         if control.arbiter is not None:
@@ -143,6 +148,7 @@ class MissedCalls:
         if text is None:
             return None
         control = self._control
+        self.last = max(self.last, watch.call)
         message = f"the function given to `run` raised on {control.name(rank)}, while this rank was in {watch.what}"
         return RemoteReplicaError(f"{control.own_name}: {message}: {text}", control.world_rank(rank), text, watch.call)
 

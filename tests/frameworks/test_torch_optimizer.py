@@ -656,6 +656,33 @@ def test_a_layer_that_is_frozen_later_on_one_rank():
     world().barrier()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_loader_of_another_length_on_one_rank():
+    model = tanh_model()
+    optimizer = mpidist.torch.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model.named_parameters())
+    with pytest.raises(CollectiveMismatchError, match="all_reduce.* in place.*barrier|barrier.*all_reduce.* in place"):
+        for batch in batches(2 if world().rank == 1 else 3, 12):
+            step(model, optimizer, batch, weight=False)
+        world().barrier()  # what comes behind the loop
+    world().barrier()
+
+
+def test_the_private_names_of_pytorch_are_what_they_were():
+    """A function that is queued in a pass is called at its end, and each pass has a number of its own."""
+    found, numbers = [], []
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def accumulated(parameter):
+        numbers.append(torch._C._current_graph_task_id())
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: found.append(parameter.grad.tolist()))
+
+    weight.register_post_accumulate_grad_hook(accumulated)
+    for turn in (1, 2):
+        (weight * 2).sum().backward()
+        assert found == [[2.0, 2.0], [4.0, 4.0]][:turn]
+    assert len({*numbers}) == 2 and torch._C._current_graph_task_id() == -1
+
+
 def test_what_is_no_optimizer():
     model = tanh_model()
     with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer, got a Sequential"):
@@ -685,7 +712,7 @@ def test_names_that_do_not_fit(change, message):
 
 
 @pytest.mark.parametrize("arguments, error, message", [
-    ({"op": "max"}, ValueError, "op='max': gradients are averaged or added up"),
+    ({"op": "max"}, ValueError, "by the ReduceOp SUM or MEAN, got MAX"),
     ({"op": "median"}, ValueError, "'median' is not a valid ReduceOp"),
     ({"compression": "fp16"}, TypeError, "compression='fp16': pass None, or a stage"),
     ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step=0"),

@@ -214,9 +214,6 @@ def _mean_dtype(dtype: Any, op: str) -> Any:
     return numpy.dtype(numpy.float64) if op == "mean" and dtype.kind in "iu" else dtype
 
 
-_shared: WeakKeyDictionary[Replicas, dict[str, TreeReduction]] = WeakKeyDictionary()
-
-
 def reduce_tree(tree: Any, op: str | ReduceOp = "mean", weight: float | None = None) -> Any:
     """Return a pytree reduced over all ranks of the job, or over the replicas of the strategy in force.
 
@@ -260,7 +257,7 @@ def reduce_tree(tree: Any, op: str | ReduceOp = "mean", weight: float | None = N
     >>> gradients = mpidist.jax.reduce_tree(gradients, weight=len(rows))
     """
     replicas = replicas_in_force()
-    reductions = _shared.setdefault(replicas, {})
+    reductions: dict[str, TreeReduction] = replicas.kept.setdefault("trees", {})
     name = op if type(op) is str else ReduceOp.of_gradients(op).verb
     reduction = reductions.get(name)
     if reduction is None:

@@ -64,7 +64,7 @@ class GradientList:
         self._zeros: dict[int, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def reduce(self, op: str, scale: float | None = None) -> frozenset[int]:
+    def reduce(self, op: str, scale: float | None = None, on_host: bool = True) -> frozenset[int]:
         """Reduce the gradients in place, and return the numbers of those that were found to be sparse on some replica.
 
         Collective: every rank calls it in the same order.
@@ -75,11 +75,15 @@ class GradientList:
             ``"sum"`` or ``"mean"``.
         scale : float, optional
             What this replica's gradients are multiplied by first.
+        on_host : bool
+            Whether all gradients lie in host memory.
         """
+        if self._replicas.size == 1 and not self._sparse_as_dense:
+            return frozenset()  # nothing is touched, not even by a factor of 1
         bound = self._bound.get(op)
         if bound is None:
             bound = self._bound[op] = self._replicas.bind(op, self._signatures, self._compression)
-        arrays = [*self._arrays(), self._flags]
+        arrays = [*self._arrays(on_host), self._flags]
         if scale is not None:
             for each in arrays[:-1]:
                 numpy.multiply(each, scale, out=each)
@@ -91,14 +95,22 @@ class GradientList:
             return frozenset()
         return self._settle(op, scale)
 
-    def _arrays(self) -> list[Any]:
+    def _arrays(self, on_host: bool) -> list[Any]:
         """Return this replica's gradients as arrays, and set the flags; zeros for those that it does not have."""
         found, has = [], self._has
         has.fill(1)
         self._is_sparse.fill(0)
         parameters = self.parameters
         for number in self._dense:
-            gradient = parameters[number].grad
+            gradient: Any = parameters[number].grad
+            if on_host:
+                try:
+                    array = gradient.numpy()
+                except (AttributeError, TypeError, RuntimeError):  # there is none, or it is of another kind
+                    array = None
+                if array is not None and array.flags.c_contiguous:
+                    found.append(array)
+                    continue
             if gradient is None or gradient.layout is not torch.strided or not is_flat(gradient):
                 gradient = self._dense_of(number, gradient)
             found.append(array_of(gradient))

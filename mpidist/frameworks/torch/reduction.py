@@ -71,8 +71,6 @@ class GradientReduction:
         sparse_as_dense: bool = False,
         compression: Compression | None = None,
     ) -> None:
-        if op not in ("mean", "sum"):
-            raise ValueError(f"op={op!r}: gradients are averaged or added up; it is 'mean' or 'sum'")
         if compression is not None and not isinstance(compression, Compression):
             raise TypeError(f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16()")
         if passes < 1:
@@ -172,7 +170,7 @@ class GradientReduction:
         bound = self._current()
         op, scale = self._last = self._weight(is_stale)
         with torch.no_grad():
-            sparse = bound.reduce(op, scale)
+            sparse = bound.reduce(op, scale, self._staging is None)
         if sparse != self._sparse:
             self._sparse = self._sparse | sparse
             self._bind(self.listed())

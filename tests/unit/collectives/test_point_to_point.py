@@ -249,3 +249,38 @@ def test_a_function_that_raises_is_met_in_a_receive_and_all_ranks_go_on():
         return joined + (communicator.receive(0).tolist() if communicator.rank == 1 else [])
 
     assert run_ranks(3, on_rank) == [[0, 1, 2], [0, 1, 2, 5, 5, 5], [0, 1, 2]]
+
+
+@places
+@pytest.mark.parametrize("count", [3, 5000])
+@pytest.mark.parametrize("bound", [False, True])
+def test_what_was_sent_in_a_step_that_was_given_up_is_never_received(hosts, count, bound):
+    def on_rank():
+        strategy, communicator = mpidist.MultiWorkerMirroredStrategy(), world_communicator()
+        rank = communicator.rank
+        send = communicator.send_init(numpy.zeros(count), 0) if rank else None
+        receive = communicator.receive_init(numpy.zeros(count), 1) if rank == 0 else None
+
+        def step(number):
+            if rank == 0:
+                if number % 2 == 0:
+                    raise KeyError("before it receives")
+                return {*(receive() if bound else communicator.receive(1)).tolist()}
+            value = numpy.full(count, float(number))
+            if rank == 1:
+                sending = send.start(value) if bound else communicator.point_to_point.start_send(value, 0)
+                if number % 2:
+                    sending.wait()
+            if number % 2 == 0:
+                communicator.barrier()
+
+        found = []
+        for number in range(4):
+            try:
+                found.append(strategy.run(step, args=(number,)))
+            except (KeyError, RemoteReplicaError):
+                found.append("given up")
+        return found
+
+    nothing = ["given up", None, "given up", None]
+    assert run_ranks(3, on_rank, hosts=hosts) == [["given up", {1.0}, "given up", {3.0}], nothing, nothing]

@@ -1,5 +1,7 @@
 """Gradients through collectives of autograd: one process on the global batch, finite differences, and closed forms."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import autograd
@@ -241,3 +243,14 @@ def test_what_cannot_be_reduced_or_gathered():
         run_ranks(2, lambda: mpidist.autograd.all_gather(1.0))
     with pytest.raises(ValueError, match="axis 2 is out of range"):
         run_ranks(2, lambda: mpidist.autograd.all_gather(numpy.ones(3), 2))
+
+
+def test_nothing_keeps_a_strategy_that_is_gone():
+    def step():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        strategy.run(lambda: mpidist.autograd.all_reduce(1.0))
+        return weakref.ref(strategy)
+
+    found = run_ranks(2, step)
+    gc.collect()
+    assert [each() for each in found] == [None] * 2
