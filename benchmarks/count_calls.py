@@ -48,7 +48,7 @@ class Count:
     board_depth : int
         How many were open when the first function of the board was called; 0 where none was.
     names : list of str
-        File and function of each call, in order.
+        File and function of each call, in order; files are relative to mpidist's folder, or to that of other packages.
     """
 
     calls: int = 0
@@ -75,7 +75,7 @@ def counted(run: Callable[[], Any]) -> Count:
         elif event == "call":
             open_now += 1
             found.depth = max(found.depth, open_now)
-            name = frame.f_code.co_filename.removeprefix(package + "/")
+            name = frame.f_code.co_filename.removeprefix(package + "/").rpartition("site-packages/")[2]
             found.names.append(f"{name}:{frame.f_code.co_name}")
             if found.names[-1].startswith(BOARD) and not found.board_depth:
                 found.board_depth = open_now

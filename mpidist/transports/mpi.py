@@ -1,6 +1,7 @@
 """Messages over MPI: host memory, a communicator of our own, never a wait inside MPI.
 
-This is one of three files that import mpi4py, and importing ``mpi4py.MPI`` starts MPI: it is done in functions only.
+Few files may import mpi4py: see ``FOREIGN`` in ``tests/unit/test_layering.py``.  Importing ``mpi4py.MPI`` starts MPI,
+so it is done in functions only.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +25,7 @@ from tests.helpers.pages import GUIDE, PAGES, ROOT, blocks
 from tests.helpers.parsed import parsed
 
 README = (ROOT / "README.md").read_text()
+RESULTS = ROOT / "benchmarks" / "results"
 
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _MAKE = re.compile(r"(?:^\$ |`|^)make ([a-z][a-zN0-9-]*)", re.MULTILINE)
@@ -141,6 +144,40 @@ def _names_of(node: ast.AST) -> set[str]:
 
 def _is_file(path: str) -> bool:
     return (ROOT / path).exists() or (ROOT / "mpidist" / path).exists()
+
+
+# -- what was measured ------------------------------------------------------------------------------------------------
+
+
+def test_no_page_has_a_placeholder_for_a_table():
+    pages = [*PAGES, *(ROOT / "benchmarks").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    assert ROOT / "benchmarks" / "README.md" in pages
+    assert [page for page in pages if re.search(r"\b[A-Z]+-TABLE\b", page.read_text())] == []
+
+
+def test_calls_of_a_gradient_are_in_files_of_the_package_and_counted_as_the_page_says():
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    lists = json.loads((RESULTS / "calls-2.json").read_text())["lists"]
+    named = {name.partition(":")[0] for counted in lists.values() for name in counted["names"]}
+    own = {path for path in named if not path.startswith("numpy/")}
+    assert len(own) > 10 and [path for path in own if not (ROOT / "mpidist" / path).is_file()] == []
+    counts = ("calls", "functions", "files", "depth", "board_depth", "c_calls")
+    rows = [" | ".join([title, *(str(counted[each]) for each in counts)]) for title, counted in lists.items()]
+    assert [row for row in rows if f"| {row} |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "work"), [("SGD", "1 float"), ("SGD with momentum", "1 float, momentum"), ("Adam", "1 float, Adam")]
+)
+def test_steps_on_parameter_servers_are_the_medians_over_the_launches(title, work):
+    row = re.search(rf"^\| {title} \| ([\d ]+) \| (\d+) \|$", README, re.MULTILINE)
+    assert row is not None
+    launches = json.loads((RESULTS / "ps-4.json").read_text())["launches"]
+    times = [{each["who"]: each["time_us"] for each in launch["rows"] if each["work"] == work} for launch in launches]
+    rate = statistics.median(1e6 / each["mpidist"] for each in times)
+    ratio = statistics.median(each["TensorFlow"] / each["mpidist"] for each in times)
+    assert len(times) == 3
+    assert (float(row[1].replace(" ", "")), float(row[2])) == (float(f"{rate:.3g}"), round(ratio))
 
 
 # -- environment variables --------------------------------------------------------------------------------------------
