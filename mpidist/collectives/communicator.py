@@ -237,12 +237,14 @@ class Communicator:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
         ValueError
-            The array is not C-contiguous, or there is no such reduction or algorithm.
+            The array is not C-contiguous, or read-only, or there is no such reduction or algorithm.
         """
         buffer = arrays.plain(buffer)
         key = (type(buffer), buffer.shape, buffer.dtype, op, algorithm)
         bound = self._calls.get(key)
         plain.check_contiguous("all_reduce", buffer)
+        if not getattr(buffer.flags, "writeable", True):  # arrays on devices have no such flag
+            raise ValueError(f"{self.control.own_name}: all_reduce writes its result in place, got a read-only array")
         if bound is None:
             self._plain(buffer, op)
             if len(self._calls) >= _KEPT_CALLS:

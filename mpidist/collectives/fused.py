@@ -15,7 +15,7 @@ from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.lists import BoundList, Packed, Question, bind_list
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.optional_lists import OptionalList
-from mpidist.collectives.persistent import Bound
+from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.ranks import Ranks
 
@@ -116,11 +116,12 @@ class FusedAllReduce:
         if bound is None or bound.names != (names if names is None else list(names)):
             return None
         try:
-            results = bound(tensors, timeout_seconds)
+            results = bound.attempt(tensors, timeout_seconds)
         except OrdersDiffer:  # on all ranks
             return self._bind(tensors, bound.question, timeout_seconds, in_memory_order=False)
-        if results is not None:
-            self.plans.use(bound)
+        if results is UNLIKE:
+            return None
+        self.plans.use(bound)
         return results
 
     def bound(

@@ -7,6 +7,7 @@ gradients lie in the framework's memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -105,6 +106,8 @@ class _InPlace(Bound):
             raise ValueError(f"{self.call.what} was bound to other arrays, got {found}; bind another one")
         if not all(map(_is_contiguous, arrays)):
             raise ValueError(f"{self.call.what} is for C-contiguous arrays; pass copies of those that are not")
+        if not all(each.flags.writeable for each in arrays):
+            raise ValueError(f"{self.call.what} writes results in place of values; got an array that is read-only")
         return True
 
     def move(self, watch: Watch, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -147,6 +150,14 @@ class _LongInPlace(_InPlace):
         self._ranks, self._algorithm, self._reductions = ranks, algorithm, reductions
         self._scratch = Scratch()
         self._replays: dict[int, Replay] = {}
+
+    def fill(self, arrays: Sequence[Any]) -> bool:
+        """Return True; ValueError unless these are such arrays, in memory of their own: others were reduced twice."""
+        super().fill(arrays)
+        places = sorted((each.__array_interface__["data"][0], each.nbytes) for each in arrays if each.size)
+        if any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(places)):
+            raise ValueError(f"{self.call.what} got arrays that share memory; pass each of them once, or copies")
+        return True
 
     def move(self, watch: Watch, arrays: Sequence[Any]) -> Sequence[Any]:
         for index, (bucket, reduction) in enumerate(zip(self._plan.buckets, self._reductions, strict=True)):

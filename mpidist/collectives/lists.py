@@ -13,7 +13,7 @@ from mpidist.collectives.adjustment import check_factors
 from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.mismatch import fact
-from mpidist.collectives.persistent import Bound
+from mpidist.collectives.persistent import Bound, Handle
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plan import Plan, build
 from mpidist.collectives.ranks import Ranks
@@ -211,6 +211,12 @@ class BoundList(Bound):
         self._sets: list[ResultSet] = []
         # Taken before the call is begun: a rank that has no memory for it raises, and stays in step.
         self._next_set: Any = None
+
+    def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
+        """Take the collective's place in the order of calls; errors as for `Bound`, and for arrays that are unlike."""
+        if not self._like(arrays):
+            raise self.unlike(arrays)
+        return super().start(arrays, timeout_seconds)
 
     def _free_set(self) -> ResultSet:
         """Return buffers to whose results nobody refers."""

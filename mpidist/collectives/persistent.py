@@ -33,6 +33,14 @@ class Caller(Protocol):
     started: Started
 
 
+#: What `Bound.attempt` returns for arrays that a collective is not for.
+UNLIKE = object()
+
+
+class UnlikeArraysError(ValueError):
+    """Arrays were given to a collective that is bound to others."""
+
+
 class Bound:
     """A collective that is bound to what it moves.
 
@@ -70,10 +78,12 @@ class Bound:
 
         Returns
         -------
-        The results; None, and nothing is done, where the collective is not for such arrays.
+        The results.
 
         Raises
         ------
+        UnlikeArraysError
+            The collective is not for such arrays; before any communication.
         CollectiveMismatchError
             On all ranks: names the ranks that differ, the tensor, and both shapes.
         RemoteReplicaError
@@ -81,12 +91,19 @@ class Bound:
         TransportTimeoutError, RankFailedError
             A rank did not come, and why as far as it is known.
         """
+        results = self.attempt(arrays, timeout_seconds)
+        if results is UNLIKE:
+            raise self.unlike(arrays)
+        return results
+
+    def attempt(self, arrays: Any, timeout_seconds: float | None = None) -> Any:
+        """Do what a call does; return `UNLIKE`, with nothing done, where the collective is not for such arrays."""
         if self._started.waiting:
             self._started.finish()
         caller = self._caller
         with caller.control.turnstile:
             if not self.fill(arrays):
-                return None
+                return UNLIKE
             seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
             return self.move(caller.begin(self.call, seconds), arrays)
 
@@ -120,6 +137,18 @@ class Bound:
         """Take note that what was started is over.  Local."""
         self._handle = None
 
+    def unlike(self, arrays: Any) -> UnlikeArraysError:
+        """Return the error for arrays that this collective is not for.  Local."""
+        each = arrays if isinstance(arrays, (list, tuple)) else [arrays]
+        got = ", ".join(
+            f"{getattr(one, 'dtype', type(one).__name__)}{list(getattr(one, 'shape', ()))}" for one in each[:8]
+        )
+        more = f" and {len(each) - 8} more" if len(each) > 8 else ""
+        return UnlikeArraysError(
+            f"{self._caller.control.own_name}: {self.call.what} was bound to other arrays; got {got}{more}; bind "
+            "another one for such arrays, on all ranks"
+        )
+
 
 class Once(Bound):
     """A collective that is called once.
@@ -150,7 +179,7 @@ class _Start:
         self.timeout_seconds = timeout_seconds
         self.results: Any = None
         self.error: BaseException | None = None
-        self.is_over = False
+        self.is_over = self.is_given_up = False
 
     def carry_out(self) -> None:
         """Carry it out; its results, or its error, are kept for `Handle.wait`."""
@@ -166,7 +195,7 @@ class _Start:
     def give_up(self, why: BaseException) -> None:
         """Never carry it out."""
         self.bound.finish()
-        self.arrays, self.is_over = None, True
+        self.arrays, self.is_over, self.is_given_up = None, True, True
         self.error = RuntimeError(
             f"{self.bound.call.what} was given up: {type(why).__name__} ended the step in which it was started; start "
             "it again"
@@ -211,12 +240,18 @@ class Handle:
         """Carry out what was started, up to this one, and return the results.
 
         Collective: every rank waits for its handles, or makes a later call, in the same order.  A second call returns
-        the same results.  Errors as for a call of the bound object.
+        the same results.  Errors as for a call of the bound object; RuntimeError where such an error was raised before,
+        by an earlier call of `wait` or by the collective that carried this one out.
         """
         if not self._start.is_over:
             self._caller.started.finish(self._start)
-        if self._start.error is not None:
-            raise self._start.error
+        error = self._start.error
+        if (
+            error is not None
+        ):  # the other ranks know of it as of an error in its call, not as of one in the present step
+            if self._start.is_given_up:
+                raise error
+            raise RuntimeError(f"{self._start.bound.call.what} failed before: {error}") from error
         if not self._start.is_over:
             raise RuntimeError(
                 f"{self._caller.control.own_name}: {self._start.bound.call.what} is being carried out; a signal "

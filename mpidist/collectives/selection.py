@@ -45,25 +45,34 @@ class Row(NamedTuple):
         ``"levels"``: several nodes, without; ``"flat"``: one rank a node, or one node without shared memory.
     least_bytes : int
     algorithm : str
-    evidence : str
-        The file in ``benchmarks/results`` that the row follows from, or "not measured".
+    ranks : int
+        On so many ranks at most it was measured; 0: not at all.
+    files : str
+        Those in ``benchmarks/results`` that the row follows from, if any.
     """
 
     place: str
     least_bytes: int
     algorithm: str
-    evidence: str
+    ranks: int = 0
+    files: str = ""
+
+    def evidence(self, ranks: int) -> str:
+        """Return what the row follows from, and for so many ranks whether that is more than was measured (Local)."""
+        if not self.ranks:
+            return "not measured"
+        return self.files if ranks <= self.ranks else f"not measured on more than {self.ranks} ranks: {self.files}"
 
 
 #: The rows of a place ascend by size.
 TABLE = (
-    Row("node", 0, "shared_memory", "all-reduce-openmpi-2.json, gradients-2.json, gradients-4.json"),
-    Row("nodes", 0, "native", "two_hosts-openmpi.json"),
-    Row("nodes", _LARGE_BYTES, "two_level", "two_hosts-openmpi.json"),
-    Row("levels", 0, "native", "not measured"),
-    Row("levels", _LARGE_BYTES, "hierarchical", "not measured"),
-    Row("flat", 0, "native", "not measured"),
-    Row("flat", _LARGE_BYTES, "ring", "not measured"),
+    Row("node", 0, "shared_memory", 4, "all-reduce-openmpi-2.json, gradients-2.json, gradients-4.json"),
+    Row("nodes", 0, "native", 4, "two_hosts-openmpi.json"),
+    Row("nodes", _LARGE_BYTES, "two_level", 4, "two_hosts-openmpi.json"),
+    Row("levels", 0, "native"),
+    Row("levels", _LARGE_BYTES, "hierarchical"),
+    Row("flat", 0, "native"),
+    Row("flat", _LARGE_BYTES, "ring"),
 )
 
 #: From so many nodes on the 2 (nodes - 1) messages of a ring between them cost more than they save.

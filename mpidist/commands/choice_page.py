@@ -71,12 +71,13 @@ def segments(figures: Figures) -> str:
 
 
 def table_page(facts: Facts) -> str:
-    """Return the rows of the fixed table for some ranks, each with the file of results that it follows from (Local)."""
-    rows = [("bytes from", "chosen", "because")]
+    """Return the rows of the fixed table for some ranks, each with what it was measured on, and the files (Local)."""
+    rows = [("bytes from", "chosen", "measured ranks", "because")]
     for row in selection.TABLE:
         if row.place == facts.place:
-            rows.append((str(row.least_bytes), selection.by_table(row.least_bytes, facts), row.evidence))
-    return table(rows, left=(1, 2))
+            chosen, measured = selection.by_table(row.least_bytes, facts), f"up to {row.ranks}" if row.ranks else "-"
+            rows.append((str(row.least_bytes), chosen, measured, row.evidence(facts.topology.size)))
+    return table(rows, left=(1, 2, 3))
 
 
 def _reason(chosen: str, seconds: dict[str, float]) -> str:

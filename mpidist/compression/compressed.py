@@ -184,8 +184,8 @@ def bind_all_reduce(
     Returns
     -------
     object
-        ``bound(arrays)`` and ``bound.start(arrays).wait()`` return new arrays.  Without a stage, a call returns None,
-        and does nothing, for arrays of other shapes or dtypes.
+        ``bound(arrays)`` and ``bound.start(arrays).wait()`` return new arrays; ValueError for arrays of other shapes or
+        dtypes, before any communication.
     """
     if compression is not None:
         return CompressedAllReduce(communicator, like, op, compression, names)

@@ -21,7 +21,7 @@ class BoundReduction(Protocol):
     """An all-reduce bound to lists of host arrays."""
 
     def __call__(self, arrays: Any) -> Any:
-        """Return the results; None for other arrays, where nothing is done.  Collective."""
+        """Return the results; ValueError for other arrays, where nothing is done.  Collective."""
 
     def start(self, arrays: Any) -> Any:
         """Return a handle, whose ``wait()`` returns the results.  Collective."""

@@ -355,12 +355,16 @@ class Optimizer(Rule):
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def __copy__(self) -> Optimizer:
-        """Return a copy that shares everything; but its steps are made here, where servers make those of this one."""
+        """Return a copy that shares everything, steps and slots too.
+
+        But where servers make the steps of this one, those of the copy are made here, from its own slots.
+        """
         new = object.__new__(type(self))
         new.__dict__.update(self.__dict__)
         if not isinstance(self._updates, LocalUpdates):
             new._stages, new._updates = self._stages.anew(), LocalUpdates(self.slot_names, self.initial_slots())
             new._updates.iterations = self._iterations
+            new._lists, new._checked = VariableLists(), (None, None)
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:

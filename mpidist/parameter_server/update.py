@@ -50,14 +50,14 @@ class _Run:
     pieces: list[_Piece] = field(default_factory=list)
     _gradients: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
 
-    def gradients_in(self, payload: Any) -> list[Any]:
-        """Return the gradient of each piece, as views of a payload; kept, as payloads come in the same few arrays."""
+    def gradients_in(self, payload: Any, keeps: bool) -> list[Any]:
+        """Return the gradient of each piece, as views of a payload; kept where they come in the same few arrays."""
         payload_again, found = self._gradients.get(id(payload), _NOTHING)
         if payload_again is not payload:
             whole = payload[self.wire].view(self.wire_dtype)
             found = [whole[piece.where] for piece in self.pieces]
             memory = payload if payload.base is None else payload.base
-            if memory.size <= _KEPT_BYTES:
+            if keeps and memory.nbytes <= _KEPT_BYTES:
                 if len(self._gradients) >= _KEPT_PAYLOADS:
                     self._gradients.clear()
                 self._gradients[id(payload)] = payload, found
@@ -120,8 +120,11 @@ class Update:
 
     # -- carrying it out, with the write lock ----------------------------------------------------------------------
 
-    def write(self, payload: Any, rate: float, scale: float, iterations: int) -> int:
-        """Write a copy of the variables, and a side of the slots, and return the copy; they are not current yet."""
+    def write(self, payload: Any, rate: float, scale: float, iterations: int, keeps: bool = True) -> int:
+        """Write a copy of the variables, and a side of the slots, and return the copy; they are not current yet.
+
+        Views of the payload are kept for the next call if `keeps`: not of an array of the user, who lets go of it.
+        """
         copies, slots, optimizer, renew = self._copies, self._slots, self._optimizer, self.served.renew_slice
         new = copies.begin(self._changed)
         if new < 0:
@@ -136,7 +139,7 @@ class Update:
         coefficients = optimizer.coefficients(rate, iterations)
         for run in self._runs:
             if run.pieces and scale == 1:
-                for piece, gradient in zip(run.pieces, run.gradients_in(payload), strict=True):
+                for piece, gradient in zip(run.pieces, run.gradients_in(payload, keeps), strict=True):
                     after, before = piece.sides[new_side], piece.sides[old_side]
                     parameter = piece.copies[new]
                     if old == new:

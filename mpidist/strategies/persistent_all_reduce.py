@@ -10,6 +10,7 @@ import numpy
 from mpidist import nest
 from mpidist.arrays import plain
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment, adjusted
+from mpidist.collectives.persistent import UnlikeArraysError
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.variables import IndexedSlices
 from mpidist.variables.components import component
@@ -91,10 +92,10 @@ class PersistentAllReduce:
         arrays = self._arrays(value)
         if self._none_as_zeros and not self._are_like(arrays):
             raise self._refused(arrays)
-        results = self._bound(arrays)
-        if results is None:
-            raise self._refused(arrays)
-        return self._packed(results)
+        try:
+            return self._packed(self._bound(arrays))
+        except UnlikeArraysError:
+            raise self._refused(arrays) from None
 
     def start(self, value: Any) -> PersistentHandle:
         """Start the reduction; parameters and errors as for a call.

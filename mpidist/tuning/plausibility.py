@@ -11,7 +11,8 @@ from mpidist.schedules.figures import Figures
 #: How many times longer one half of a measurement may take than the other, or fewer bytes than more bytes.
 FACTOR = 3.0
 
-#: Bytes a second of any link at most, and inside a node at least.
+#: Bytes a second of any link at most, and inside a node at least; an all-reduce there has at least this shared by its
+#: ranks, which take turns where they are more than the cores.
 _MOST_RATE, _LEAST_RATE = 2e12, 50e6
 
 #: Seconds that a message, or a short all-reduce, takes inside a node at most.
@@ -39,8 +40,18 @@ def _faults(figures: Figures, topology: Topology) -> Iterator[str]:
     segments = {f"shared_memory in segments of {size} bytes": points for size, points in figures.segments.items()}
     for name, points in {**figures.points, **segments}.items():
         yield from _point_faults(name, points)
-        if topology.node_count == 1 and points and points[0][1] > _MOST_LATENCY_SECONDS:
-            yield f"{name} takes {points[0][1]:.3g} s for {points[0][0]:.0f} bytes inside a node"
+        if topology.node_count == 1 and points:
+            yield from _node_faults(name, points, _LEAST_RATE / topology.size)
+
+
+def _node_faults(name: str, points: Points, least_rate: float) -> Iterator[str]:
+    """Give what is too slow of an all-reduce whose ranks share one memory."""
+    (shortest, latency), (longest, seconds) = points[0], points[-1]
+    if latency > _MOST_LATENCY_SECONDS:
+        yield f"{name} takes {latency:.3g} s for {shortest:.0f} bytes inside a node"
+    if longest >= _LONG_BYTES and longest < least_rate * seconds:
+        rates = f"{longest / seconds:.3g} bytes a second, and real ones at least {least_rate:.3g}"
+        yield f"{name} takes {seconds:.3g} s for {longest:.0f} bytes inside a node, {rates}"
 
 
 def _level_faults(where: str, level: Level, least_rate: float, most_latency_seconds: float) -> Iterator[str]:

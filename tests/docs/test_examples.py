@@ -14,8 +14,8 @@ from functools import partial
 import pytest
 
 from mpidist.commands.launch.probe import without_launcher
-from tests.example_processes import alone, as_tests, in_process, on_ranks, page_on_ranks
-from tests.pages import GUIDE, ROOT, blocks
+from tests.helpers.example_processes import alone, as_tests, in_process, on_ranks, page_on_ranks
+from tests.helpers.pages import GUIDE, ROOT, blocks
 
 #: How a block is run -> the functions that get the file it is in.
 _RUNS = {

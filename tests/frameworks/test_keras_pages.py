@@ -13,7 +13,7 @@ if importlib.util.find_spec("keras") is None:
 import keras
 
 from tests.frameworks.keras_models import assert_alike
-from tests.pages import ROOT, blocks
+from tests.helpers.pages import ROOT, blocks
 
 pytestmark = pytest.mark.mpi
 

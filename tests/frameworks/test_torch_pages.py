@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.frameworks.torch_models import world  # noqa: E402
-from tests.pages import ROOT, blocks  # noqa: E402
+from tests.helpers.pages import ROOT, blocks  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 

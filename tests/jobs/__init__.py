@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.launch import ROOT, JobResult, JobTimeout, environment, run_command, run_job, run_process
+from tests.helpers.launch import ROOT, JobResult, JobTimeout, environment, run_command, run_job, run_process
 
 __all__ = ["ROOT", "JobResult", "JobTimeout", "environment", "run_command", "run_job", "run_process"]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mpidist.commands.launch.probe import without_launcher
-from tests.launch import ROOT, run_command, run_process
+from tests.helpers.launch import ROOT, run_command, run_process
 
 LITTLE = ("--sizes", "4", "64KiB", "--rounds", "3")
 

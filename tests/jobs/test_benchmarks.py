@@ -15,7 +15,7 @@ from benchmarks.suite.cache_mode import MODES
 from benchmarks.suite.collectives import COLLECTIVES
 from benchmarks.suite.ps_work import ADAM, MOMENTUM, ONE
 from mpidist.commands.launch.probe import without_launcher
-from tests.launch import ROOT, run_command, run_process
+from tests.helpers.launch import ROOT, run_command, run_process
 
 #: As little as can be measured.
 LITTLE = ("--seconds", "0.01", "--rounds", "3")

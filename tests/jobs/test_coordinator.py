@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.grid import grid
+from tests.helpers.grid import grid
+from tests.helpers.launch import launcher
 from tests.jobs import JobResult, environment, run_job, run_process
-from tests.launch import launcher
 
 needs_ulfm = pytest.mark.skipif(
     launcher().vendor != "Open MPI", reason="MPICH's launcher ends a job of which a rank dies"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grid import grid
+from tests.helpers.grid import grid
 from tests.jobs import ROOT, JobResult, run_command, run_job
 from tests.jobs.test_failures import NAMED_FILES
 

@@ -8,7 +8,7 @@ import re
 import numpy
 import pytest
 
-from tests.grid import grid
+from tests.helpers.grid import grid
 from tests.jobs import ROOT, run_job
 from tests.unit.training import estimator_net as net
 from tests.unit.training.softplus_net import loss

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.grid import grid
-from tests.launch import JobResult, environment, launcher, run_process
+from tests.helpers.grid import grid
+from tests.helpers.launch import JobResult, environment, launcher, run_process
 
 LIMIT_SECONDS = 90.0
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.pages import GUIDE, blocks
 from tests.jobs import run_job
-from tests.pages import GUIDE, blocks
 
 SCRIPT = """
 from pathlib import Path
 import sys
-from tests.pages import differences
+from tests.helpers.pages import differences
 
 found = [text for page in sys.argv[1:] for text in differences(Path(page))]
 sys.exit(chr(10).join(found) or 0)

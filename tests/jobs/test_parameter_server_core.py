@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.launch import environment, launcher, run_job, run_process
+from tests.helpers.launch import environment, launcher, run_job, run_process
 
 LIMIT_SECONDS = 90.0
 
@@ -20,7 +20,7 @@ from mpidist import transports
 from mpidist.optimizers import SGD
 from mpidist.parameter_server.consistency import StaleSynchronous
 from mpidist.parameter_server.server.server import Server
-from tests.served import on_rank, spec
+from tests.helpers.served import on_rank, spec
 
 world = transports.world()
 world.control.vital_ranks = frozenset({0, 2})
@@ -67,7 +67,7 @@ ONLY_PUSHING = """
 import os, signal, numpy
 from mpidist import transports
 from mpidist.optimizers import SGD
-from tests.served import on_rank, spec
+from tests.helpers.served import on_rank, spec
 
 control = transports.world().control
 

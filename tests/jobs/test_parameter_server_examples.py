@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.grid import grid
+from tests.helpers.grid import grid
 from tests.jobs import ROOT, environment, run_job, run_process
 
 EXAMPLES = ROOT / "examples"

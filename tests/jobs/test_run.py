@@ -14,7 +14,7 @@ import pytest
 
 from mpidist.commands.launch.probe import without_launcher
 from mpidist.commands.launch.rank_processes import TOKEN, processes_of
-from tests.launch import ROOT, launcher, run_process, survivors
+from tests.helpers.launch import ROOT, launcher, run_process, survivors
 
 #: The rank, by the launcher's word: these scripts need no MPI.
 RANK = "import os, sys\nrank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')))\n"

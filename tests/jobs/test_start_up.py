@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpidist.commands.launch.probe import without_launcher
-from tests.launch import ROOT, launcher, run_job, run_process
+from tests.helpers.launch import ROOT, launcher, run_job, run_process
 
 #: Rank 1 does something before the first strategy, which all others go to.
 SCRIPT = """

@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import CompletedProcess, run
 
 from mpidist.cluster.launchers import family
-from tests.launch import JobResult, environment, launcher, run_process
+from tests.helpers.launch import JobResult, environment, launcher, run_process
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from tests.grid import grid
+from tests.helpers.grid import grid
+from tests.helpers.launch import JobResult, environment, run_process
 from tests.jobs.test_coordinator import needs_ulfm
-from tests.launch import JobResult, environment, run_process
 from tests.netns.hosts import LIMIT_SECONDS, Hosts
 
 #: Rank 0 is the chief, 1 and 2 are workers, the last rank of host2 is the server.  The victim dies in the middle.

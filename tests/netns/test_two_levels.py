@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 from tests.netns.hosts import Hosts, several_hosts
 
 #: Sums that are known, by the public call; and how often the buffer has left each host meanwhile.

@@ -13,7 +13,7 @@ from mpidist.errors import CollectiveMismatchError
 from mpidist.transports import world
 from mpidist.transports.connections.open import open_connections
 from mpidist.world import world_communicator
-from tests.connection_checks import CHECKS, RING_BYTES
+from tests.helpers.connection_checks import CHECKS, RING_BYTES
 
 pytestmark = pytest.mark.mpi
 

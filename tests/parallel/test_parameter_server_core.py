@@ -14,7 +14,7 @@ from mpidist.parameter_server.client.near_server import NearServer
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.server.server import Server
 from mpidist.transports import world
-from tests.served import on_rank, spec
+from tests.helpers.served import on_rank, spec
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

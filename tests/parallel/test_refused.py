@@ -5,7 +5,7 @@ import pytest
 
 import mpidist
 from mpidist.world import world_communicator
-from tests import refused
+from tests.helpers import refused
 
 pytestmark = pytest.mark.mpi
 

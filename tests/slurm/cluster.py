@@ -15,7 +15,7 @@ from subprocess import CompletedProcess, run
 
 from mpidist.cluster.launchers import family
 from mpidist.commands.launch.probe import MpiFound, probe_mpi
-from tests.launch import JobResult, JobTimeout, environment, run_process
+from tests.helpers.launch import JobResult, JobTimeout, environment, run_process
 
 FOLDER = Path(__file__).resolve().parent
 

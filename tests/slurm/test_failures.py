@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mpidist.cluster.launchers import family
-from tests.launch import JobResult
+from tests.helpers.launch import JobResult
 from tests.slurm.cluster import Slurm, mpi
 
 #: Seconds within which a job step must have ended after a failure; starting it and Slurm's clean-up included.

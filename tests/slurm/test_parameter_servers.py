@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from mpidist.cluster.launchers import family
-from tests.grid import grid
-from tests.launch import ROOT, JobResult
+from tests.helpers.grid import grid
+from tests.helpers.launch import ROOT, JobResult
 from tests.slurm.cluster import Slurm, mpi, plugin
 
 COMMAND = [sys.executable, str(ROOT / "examples" / "parameter_server.py"), "--num-ps", "2"]

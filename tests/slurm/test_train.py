@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from mpidist.cluster.launchers import family
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 from tests.slurm.cluster import WRONG_PLUGINS, Slurm, mpi, plugin
 
 TRAIN = str(ROOT / "examples" / "train.py")

@@ -16,7 +16,7 @@ import jedi
 import pytest
 
 import mpidist
-from tests.pages import PAGES, ROOT, blocks
+from tests.helpers.pages import PAGES, ROOT, blocks
 
 SCRIPTS = sorted((ROOT / "tests" / "types" / "scripts").glob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -21,8 +21,8 @@ import pytest
 import mpidist
 from mpidist.commands.main import COMMANDS
 from mpidist.options import Settings
-from tests.pages import GUIDE, PAGES, ROOT, blocks
-from tests.parsed import parsed
+from tests.helpers.pages import GUIDE, PAGES, ROOT, blocks
+from tests.helpers.parsed import parsed
 
 README = (ROOT / "README.md").read_text()
 RESULTS = ROOT / "benchmarks" / "results"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parsed import parsed
+from tests.helpers.parsed import parsed
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT
-from tests.parsed import parsed
+from tests.helpers.pages import ROOT
+from tests.helpers.parsed import parsed
 
 PACKAGE = ROOT / "mpidist"
 
@@ -48,7 +48,7 @@ EVERYDAY = set(
     split stall start started state stop stopwatch store stored stream structure sum supervisor
     taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
-    union unowned unsupported up use
+    union unlike unowned unsupported up use
     wait waiting watchdog watched window word writing
     zero
     """.split()

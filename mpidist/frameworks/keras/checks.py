@@ -8,6 +8,9 @@ from typing import Any
 
 import keras
 
+# Private: the mask that layers hand on with their outputs
+from keras.src.backend import get_keras_mask
+
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.replica import ModelReplica
 
@@ -65,8 +68,7 @@ def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any])
     """
     predictions = keras.tree.flatten(arguments.get("y_pred"))
     weights = arguments.get("sample_weight")
-    # Private: the mask that layers hand on with their outputs
-    if any(getattr(each, "_keras_mask", None) is not None for each in predictions):
+    if any(get_keras_mask(each) is not None for each in predictions):
         raise NotImplementedError(
             f"{replica.name}: the outputs of a distributed Keras model have a mask, and its loss would divide by the "
             "places that are not masked on this replica. Let the model return outputs without a mask, and pass "

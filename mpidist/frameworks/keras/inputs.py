@@ -259,6 +259,12 @@ def rows_of(batch: Any) -> int:
     return found.pop()
 
 
+def given_rows(part: Any) -> int:
+    """Return how many rows a part that was cut here has, by its first array: in each step, so it is quick.  Local."""
+    first = part[0]
+    return int(first.shape[0]) if hasattr(first, "shape") else rows_of(part)
+
+
 def cut(batch: Any, share: BatchShare) -> Any:
     """Return a replica's rows of a global batch.  Local."""
     return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[share.given], batch)

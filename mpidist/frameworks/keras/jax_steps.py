@@ -7,7 +7,7 @@ them; the second half applies them.  Nothing is called back out of compiled code
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.inputs import rows_of
+from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.options import ReduceOp
@@ -40,12 +40,16 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any]) -> list[Any]:
 
 
 class _Pending:
-    """Stands for an updated variable in the first half of a step, where it is not known yet."""
+    """Stands for an updated variable in the first half of a step, where it is not known yet: any use raises."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise _used_too_early()
+
+def _refuse_use(*args: Any) -> NoReturn:
+    raise _used_too_early()
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "matmul", "pow")
+for _name in (*_ARITHMETIC, *(f"r{each}" for each in _ARITHMETIC), "neg", "abs", "getitem", "array", "jax_array"):
+    setattr(_Pending, f"__{_name}__", _refuse_use)
 
 
 class _Collected:
@@ -207,7 +211,7 @@ def _train_step(self: Any, state: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).train_step(state, data)
-    share = replica.next_share(rows_of(data))
+    share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
     trainable, _, optimizer_variables, metrics_variables = state
@@ -232,7 +236,7 @@ def _test_step(self: Any, state: Any, data: Any) -> Any:
     replica = replica_of(self)
     if replica is None:
         return stock(self).test_step(state, data)
-    share = replica.next_share(rows_of(data))
+    share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
     with replica.step(share):

@@ -11,7 +11,7 @@ import torch
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.inputs import rows_of
+from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import synchronize
 from mpidist.options import ReduceOp
@@ -123,7 +123,7 @@ def _test_step(self: Any, data: Any) -> Any:
 
 
 def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
-    share = replica.next_share(rows_of(data))
+    share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         synchronize(replica, model)
     if replica.steps is not None:

@@ -116,7 +116,7 @@ class VariableList:
 
     def runs(self, packs: Sequence[Packed], slots: Slots, likeness: Sequence[Any]) -> list[list[Run]]:
         """Return the runs of each pack; variables of another `likeness` are in another run."""
-        key = slots.version, likeness, [(pack.tensors, pack.offsets) for pack in packs]
+        key = slots, slots.version, likeness, [(pack.tensors, pack.offsets) for pack in packs]
         if self._runs[0] != key:
             self._runs = key, [list(self._cut(pack, slots, likeness)) for pack in packs]
         return self._runs[1]

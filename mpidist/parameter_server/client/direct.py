@@ -122,7 +122,7 @@ class Direct:
                 served.optimizer.iterations = words[steps]
                 rate = served.optimizer.learning_rate
         if not update.is_empty:
-            copy = update.write(payload, rate, scale, words[steps])
+            copy = update.write(payload, rate, scale, words[steps], payload is self._packed)
             if copy < 0:
                 return False
             update.commit(copy)

@@ -11,7 +11,7 @@ from mpidist.collectives.pieces import Pieces, owned
 from mpidist.collectives.selection import Way
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
-from tests.grid import grid
+from tests.helpers.grid import grid
 
 WAYS = [Way("shared_memory", 1 << 20), Way("shared_memory", 256)]
 IDS = [f"{name}-{size}" for name, size in WAYS]

@@ -130,3 +130,36 @@ def test_arrays_of_another_kind_are_refused_before_anything_moves(size, given):
 def test_a_mean_of_integers_has_no_place():
     with pytest.raises(UnsupportedDtypeError, match="mean of int64 arrays is float64"):
         run_ranks(1, lambda: bind_in_place(world_communicator(), [("", numpy.dtype("i8"), (2,))], "mean"))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_cannot_be_written_is_refused_before_anything_moves(size):
+    def step():
+        communicator = world_communicator()
+        for elements in (5, 90_000):
+            bound = bind_in_place(communicator, signatures([("f4", (elements,))] * 2), "sum")
+            one, fixed = numpy.ones(elements, "f4"), numpy.ones(elements, "f4")
+            fixed.flags.writeable = False
+            calls = communicator.control.call
+            with pytest.raises(ValueError, match="read-only"):
+                bound([one, fixed])
+            assert communicator.control.call == calls
+            bound([one, one.copy()])
+            assert (one == size).all()
+        return True
+
+    assert run_ranks(size, step) == [True] * size
+
+
+def test_long_arrays_that_share_memory_are_refused_or_they_were_reduced_twice():
+    def step():
+        communicator = world_communicator()
+        bound = bind_in_place(communicator, signatures([("f4", (90_000,))] * 2), "sum")
+        whole = numpy.ones(180_000, "f4")
+        for pair in ([whole[:90_000]] * 2, [whole[:90_000], whole[1:90_001]]):
+            with pytest.raises(ValueError, match="share memory"):
+                bound(pair)
+        bound([whole[90_000:], whole[:90_000]])  # neighbours
+        return bool((whole == 2).all())
+
+    assert run_ranks(2, step) == [True, True]

@@ -66,10 +66,25 @@ def test_arrays_of_another_shape_are_refused_without_a_call():
     def on_rank():
         bound, control = _bound(), world_communicator().control
         calls = control.call
-        assert bound(_arrays(LONG, 1.0)) is None
-        return control.call - calls
+        for reduce in (bound, bound.start):
+            with pytest.raises(ValueError, match=r"was bound to other arrays; got float\d+\[.*; bind another one"):
+                reduce(_arrays(LONG, 1.0))
+        return control.call - calls, float(bound(_arrays(SIGNATURES, 1.0))[1])
 
-    assert run_ranks(2, on_rank) == [0, 0]
+    assert run_ranks(2, on_rank) == [(0, 2.0), (0, 2.0)]
+
+
+def test_an_error_is_raised_by_the_first_wait_and_a_later_one_only_tells_of_it():
+    def on_rank():
+        rank = world_communicator().rank
+        handle = _bound(SIGNATURES if rank else LONG).start(_arrays(SIGNATURES if rank else LONG, 1.0))
+        with pytest.raises(CollectiveMismatchError):
+            handle.wait()
+        with pytest.raises(RuntimeError, match="failed before: .*ranks differ") as caught:
+            handle.wait()
+        return isinstance(caught.value.__cause__, CollectiveMismatchError), float(_bound()(_arrays(SIGNATURES, 1.0))[1])
+
+    assert run_ranks(2, on_rank) == [(True, 2.0)] * 2
 
 
 # -- started and waited for -------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
-from tests import refused
+from tests.helpers import refused
 
 SIZES = [1, 2, 3]
 

@@ -1,5 +1,6 @@
 """Which all-reduce is chosen for how many bytes, and what is said about a name that is none."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -214,8 +215,15 @@ def test_the_rows_of_a_place_begin_at_nothing_and_ascend():
 def test_every_row_names_a_result_file_that_is_there_or_says_that_nothing_was_measured():
     results = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
     for row in selection.TABLE:
-        files = [] if row.evidence == "not measured" else row.evidence.split(", ")
-        assert all((results / name).is_file() for name in files), row
+        files = [json.loads((results / name).read_text()) for name in row.files.split(", ") if name]
+        assert row.ranks == max((each["ranks"] for file in files for each in file["launches"]), default=0), row
+
+
+def test_evidence_of_few_ranks_is_none_of_more():
+    row, guess = selection.row_of(4, NODE), selection.TABLE[-1]
+    assert row.evidence(2) == row.evidence(row.ranks) == row.files
+    assert row.evidence(row.ranks + 1) == f"not measured on more than 4 ranks: {row.files}"
+    assert guess.evidence(1) == guess.evidence(64) == "not measured"
 
 
 @given(nbytes=st.integers(0, 1 << 40), asked=st.sampled_from(["auto", "pinned", "shared_memory"]))

@@ -13,6 +13,7 @@ from mpidist.optimizers import SGD
 from mpidist.optimizers.base import Optimizer, rule_of
 from mpidist.optimizers.rules.rule import Rule
 from mpidist.testing import run_ranks
+from tests.unit.parameter_server.jobs import one_worker
 
 FAMILIES = {
     "sgd": lambda: optimizers.SGD(0.5, weight_decay=0.25),
@@ -212,3 +213,25 @@ def test_a_list_in_any_order_with_gradients_that_come_and_go():
         pairs = [(numpy.full(variables[n].shape, n + 1, variables[n].dtype), variables[n]) for n in present]
         optimizer.apply_gradients(pairs)
     assert [set(each.value) for each in variables] == [{sum(_velocities(each))} for each in given]
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_two_copies_of_a_served_optimizer_have_slots_of_their_own(is_used):
+    """Servers make the steps of the first; its copies make theirs here, on variables that they share."""
+
+    def job(strategy):
+        with strategy.scope():
+            served, optimizer = mpidist.Variable(numpy.zeros(3)), SGD(1.0, momentum=0.5)
+        if is_used:
+            strategy.run(optimizer.apply_gradients, args=([(numpy.ones(3), served)],))
+        return [copy.copy(optimizer), copy.copy(optimizer)]
+
+    first, second = one_worker(job)
+    variables = [mpidist.Variable(numpy.zeros(3)) for _ in range(3)]
+    for _ in range(3):
+        first.apply_gradients([(numpy.ones(3), each) for each in variables])
+        second.apply_gradients([(numpy.full(3, 4.0), each) for each in variables])
+    expected = sum(_velocities([1] * 3)) + sum(_velocities([4] * 3))
+    assert [set(each.value) for each in variables] == [{expected}] * 3
+    assert set(first.slots(variables[0])["momentum"]) == {-1.75}
+    assert set(second.slots(variables[0])["momentum"]) == {-7.0}

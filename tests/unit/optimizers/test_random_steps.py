@@ -12,7 +12,7 @@ import pytest
 
 from mpidist.collectives import update
 from mpidist.testing import run_ranks
-from tests.random_steps import Play, play
+from tests.helpers.random_steps import Play, play
 
 CASES, SEED = int(os.environ.get("CASES", "60")), int(os.environ.get("SEED", "0"))
 

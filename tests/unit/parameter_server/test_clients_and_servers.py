@@ -19,7 +19,7 @@ from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.copies import Buffers
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime.control import ControlChannel
-from tests.served import run, spec, value
+from tests.helpers.served import run, spec, value
 
 #: How a client changes variables: itself, in the memory of a server on its node; by messages there; or to elsewhere.
 WAYS = pytest.mark.parametrize(

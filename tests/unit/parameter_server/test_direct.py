@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import tracemalloc
+import weakref
 
 import numpy
 import pytest
@@ -15,7 +16,7 @@ from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.copies import OwnSlotCopies
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime.control import ControlChannel
-from tests.served import run, spec, value
+from tests.helpers.served import run, spec, value
 
 KEY = (0, 0)
 
@@ -39,6 +40,23 @@ def test_no_push_is_a_message():
     assert (server.pushes, server.clients[0].arrived) == (9, 0)
     assert server.store.versions() == {KEY: 9}
     assert server.store.optimizers[0].optimizer.iterations == 9
+
+
+@pytest.mark.parametrize("elements", [1 << 14, (1 << 16) + 1, 1 << 17])
+def test_no_gradient_of_the_user_is_kept(elements):
+    def job(client):
+        client.create(spec(0, (elements,), "float32"), 0, numpy.zeros(elements))
+        number, alive = client.register_optimizer(SGD(0.5)), []
+        for _ in range(5):
+            gradient = numpy.ones(elements, "float32")
+            alive.append(weakref.ref(gradient))
+            client.push(number, [(KEY, gradient)])
+            del gradient
+        return set(client.value(KEY)), sum(each() is not None for each in alive)
+
+    (got,), (server,) = run(1, job)
+    assert got == ({-2.5}, 0)
+    assert server.clients[0].arrived == 0
 
 
 def test_a_rule_of_somebody_else_is_for_the_server_to_apply():

@@ -19,7 +19,7 @@ from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.registry import of_job
 from mpidist.parameter_server.server.requests import Requests
 from mpidist.parameter_server.server.store import Store
-from tests.served import run, spec, value
+from tests.helpers.served import run, spec, value
 from tests.unit.parameter_server.jobs import one_worker
 
 VARIABLES, LISTS = 9, 500

@@ -17,7 +17,7 @@ from mpidist.optimizers import LossScaleOptimizer
 from mpidist.optimizers.schedules import ExponentialDecay
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.testing import run_ranks
-from tests.grid import grid
+from tests.helpers.grid import grid
 from tests.unit.parameter_server.jobs import job, one_worker
 
 # -- roles ------------------------------------------------------------------------------------------------------------

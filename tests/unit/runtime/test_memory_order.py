@@ -14,7 +14,7 @@ from mpidist.runtime.control import ControlChannel
 from mpidist.transports import node_memory
 from mpidist.transports.connections import shared
 from mpidist.transports.node_memory import SharedSegments
-from tests.memory_order import both_overlooked, stale_data
+from tests.helpers.memory_order import both_overlooked, stale_data
 
 IS_STRONG = platform.machine() in ("x86_64", "AMD64")
 

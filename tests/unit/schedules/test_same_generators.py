@@ -15,7 +15,7 @@ from mpidist.schedules.cost import CostModel, cost, traffic
 from mpidist.schedules.rounds import Index, Round, Schedule
 from mpidist.schedules.simulator import simulate
 from mpidist.schedules.table import ALGORITHMS, algorithm
-from tests.parsed import parsed
+from tests.helpers.parsed import parsed
 
 PACKAGE = Path(mpidist.__file__).parent
 DOCUMENT = Path(__file__).parents[3] / "docs" / "algorithms.md"

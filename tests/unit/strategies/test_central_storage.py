@@ -19,7 +19,7 @@ from mpidist.testing.device import on_device, pretended_device
 from mpidist.transports import node_memory
 from mpidist.variables import AggregatingVariable, IndexedSlices
 from mpidist.world import world_communicator
-from tests.grid import grid
+from tests.helpers.grid import grid
 
 SHAPES = [(40, 30), (7,), (), (300,), (3, 5, 20), (0,), (1,)]
 OPTIMIZERS = {

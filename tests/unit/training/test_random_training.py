@@ -14,7 +14,7 @@ import pytest
 
 from mpidist.collectives import update
 from mpidist.testing import run_ranks
-from tests.random_training import ROUNDOFF, Case, Interrupted, train
+from tests.helpers.random_training import ROUNDOFF, Case, Interrupted, train
 
 CASES, SEED = int(os.environ.get("CASES", "30")), int(os.environ.get("SEED", "0"))
 

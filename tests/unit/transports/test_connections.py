@@ -12,7 +12,7 @@ from mpidist.errors import CollectiveMismatchError, RankFailedError, TransportTi
 from mpidist.testing import run_ranks
 from mpidist.transports import world
 from mpidist.transports.connections.open import open_connections
-from tests.connection_checks import CHECKS, RING_BYTES, content
+from tests.helpers.connection_checks import CHECKS, RING_BYTES, content
 
 #: Hosts: all on one, each on its own, and both kinds of connection at once.
 PLACES = {

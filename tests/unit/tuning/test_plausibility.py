@@ -33,6 +33,8 @@ def of(level=GOOD, segments=None, **series):
         (of(ring=[(4, 1e-6), (1 << 30, 5e-4)]), "ring takes 0.0005 s for 1073741824 bytes"),
         (of(ring=[(4, 4e-6), (64, 1e-6)]), "ring takes 4e-06 s for 4 bytes, and 1e-06 s for 64"),
         (of(ring=[(4, 4e-6), (8, 2e-6), (16, 1e-6)]), "ring takes 4e-06 s for 4 bytes, and 1e-06 s for 16"),
+        (of(ring=[(4, 1e-6), (1 << 26, 180.0)]), r"ring takes 180 s for 67108864 .* 3.73e\+05 .* at least 2.5e\+07"),
+        (of(segments={1 << 18: points((4, 1e-6), (1 << 26, 180.0))}), "segments of 262144 bytes takes 180 s"),
         (of(segments={1 << 18: points((4, 4e-6), (8, 1e-6))}), "shared_memory in segments of 262144 bytes takes"),
         (of(Level(1e-6, 1e-9, one_way=[(1, 4e-6), (8, 1e-6)])), "one way inside a node takes 4e-06 s for 1 bytes"),
         (of(Level(1e-6, 1e-9, reduction=[(1, 4e-6), (8, 1e-6)])), "reduction inside a node takes 4e-06 s"),
@@ -51,6 +53,10 @@ def test_figures_of_no_machine_are_refused(figures, reason):
         (of(Level(0.1, 1 / 50e6), ring=[(4, 0.1)]), NODE),
         (of(Level(1e-6, 0.0, exchange=[(1, 1e-6), (1 << 18, 1e-6)])), NODE),  # too short to tell a bandwidth
         (of(Level(0.5, 1e-5), ring=[(4, 1.0)]), NODES),  # a far link may be slow
+        (of(Level(0.5, 1e-5), ring=[(4, 1.0), (1 << 26, 180.0)]), NODES),
+        (of(ring=[(4, 1e-6), (1 << 26, 2.6)]), NODE),
+        (of(ring=[(4, 1e-6), (1 << 26, 80.0)]), Topology("a" * 64)),  # far more ranks than cores
+        (of(ring=[(4, 1e-6), (1 << 18, 0.09)]), NODE),  # too short to tell a bandwidth
     ],
 )
 def test_figures_of_a_slow_or_noisy_machine_are_taken(figures, topology):

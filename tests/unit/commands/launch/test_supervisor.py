@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mpidist.commands.launch import supervisor
-from tests.launch import ROOT
+from tests.helpers.launch import ROOT
 
 
 def run(script: str, **env: str) -> supervisor.Ended:

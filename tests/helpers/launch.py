@@ -24,7 +24,7 @@ from mpidist.commands.launch.mpirun import Mpirun, find_mpirun
 from mpidist.commands.launch.probe import probe_mpi, without_launcher
 from mpidist.commands.launch.rank_processes import TOKEN, end_processes, processes_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 #: How long ranks may take to vanish after their launcher has ended.
 _VANISH_SECONDS = 2.0

@@ -1,8 +1,8 @@
 """Two processes that store and load in shared memory as fast as they can: do they see each other's stores in order?
 
-``python -m tests.memory_order`` counts what goes wrong with the fences and without them.  x86-64 keeps the order of
-stores and of loads by itself, and what Python does between a store and the next load gives the store time to be seen:
-no count without fences is above 0 there.  On ARM it is.
+``python -m tests.helpers.memory_order`` counts what goes wrong with the fences and without them. x86-64 keeps the
+order of stores and of loads by itself, and what Python does between a store and the next load gives the store time to
+be seen: no count without fences is above 0 there. On ARM it is.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 import mpidist
-from tests.random_training import LIMITS, MAKERS, RATES, SCHEDULES, SIZES, STRATEGIES
+from tests.helpers.random_training import LIMITS, MAKERS, RATES, SCHEDULES, SIZES, STRATEGIES
 
 DTYPES = ("float16", "float32", "float64")
 SHAPES = ((), (1,), (3,), (2, 2), (0,), (5,), (17,), (4, 33), (5000,))

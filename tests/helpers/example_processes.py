@@ -68,7 +68,7 @@ def as_tests(path: str) -> None:
 def page_on_ranks(ranks: int, page: str) -> None:
     """Run a page of the guide, on ranks that are threads if there are any; exit with what it prints wrongly."""
     from mpidist.testing import run_ranks
-    from tests.pages import differences
+    from tests.helpers.pages import differences
 
     found = run_ranks(ranks, differences, Path(page)) if ranks else [differences(Path(page))]
     sys.exit("\n".join(sum(found, [])) or 0)
