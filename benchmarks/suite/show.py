@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.suite import markdown, ps, results, targets
+from benchmarks.suite import markdown, ps, results, slot_adding, targets
 from benchmarks.suite.results import Launch
 
 WHAT = "files of earlier runs, as tables and a picture"
@@ -30,7 +30,7 @@ def start(options: argparse.Namespace) -> list[Launch]:
         raise ValueError(f"nothing to show; the files have {', '.join(known) or 'no rows'}")
     print(markdown.tables(shown) if options.markdown else results.summary(shown))
     if options.targets:
-        print(f"\n{targets.report_of([*targets.TARGETS, *ps.TARGETS], launches)}")
+        print(f"\n{targets.report_of([*targets.TARGETS, *ps.TARGETS, *slot_adding.TARGETS], launches)}")
     return shown
 
 

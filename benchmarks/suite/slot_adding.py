@@ -13,6 +13,7 @@ import numpy
 from benchmarks.suite.cache_mode import UNKNOWN
 from benchmarks.suite.results import Launch
 from benchmarks.suite.rows import Row, row_of, table
+from benchmarks.suite.targets import Target, report_of, time_of
 from mpidist.commands.machine import machine
 
 WHAT = "the adding of a short all-reduce alone"
@@ -25,6 +26,14 @@ _CALLS, _TURNS = 1000, 15
 
 OURS, NUMPY = "mpidist", "numpy.add.reduce"
 
+TARGETS = tuple(
+    Target(
+        "slot-adding", f"{slots} slots", 1, f"by numpy, {nbytes} B", time_of(OURS, NUMPY), 1.5, size=(nbytes, nbytes)
+    )
+    for slots in _SLOTS
+    for nbytes in _BYTES
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: this subcommand takes what all take."""
@@ -35,7 +44,9 @@ def start(options: argparse.Namespace) -> list[Launch]:
     rows = [row for slots in _SLOTS for nbytes in _BYTES for row in measured(slots, nbytes, options.rounds or _TURNS)]
     for work in dict.fromkeys(row.work for row in rows):
         print(f"# {work}\n{table([row for row in rows if row.work == work])}", flush=True)
-    return [Launch("slot-adding", ["slot-adding"], 1, "no MPI", "1 process", {}, rows, {}, machine())]
+    found = [Launch("slot-adding", ["slot-adding"], 1, "no MPI", "1 process", {}, rows, {}, machine())]
+    print(f"\n{report_of(TARGETS, found)}", flush=True)
+    return found
 
 
 def measured(slots: int, nbytes: int, turns: int) -> list[Row]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
 
 import mpidist
+from mpidist.optimizers.base import rule_of
 from tests.helpers.random_training import LIMITS, MAKERS, RATES, SCHEDULES, SIZES, STRATEGIES
 
 DTYPES = ("float16", "float32", "float64")
@@ -110,13 +111,18 @@ class Player:
 
     def step(self, random: Any) -> None:
         """Make a step with some of an optimizer's variables, in some order."""
+        which, numbers, gradients = self._drawn(random)
+        pairs = [(gradient, self.variables[n]) for n, gradient in zip(numbers, gradients, strict=True)]
+        self.strategy.run(self.optimizers[which].apply_gradients, args=(pairs,))
+
+    def _drawn(self, random: Any) -> tuple[int, list[int], list[Any]]:
+        """Return an optimizer, some of its variables, and this rank's gradients of these, None where there is none."""
         which = int(random.integers(2))
         own = [n for n, owner in enumerate(self.case.owners) if owner == which]
         if random.random() < 0.3:
             random.shuffle(own)
         absent = {n for n in own[1:] if random.random() < 0.2}
-        pairs = [(None if n in absent else self._gradient(n, random), self.variables[n]) for n in own]
-        self.strategy.run(self.optimizers[which].apply_gradients, args=(pairs,))
+        return which, own, [None if n in absent else self._gradient(n, random) for n in own]
 
     def _gradient(self, n: int, random: Any) -> Any:
         shape = self.case.shapes[n]
@@ -181,11 +187,78 @@ class Player:
             yield f"steps of optimizer {which}", numpy.array([optimizer.iterations, optimizer.skipped_steps])
 
 
-def play(case: Play) -> dict[str, Any]:
+class PlainPlayer(Player):
+    """A play without saves on one rank, by `Rule.update` alone: variable by variable, on whole arrays of its own."""
+
+    def __init__(self, case: Play) -> None:
+        super().__init__(case)
+        self.rules, self.skipped = [rule_of(each) for each in self.optimizers], [0, 0]
+        self.arrays = [each.numpy().reshape(-1).copy() for each in self.variables]
+        self.kept = [self._new_slots(n) for n in range(len(self.variables))]
+
+    def _new_slots(self, n: int) -> list[Any]:
+        rule, array = self.rules[self.case.owners[n]], self.arrays[n]
+        return [numpy.full_like(array, rule.initial_slots().get(name, 0.0)) for name in rule.slot_names]
+
+    def step(self, random: Any) -> None:
+        which, numbers, gradients = self._drawn(random)
+        rule, options = self.rules[which], self.case.options[which]
+        dense = {n: _dense(each) for n, each in zip(numbers, gradients, strict=True) if each is not None}
+        if "skip_nonfinite" in options and not all(numpy.isfinite(each).all() for each in dense.values()):
+            self.skipped[which] += 1
+            return
+        rate, factor = rule.learning_rate, 1 / options.get("loss_scale_factor", 1.0)
+        coefficients = rule.coefficients(rate, rule.iterations)
+        for n, gradient in dense.items():
+            step = rule.step_of(self.variables[n], rate, coefficients, factor)
+            rule.update(self.arrays[n], gradient, self.kept[n], step)
+        rule.iterations += 1
+
+    def renew(self, random: Any) -> None:
+        n = int(random.integers(len(self.variables)))
+        self.variables[n] = self._new_variable(n)
+        self.arrays[n] = self.variables[n].numpy().reshape(-1).copy()
+        self.kept[n] = self._new_slots(n)
+
+    def copy(self, random: Any) -> None:
+        n = int(random.integers(len(self.variables)))
+        self.variables[n], self.kept[n] = copy.deepcopy(self.variables[n]), self._new_slots(n)
+
+    def assign(self, random: Any) -> None:
+        self.arrays[int(random.integers(len(self.variables)))][...] = 0.5
+
+    def found(self) -> Iterator[tuple[str, Any]]:
+        for n, array in enumerate(self.arrays):
+            shape, names = self.case.shapes[n], self.rules[self.case.owners[n]].slot_names
+            yield f"variable {n}", array.reshape(shape)
+            for name, slot in sorted(zip(names, self.kept[n], strict=True)):
+                yield f"{name} of variable {n}", slot.reshape(shape)
+        for which, rule in enumerate(self.rules):
+            yield f"steps of optimizer {which}", numpy.array([rule.iterations, self.skipped[which]])
+
+
+def _dense(gradient: Any) -> Any:
+    """Return a gradient as a flat array of all elements."""
+    if not isinstance(gradient, mpidist.IndexedSlices):
+        return numpy.ascontiguousarray(gradient).reshape(-1)
+    whole = numpy.zeros(gradient.dense_shape, gradient.values.dtype)
+    numpy.add.at(whole, gradient.indices, gradient.values)
+    return whole.reshape(-1)
+
+
+def plain(case: Play) -> Play:
+    """Return a play of which `PlainPlayer` knows all: whole gradients are not looked at, and nothing is saved."""
+    options = [{key: each[key] for key in each if key not in ("clipnorm", "global_clipnorm")} for each in case.options]
+    dtypes = tuple("float32" if each == "float16" else each for each in case.dtypes)
+    actions = tuple((verb, seed) for verb, seed in case.actions if not verb.startswith(("save", "restore")))
+    return replace(case, options=(options[0], options[1]), dtypes=dtypes, actions=actions)
+
+
+def play(case: Play, kind: type[Player] = Player) -> dict[str, Any]:
     """Play on this rank, and return what came of it.  Collective: every rank calls it in the same order."""
     with warnings.catch_warnings(), numpy.errstate(all="ignore"):
         warnings.filterwarnings("ignore", "gradients are None")
-        player = Player(case)
+        player = kind(case)
         for verb, seed in case.actions:
             getattr(player, verb.replace(" ", "_"))(numpy.random.default_rng([case.seed, 7, seed]))
         return dict(player.found())

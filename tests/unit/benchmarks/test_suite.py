@@ -347,6 +347,30 @@ def test_the_worst_size_decides():
     rows += [row("mpidist", 1.0 + more, "all_reduce", "ours", size) for size, more in pairs]
     (line,) = verdicts([launch(rows, "all-reduce")], "all_reduce", "us above Allreduce")
     assert "5.50" in line and "missed" in line
+    (line,) = verdicts([launch(rows, "all-reduce")], "all_reduce", "us above Allreduce, 4 B")
+    assert line.split()[-3:] == ["3.00", "1", "reached"]
+
+
+@pytest.mark.parametrize(("nbytes", "time_us", "reached"), [(1 << 20, 1.1, 2), (1 << 20, 1.2, 0), (1 << 24, 1.2, 1)])
+def test_long_arrays_by_the_public_call_and_by_native_are_held_against_mpi(nbytes, time_us, reached):
+    sizes = {1 << 20: 1.0, nbytes: time_us}
+    rows = [row("Allreduce", 1.0, "all_reduce", size=size) for size in sizes]
+    rows += [
+        row(who, each, "all_reduce", "ours", size) for size, each in sizes.items() for who in ("mpidist", "native")
+    ]
+    lines = [
+        verdicts([launch(rows, "all-reduce")], "all_reduce", what)
+        for what in ("1 MiB by Allreduce", "native by Allreduce")
+    ]
+    assert [line.split()[-1] == "reached" for (line,) in lines].count(True) == reached
+
+
+@pytest.mark.parametrize(("time_us", "verdict"), [(1.4, "reached"), (1.6, "missed")])
+def test_the_adding_of_slots_is_held_against_numpy(time_us, verdict):
+    rows = [row("numpy.add.reduce", 1.0, "8 slots", size=4096), row("mpidist", time_us, "8 slots", "ours", 4096)]
+    text = targets.report_of(slot_adding.TARGETS, [launch(rows, "slot-adding", ranks=1)])
+    (line,) = [line for line in text.splitlines() if "8 slots" in line and "4096 B" in line]
+    assert verdict in line and text.count("not measured") == len(slot_adding.TARGETS) - 1
 
 
 def test_targets_without_a_measurement_say_so_and_those_of_other_subcommands_say_nothing():
