@@ -20,9 +20,11 @@ from mpidist.cluster.topology import Topology
 from mpidist.collectives import selection
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.persistent import Bound, Once
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.selection import LONG_BYTES, SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.runtime.control import Watch
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures
 from mpidist.tuning import plausibility
@@ -302,30 +304,36 @@ def _all_reduce(communicator: Communicator, way: Way, source: Any, work: Any) ->
     small = communicator.small(work.shape, work.dtype, "sum") if way.algorithm == "shared_memory" else None
     call = communicator.call(f"calibration of {way.label}", [("", work.dtype, work.shape)])
     if small is not None:
-        return _in_one_step(communicator, small, call, source, work)
+        bound: Bound = _InOneStep(communicator, call, small, work)
+        return lambda: bound(source)
     pieces = Pieces((0, work.size))
     reduction = communicator.reduction(way, pieces, pieces, (work.dtype,) * 3, "sum")
-    replay = communicator.bind(work, "sum", way.algorithm) if reduction is None else None
+    if reduction is not None:
+        bound = Once(communicator, call, lambda watch: reduction.run(watch, (source,), (work,)))
+        return lambda: bound(None)
+    replay = communicator.bind(work, "sum", way.algorithm)
 
-    def run() -> None:
-        with communicator.control.turnstile:
-            watch = communicator.begin(call)
-            if reduction is not None:
-                reduction.run(watch, (source,), (work,))
-            elif replay is not None:
-                numpy.copyto(work, source)
-                replay(watch)
+    def move(watch: Watch) -> None:
+        numpy.copyto(work, source)
+        replay(watch)
 
-    return run
+    bound = Once(communicator, call, move)
+    return lambda: bound(None)
 
 
-def _in_one_step(communicator: Communicator, small: SegmentAllReduce, call: Call, source: Any, work: Any) -> Run:
-    def run() -> None:
-        with communicator.control.turnstile:
-            numpy.copyto(small.slot(communicator.control.call + 1), source)
-            small.combine(communicator.begin(call), work)
+class _InOneStep(Bound):
+    """The all-reduce in one step through shared memory."""
 
-    return run
+    def __init__(self, communicator: Communicator, call: Call, small: SegmentAllReduce, work: Any) -> None:
+        super().__init__(communicator, call)
+        self._small, self._work, self._control = small, work, communicator.control
+
+    def fill(self, source: Any) -> bool:
+        numpy.copyto(self._small.slot(self._control.call + 1), source)
+        return True
+
+    def move(self, watch: Watch, source: Any) -> None:
+        self._small.combine(watch, self._work)
 
 
 def _addition(nbytes: int) -> Run:
