@@ -115,7 +115,7 @@ def _started(fn: Any) -> Any:
         return TensorHandle(fn(*args, **kwargs))
 
     start.__name__ = start.__qualname__ = f"{fn.__name__}_async"
-    start.__doc__ = f"Return a handle, whose result `synchronize` returns, of a `{fn.__name__}`.  Collective."
+    start.__doc__ = f"Return a handle, whose result `synchronize` returns, of a `{fn.__name__}`. Collective."
     return start
 
 
