@@ -367,9 +367,9 @@ def kill_server():
     os.kill(control.board.pid(control.board_ranks.index(strategy._roles.servers[VICTIM])), signal.SIGKILL)
 
 def check():
+    state = optimizer.state()  # asks the servers, all of which must be there: values lie in memory that outlives them
     first = variables[0].value[0]
     assert all((variable.value == first).all() for variable in variables), [v.value for v in variables]
-    state = optimizer.state()
     slots = [value for name, value in state.items() if name.endswith("/momentum")]
     assert len(slots) == 5 and all((slot == slots[0]).all() for slot in slots), state
     return float(first), int(optimizer.iterations)
