@@ -96,10 +96,7 @@ def _all_gather(x: Any, axis: int) -> Any:
 
 def _own_part(answer: Any, x: Any, axis: int) -> Callable[[Any], Any]:
     replicas, axis = replicas_in_force(), plain.checked_axis(numpy.asarray(x), axis)
-    lengths = numpy.zeros(replicas.size, numpy.int64)
-    lengths[replicas.rank] = x.shape[axis]
-    before = int(_all_reduce(lengths, "sum")[: replicas.rank].sum())
-    own = (*[slice(None)] * axis, slice(before, before + x.shape[axis]))
+    own = (*[slice(None)] * axis, replicas.own_part(x.shape[axis]))
     return lambda g: _all_reduce(g, "sum")[own]
 
 

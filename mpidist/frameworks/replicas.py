@@ -49,7 +49,7 @@ class Replicas:
         self.rank, self.size = communicator.rank, communicator.size
         self.kept: dict[str, Any] = {}
         self._bind = bind
-        self._weights: BoundReduction | None = None
+        self._numbers: dict[str, BoundReduction] = {}
 
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
@@ -69,13 +69,25 @@ class Replicas:
         ValueError
             On all ranks: a weight is negative or not finite (names the rank), or all of them are 0.
         """
+        return _share(self._of_all(weight, "(weights of the ranks)"), self.rank)
+
+    def own_part(self, length: int) -> slice:
+        """Return where this rank's elements are among those of all ranks, in rank order.
+
+        Collective: every rank calls it in the same order.
+        """
+        first = int(self._of_all(length, "(lengths of the ranks)")[: self.rank].sum())
+        return slice(first, first + length)
+
+    def _of_all(self, number: float, what: str) -> Any:
+        """Return the number that each rank gives, by rank; `what` is for messages.  Collective."""
         given = numpy.zeros(self.size)
-        given[self.rank] = weight
+        given[self.rank] = number
         if self.size > 1:
-            if self._weights is None:
-                self._weights = self.bind([given], "sum", ["(weights of the ranks)"])
-            (given,) = self._weights.start([given]).wait()
-        return _share(given, self.rank)
+            if what not in self._numbers:
+                self._numbers[what] = self.bind([given], "sum", [what])
+            (given,) = self._numbers[what].start([given]).wait()
+        return given
 
 
 def _share(weights: Any, rank: int) -> float | None:

@@ -97,11 +97,8 @@ def _all_gather(x: jax.Array, axis: int) -> jax.Array:
 
 def _all_gather_forward(x: jax.Array, axis: int) -> tuple[jax.Array, tuple[int, int]]:
     replicas, axis = replicas_in_force(), plain.checked_axis(x, axis)
-    lengths = numpy.zeros(replicas.size)
-    lengths[replicas.rank] = x.shape[axis]
-    lengths = numpy.asarray(reduce_tree(lengths, "sum"))
-    first = int(lengths[: replicas.rank].sum())
-    return _all_gather(x, axis), (first, first + x.shape[axis])
+    own = replicas.own_part(x.shape[axis])
+    return _all_gather(x, axis), (own.start, own.stop)
 
 
 def _all_gather_backward(axis: int, own: tuple[int, int], cotangent: jax.Array) -> tuple[jax.Array]:

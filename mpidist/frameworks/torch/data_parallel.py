@@ -10,7 +10,7 @@ import torch
 
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientReduction, check_alike
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_alike
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.options import ReduceOp
 
@@ -18,7 +18,7 @@ from mpidist.options import ReduceOp
 _PREFIX = "module."
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(GradientOwner, torch.nn.Module):
     """A module that trains on all replicas: at the end of ``backward()`` its gradients are those of all.
 
     Names and meaning are those of `torch.nn.parallel.DistributedDataParallel`, without process group and devices.  All
@@ -165,26 +165,6 @@ class DistributedDataParallel(torch.nn.Module):
 
         root = joining.follow((take_buffers, give_no_gradients))
         broadcast_module(self._reduction.replicas, self.module, root)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients in the passes of a ``with`` block; the next pass behind it reduces all.  Local."""
-        with self._reduction.held():
-            yield
-
-    @property
-    def rows(self) -> float | None:
-        """How many rows the next loss is the mean of: set before ``backward()``, it weights the mean over replicas.
-
-        Every rank sets it, or none does.
-        """
-        return self._reduction.rows
-
-    @rows.setter
-    def rows(self, rows: float) -> None:
-        if not rows >= 0:
-            raise ValueError(f"rows={rows}: a number of rows is 0 or more")
-        self._reduction.rows = float(rows)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the bare module."""

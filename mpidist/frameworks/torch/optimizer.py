@@ -11,7 +11,7 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
-from mpidist.frameworks.torch.reduction import GradientReduction, Named, check_alike
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, Named, check_alike
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.options import ReduceOp
 
@@ -19,7 +19,7 @@ from mpidist.options import ReduceOp
 _OVERLAPS = ("none",)
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     """An optimizer whose gradients are reduced over all replicas, before its step sees them.
 
     It is the optimizer that was given, of a class made of its own and this one.  So ``isinstance``, ``param_groups``,
@@ -61,7 +61,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Parameters that lie in the memory of a GPU.
     """
 
-    _reduction: GradientReduction
     _is_skipped: bool
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> DistributedOptimizer:
@@ -132,26 +131,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield
         finally:
             self._is_skipped = False
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients in the backward passes of a ``with`` block.  Local."""
-        with self._reduction.held():
-            yield
-
-    @property
-    def rows(self) -> float | None:
-        """How many rows the next loss is the mean of: set before ``backward()``, it weights the mean over replicas.
-
-        Every rank sets it, or none does.
-        """
-        return self._reduction.rows
-
-    @rows.setter
-    def rows(self, rows: float) -> None:
-        if not rows >= 0:
-            raise ValueError(f"rows={rows}: a number of rows is 0 or more")
-        self._reduction.rows = float(rows)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Have copies and pickles be optimizers as they were given, which reduce nothing."""

@@ -233,6 +233,32 @@ class GradientReduction:
             self.is_held = before
 
 
+class GradientOwner:
+    """What a module and an optimizer whose gradients are reduced have in common."""
+
+    _reduction: GradientReduction
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in the passes of a ``with`` block; the next pass behind it reduces all.  Local."""
+        with self._reduction.held():
+            yield
+
+    @property
+    def rows(self) -> float | None:
+        """How many rows the next loss is the mean of: set before ``backward()``, it weights the mean over replicas.
+
+        Every rank sets it, or none does.
+        """
+        return self._reduction.rows
+
+    @rows.setter
+    def rows(self, rows: float) -> None:
+        if not rows >= 0:
+            raise ValueError(f"rows={rows}: a number of rows is 0 or more")
+        self._reduction.rows = float(rows)
+
+
 def _own(name: str, parameter: torch.Tensor, reduction: GradientReduction) -> None:
     """Take note who reduces a parameter's gradient; ValueError if somebody else does already."""
     other = _owner_of(parameter)
