@@ -20,7 +20,7 @@ from typing import Any
 from mpidist import arrays
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import FusedAllReduce, Packed
+from mpidist.collectives.fused import FusedAllReduce, Packed, Repeat, no_repeat
 from mpidist.collectives.in_place import bind_in_place
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.plan import Signature
@@ -185,14 +185,12 @@ class CrossDeviceOps:
         pairs = list(zip(values, destinations, strict=True))
         return self.batch_reduce_implementation(reduce_op, pairs, options)
 
-    def reduce_again(
-        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> list[Any] | None:
-        """Reduce a list that turns out to be like the last one, without looking at each value before.
+    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions) -> Repeat:
+        """Return what reduces a list that is like one reduced before, without looking at each value first.
 
-        Collective as `reduce_list`; None, and nothing done, where that is not the way.
+        Local.  Calling the result is collective; it returns None, with nothing done, for another list.
         """
-        return None
+        return no_repeat
 
     def bind_all_reduce(
         self,
@@ -264,13 +262,11 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self._plans = PlanCache()
         self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
         self._updates: dict[tuple[str | None, float | None], FusedUpdate] = {}
-        self._last_asked: tuple[Any, Any, FusedAllReduce | None, str] = (None, None, None, "")
 
     def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
         """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
         super().bind(communicator, devices)
         self._plans, self._fused, self._updates = PlanCache(), {}, {}
-        self._last_asked = (None, None, None, "")
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
@@ -297,16 +293,11 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             return super().reduce_list(reduce_op, values, destinations, options)
         return self._reduce_all(reduce_op, values, destinations, options)
 
-    def reduce_again(
-        self, reduce_op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> list[Any] | None:
-        """Reduce a list like the last one, unless a subclass has a way of its own, or nothing is fused.  Collective."""
-        asked, asked_op, fused, op = self._last_asked
-        if asked is not options or asked_op is not reduce_op:
-            fused = None if self._has_own_way() else self._fused_all_reduce(options)
-            op = reduce_op.verb
-            self._last_asked = options, reduce_op, fused, op
-        return fused.again(values, op, None, options.timeout_seconds) if fused is not None and self.num_packs else None
+    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions) -> Repeat:
+        """Return what reduces a list like one before, unless a subclass has its own way or nothing is fused.  Local."""
+        if self._has_own_way() or not self.num_packs:
+            return no_repeat
+        return self._fused_all_reduce(options).recent(reduce_op.verb, options.timeout_seconds)
 
     def bind_all_reduce(
         self,

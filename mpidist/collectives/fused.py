@@ -7,7 +7,7 @@ drops its gradients every step, allocates nothing after the first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -19,8 +19,15 @@ from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.plan_cache import PlanCache
 from mpidist.collectives.ranks import Ranks
 
-#: Of how many lengths the last list is known.
-_KEPT_LENGTHS = 256
+#: Of how many lengths the last list is known, and for how many operations and deadlines.
+_KEPT_LENGTHS, _KEPT_DEADLINES = 256, 64
+
+#: What reduces a list like one that was reduced before; None, and nothing done, for another one.
+Repeat = Callable[[Sequence[Any]], list[Any] | None]
+
+
+def no_repeat(tensors: Sequence[Any]) -> None:
+    """Know of no list."""
 
 
 class FusedAllReduce:
@@ -44,8 +51,7 @@ class FusedAllReduce:
         self._ranks = ranks
         self._bytes_per_pack = bytes_per_pack
         self._algorithm = algorithm
-        # By length, operation and form of the results: the list that comes next is mostly like the last one.
-        self._last: dict[tuple[int, str, bool], ref[BoundList]] = {}
+        self._recent: dict[tuple[str, float | None, bool], Recent] = {}
 
     def __call__(
         self,
@@ -77,8 +83,7 @@ class FusedAllReduce:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
         """
-        results = self.again(tensors, op, names, timeout_seconds)
-        return self._anew(tensors, op, names, timeout_seconds) if results is None else results
+        return self._reduce(self.recent(op, timeout_seconds), tensors, names)
 
     def flat(
         self,
@@ -91,38 +96,16 @@ class FusedAllReduce:
 
         Collective: every rank calls it in the same order.
         """
-        results = self.again(tensors, op, names, timeout_seconds, is_packed=True)
-        return self._anew(tensors, op, names, timeout_seconds, is_packed=True) if results is None else results
+        return self._reduce(self.recent(op, timeout_seconds, is_packed=True), tensors, names)
 
-    def again(
-        self,
-        tensors: Sequence[Any],
-        op: str = "sum",
-        names: Sequence[str] | None = None,
-        timeout_seconds: float | None = None,
-        is_packed: bool = False,
-    ) -> list[Any] | None:
-        """Reduce gradient buffers, or a list like the last one of its length; parameters and errors as for a call.
-
-        Collective: every rank calls it in the same order.  None, and nothing is done, for another list.
-        """
-        if self._ranks.in_shared_memory:
-            buffers = self._buffers(tensors)
-            if buffers is not None:
-                results = buffers.all_reduce(op, timeout_seconds)
-                return [_alone(*each) for each in enumerate(results)] if is_packed else results
-        last = self._last.get((len(tensors), op, is_packed))
-        bound = None if last is None else last()
-        if bound is None or bound.names != (names if names is None else list(names)):
-            return None
-        try:
-            results = bound.attempt(tensors, timeout_seconds)
-        except OrdersDiffer:  # on all ranks
-            return self._bind(tensors, bound.question, timeout_seconds, in_memory_order=False)
-        if results is UNLIKE:
-            return None
-        self.plans.use(bound)
-        return results
+    def recent(self, op: str, timeout_seconds: float | None, is_packed: bool = False) -> Recent:
+        """Return the lists that were reduced last by this operation, with this deadline.  Local."""
+        key = op, timeout_seconds, is_packed
+        if key not in self._recent:
+            if len(self._recent) >= _KEPT_DEADLINES:
+                self._recent.clear()
+            self._recent[key] = Recent(self._ranks, self.plans, *key)
+        return self._recent[key]
 
     def bound(
         self,
@@ -160,47 +143,99 @@ class FusedAllReduce:
         found.timeout_seconds = timeout_seconds
         return found
 
-    def _buffers(self, tensors: Sequence[Any]) -> Any:
-        """Return the gradient buffers that these tensors are, if they are."""
-        found = self._ranks.in_shared_memory.get(id(tensors[0])) if len(tensors) else None
-        return found if found is not None and found.holds(tensors) else None
-
-    def _anew(
-        self,
-        tensors: Sequence[Any],
-        op: str,
-        names: Sequence[str] | None,
-        timeout_seconds: float | None,
-        is_packed: bool = False,
-    ) -> list[Any]:
-        """Reduce a list that is not like the last one."""
+    def _reduce(self, recent: Recent, tensors: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
+        """Reduce a list that is like the last one, or is not."""
         labels = None if names is None else tuple(names)
-        question = Question(op, labels, self._bytes_per_pack, self._algorithm, is_packed)
-        bound = self.plans.find(question.key(tensors))
+        results = recent(tensors, labels)
+        return self._anew(recent, tensors, labels) if results is None else results
+
+    def _anew(self, recent: Recent, tensors: Sequence[Any], labels: tuple[str, ...] | None) -> list[Any]:
+        """Reduce a list that is not like the last one."""
+        question = Question(recent.op, labels, self._bytes_per_pack, self._algorithm, recent.is_packed)
+        key = question.key(tensors)
+        bound = self.plans.find(key)
         if bound is not None:
-            self._remember(bound, len(tensors))
-            results = self.again(tensors, op, names, timeout_seconds, is_packed)
+            recent.remember(bound, len(tensors))
+            results = recent(tensors, labels)
             if results is not None:
                 return results
         # Who takes its tensors in the order of their axes once does so for good: ranks then agree whatever they get.
-        return self._bind(tensors, question, timeout_seconds, in_memory_order=bound is None)
+        bound = bind_list(self._ranks, tensors, question, recent.timeout_seconds, in_memory_order=bound is None)
+        bound.key = key
+        return recent.reduce_by(bound, tensors, labels)
 
-    def _remember(self, bound: BoundList, length: int) -> None:
-        """Take note that the next list of that length is mostly like this one."""
+
+class Recent:
+    """The lists that were reduced last by one operation, by length: the list that comes next is mostly like one.
+
+    Calling it is collective, and does nothing but return None for a list that is like none of them.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    plans : PlanCache
+        Keeps the bound objects.
+    op : str
+    timeout_seconds : float or None
+    is_packed : bool
+        Whether results are given as they were packed.
+    """
+
+    def __init__(self, ranks: Ranks, plans: PlanCache, op: str, timeout_seconds: float | None, is_packed: bool) -> None:
+        self.op = op
+        self.timeout_seconds = timeout_seconds
+        self.is_packed = is_packed
+        self._ranks = ranks
+        self._in_shared_memory = ranks.in_shared_memory
+        self._use = plans.use
+        self._last: dict[int, ref[BoundList]] = {}
+
+    def __call__(self, tensors: Sequence[Any], names: tuple[str, ...] | None = None) -> list[Any] | None:
+        """Reduce gradient buffers, or a list like the last one of its length; None, and nothing done, for another one.
+
+        Collective: every rank calls it in the same order.  Parameters and errors as for a call of `FusedAllReduce`.
+        """
+        if self._in_shared_memory:
+            buffers = self._buffers(tensors)
+            if buffers is not None:
+                results = buffers.all_reduce(self.op, self.timeout_seconds)
+                return [_alone(*each) for each in enumerate(results)] if self.is_packed else results
+        last = self._last.get(len(tensors))
+        bound = None if last is None else last()
+        if bound is None or bound.question.names != names:
+            return None
+        try:
+            results = bound.attempt(tensors, self.timeout_seconds)
+        except OrdersDiffer:  # on all ranks
+            return self._in_order_of_axes(bound, tensors, names)
+        if results is UNLIKE:
+            return None
+        self._use(bound)
+        return results
+
+    def remember(self, bound: BoundList, length: int) -> None:
+        """Take note that the next list of that length is mostly like this one; nothing here keeps it.  Local."""
         if len(self._last) >= _KEPT_LENGTHS:
             self._last.clear()
-        self._last[length, bound.question.op, bound.question.is_packed] = ref(bound)
+        self._last[length] = ref(bound)
 
-    def _bind(
-        self, tensors: Sequence[Any], question: Question, timeout_seconds: float | None, in_memory_order: bool
-    ) -> list[Any]:
-        """Bind an all-reduce to lists like this one, and reduce it."""
-        bound = bind_list(self._ranks, tensors, question, timeout_seconds, in_memory_order)
-        bound.key = question.key(tensors)
-        self._remember(bound, len(tensors))  # which keeps it for the call below only
-        results = self.again(tensors, question.op, question.names, timeout_seconds, question.is_packed)
+    def reduce_by(self, bound: BoundList, tensors: Sequence[Any], names: tuple[str, ...] | None) -> list[Any]:
+        """Reduce a list by what was just bound for it.  Collective."""
+        self.remember(bound, len(tensors))
+        results = self(tensors, names)
         assert results is not None  # it was bound for these
         return results
+
+    def _in_order_of_axes(self, unfit: BoundList, tensors: Sequence[Any], names: tuple[str, ...] | None) -> list[Any]:
+        """Reduce a list whose tensors lie in memory otherwise on other ranks."""
+        bound = bind_list(self._ranks, tensors, unfit.question, self.timeout_seconds, in_memory_order=False)
+        bound.key = unfit.question.key(tensors)
+        return self.reduce_by(bound, tensors, names)
+
+    def _buffers(self, tensors: Sequence[Any]) -> Any:
+        """Return the gradient buffers that these tensors are, if they are."""
+        found = self._in_shared_memory.get(id(tensors[0])) if len(tensors) else None
+        return found if found is not None and found.holds(tensors) else None
 
 
 def _alone(position: int, tensor: Any) -> Packed:

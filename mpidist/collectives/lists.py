@@ -189,7 +189,6 @@ class BoundList(Bound):
     Attributes
     ----------
     question : Question
-    names : list of str or None
     key, nbytes, last_call
         For the `PlanCache`.
     """
@@ -197,7 +196,6 @@ class BoundList(Bound):
     def __init__(self, ranks: Ranks, call: Call, question: Question, plan: Plan, like: _Like) -> None:
         super().__init__(ranks, call)
         self.question = question
-        self.names = None if question.names is None else list(question.names)
         self.key: Any = None
         self.nbytes = plan.nbytes + _BYTES_PER_TENSOR * len(plan.signatures)
         self.last_call = 0

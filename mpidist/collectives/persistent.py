@@ -101,11 +101,19 @@ class Bound:
         if self._started.waiting:
             self._started.finish()
         caller = self._caller
-        with caller.control.turnstile:
-            if not self.fill(arrays):
-                return UNLIKE
-            seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-            return self.move(caller.begin(self.call, seconds), arrays)
+        turnstile = caller.control.turnstile
+        turnstile.enter()
+        try:
+            if self.fill(arrays):
+                seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+                results = self.move(caller.begin(self.call, seconds), arrays)
+            else:
+                results = UNLIKE
+        except BaseException as error:
+            turnstile.leave_by(error)
+            raise
+        turnstile.leave()
+        return results
 
     def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; it is carried out when its handle is waited for.

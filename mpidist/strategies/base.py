@@ -16,6 +16,7 @@ import numpy
 from mpidist import context, nest
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.adjustment import Adjustment
+from mpidist.collectives.fused import Repeat
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution, reduction
@@ -307,6 +308,8 @@ class ReplicaContext(ReplicaCollectives):
     def __init__(self, strategy: Strategy, replica_id_in_sync_group: int) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = replica_id_in_sync_group
+        # By operation as it was given, without options: what reduces a list like one that was reduced before.
+        self._repeats: dict[ReduceOp | str, Repeat] = {}
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -346,18 +349,32 @@ class ReplicaContext(ReplicaCollectives):
             On all replicas, when they passed different tensors; names ranks, tensor and both shapes.
         """
         context.require_replica(self)
-        if type(reduce_op) is not ReduceOp:
-            reduce_op = ReduceOp.parse(reduce_op)
-        extended = self.strategy.extended
+        repeat = self._repeats.get(reduce_op) if options is None else None
+        if repeat is None:
+            repeat = self._repeat(reduce_op, options)
         if type(value) is numpy.ndarray:  # the quick way for the smallest case
-            results = extended.reduce_again(reduce_op, [value], options)
-            return (extended.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
+            results = repeat([value])
+            if results is None:
+                results = self.strategy.extended.reduce_arrays(ReduceOp.parse(reduce_op), [value], options)
+            return results[0]
         if type(value) is list and value and type(value[0]) is numpy.ndarray:  # and for the commonest
-            results = extended.reduce_again(reduce_op, value, options)
-            if results is None and set(map(type, value)) == _ARRAYS:
-                results = extended.reduce_arrays(reduce_op, value, options)
+            results = repeat(value)
             if results is not None:
                 return results
+        return self._reduce(ReduceOp.parse(reduce_op), value, options)
+
+    def _repeat(self, reduce_op: ReduceOp | str, options: CommunicationOptions | None) -> Repeat:
+        """Return what reduces a list like one that was reduced before.  Local."""
+        found = self.strategy.extended.repeat(ReduceOp.parse(reduce_op), options)
+        if options is None:
+            self._repeats[reduce_op] = found
+        return found
+
+    def _reduce(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
+        """Reduce a nested structure unlike those before.  Collective."""
+        extended = self.strategy.extended
+        if type(value) is list and set(map(type, value)) == _ARRAYS:
+            return extended.reduce_arrays(reduce_op, value, options)
         leaves = nest.flatten(value)
         results = extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
         pairs = zip(results, leaves, strict=True)

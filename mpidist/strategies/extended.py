@@ -14,7 +14,7 @@ from mpidist.arrays import is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import Packed
+from mpidist.collectives.fused import Packed, Repeat, no_repeat
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
@@ -271,11 +271,12 @@ class StrategyExtended:
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
 
-    def reduce_again(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
-    ) -> list[Any] | None:
-        """Reduce a list like the last one; return None, with nothing done, for another list.  Collective."""
-        return None
+    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions | None = None) -> Repeat:
+        """Return what reduces a list of arrays that is like one reduced before.
+
+        Local.  Calling the result is collective; it returns None, with nothing done, for another list.
+        """
+        return no_repeat
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""

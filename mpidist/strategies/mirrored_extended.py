@@ -10,7 +10,7 @@ import numpy
 from mpidist.arrays import is_device
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import Packed
+from mpidist.collectives.fused import Packed, Repeat, no_repeat
 from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.collectives.persistent import Bound
@@ -85,14 +85,12 @@ class MirroredExtended(StrategyExtended):
             return self._reduce_with_rows(reduce_op, values, options, destinations)
         return self.cross_device_ops.reduce_list(reduce_op, values, destinations, options) if values else []
 
-    def reduce_again(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None = None
-    ) -> list[Any] | None:
-        """Reduce a list that turns out to be like the last one; None, and nothing done, if it is not.  Collective."""
+    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions | None = None) -> Repeat:
+        """Return what reduces a list of arrays that is like one reduced before; see `StrategyExtended`.  Local."""
         if not self._is_plain:
-            return None
+            return no_repeat
         options = self._options if options is None else self._options.merge(options)
-        return self.cross_device_ops.reduce_again(reduce_op, values, options)
+        return self.cross_device_ops.repeat(reduce_op, options)
 
     def bind_all_reduce(
         self,
@@ -123,7 +121,7 @@ class MirroredExtended(StrategyExtended):
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
-        results = self.reduce_again(reduce_op, [value], options)
+        results = self.repeat(reduce_op, options)([value])
         return (self.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:

@@ -154,22 +154,30 @@ class _Tracer:
 class _TracedTurnstile(Turnstile):
     """Notes how long each call takes as a whole, what is done before it is begun included."""
 
-    __slots__ = ("_trace", "_start")
+    __slots__ = ("_trace", "_start", "_release")
 
     def __init__(self, control: Any, trace: Trace) -> None:
         super().__init__(control)
         self._trace = trace
         self._start = 0
+        self._release, self.leave = self.leave, self._leave
 
-    def __enter__(self) -> None:
+    def enter(self) -> None:
         start = time.monotonic_ns()
-        super().__enter__()
+        super().enter()
         self._start = start
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def _leave(self) -> None:
+        self._note()
+        self._release()
+
+    def leave_by(self, error: BaseException) -> None:
+        self._note()
+        super().leave_by(error)
+
+    def _note(self) -> None:
         if self._control.call != self._call:  # a list unlike the last one is looked at, and no call made
             self._trace.add(kinds.CALL, self._start, self._control.call, self._trace.last_call)
-        super().__exit__(kind, error, trace)
 
 
 class _TracedReduction:

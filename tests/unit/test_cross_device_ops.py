@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from mpidist import arrays, context
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.fused import Recent
 from mpidist.cross_device_ops import (
     AllReduceCrossDeviceOps,
     CrossDeviceOps,
@@ -286,13 +286,13 @@ def test_who_has_an_own_way_sees_every_list_also_those_like_the_last_one(kind):
 
 
 def test_lists_that_are_not_to_be_packed_are_not_packed_the_second_time_either(monkeypatch):
-    packed, again = [], FusedAllReduce.again
+    packed, repeat = [], Recent.__call__
 
     def noted(self, values, *rest):
         packed.append(values)
-        return again(self, values, *rest)
+        return repeat(self, values, *rest)
 
-    monkeypatch.setattr(FusedAllReduce, "again", noted)
+    monkeypatch.setattr(Recent, "__call__", noted)
 
     def fn():
         ops = AllReduceCrossDeviceOps(num_packs=0)

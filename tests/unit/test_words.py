@@ -74,7 +74,7 @@ GIVEN = set(
     op ops optimizer optional
     partitioner physical piecewise plateau policy polynomial power precision prediction preemption prefetcher
     prefetching
-    rabenseifner rate recall recursive reduce regression regressor repeat replication ring rm rmsprop
+    rabenseifner rate recall recent recursive reduce regression regressor repeat replication ring rm rmsprop
     sampler saver scale scheduler session sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
     sync synchronization synchronous
     tensor tensorboard terminate tf threshold top torch tpu train trainer training
