@@ -42,10 +42,10 @@ from mpidist.commands.machine import machine
 DEPTH, FLAG_WORDS = 4, 32
 FILLED, REDUCED = 0, 16
 
-#: What a rank does with a stretch of the buffer: its first element, and the values.
+#: What a rank does with a span of the buffer: its first element, and the values.
 OnStretch = Callable[[int, Any], None]
 
-#: Where the sums of a stretch go, by where it starts and stops.
+#: Where the sums of a span go, by where it starts and stops.
 TotalAt = Callable[[int, int], Any]
 
 

@@ -62,8 +62,8 @@ class BareSharded(step.Update):
             self._segments.in_shares(prepared, self._update, self._take)
 
     def _update(self, start: int, values: Any) -> None:
-        stretch = slice(start, start + len(values))
-        mine, slots = self._flat[stretch], [each[stretch] for each in self._slots]
+        span = slice(start, start + len(values))
+        mine, slots = self._flat[span], [each[span] for each in self._slots]
         self._rule.in_blocks(mine, values, slots, self._scratch, self._step)
         values[...] = mine
 

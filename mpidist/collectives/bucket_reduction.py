@@ -46,7 +46,7 @@ class BucketReduction(Protocol):
         targets : sequence of array, C-contiguous
             Likewise, cut in their own way; may be the sources.
         transform : callable, optional
-            Called for each of the `owned` stretches that is not empty, in order, with an array that it may use up.  It
+            Called for each of the `owned` spans that is not empty, in order, with an array that it may use up.  It
             puts into this rank's targets what all ranks get there.
 
         Raises
@@ -56,7 +56,7 @@ class BucketReduction(Protocol):
 
 
 class Pipeline(Protocol):
-    """Reduces a buffer stretch by stretch."""
+    """Reduces a buffer span by span."""
 
     bounds: list[tuple[int, int]]
     owned: list[tuple[int, int]]
@@ -75,7 +75,7 @@ class Pipeline(Protocol):
         take : callable
             Gets every element once, in any order.  May write where `fill` reads: a segment is taken after it was read.
         transform : callable, optional
-            Called once for each of the `owned` stretches that is not empty, in order, when it is reduced; those are not
+            Called once for each of the `owned` spans that is not empty, in order, when it is reduced; those are not
             taken then, since who has changed them has them already.
 
         Raises

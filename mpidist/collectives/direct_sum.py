@@ -1,7 +1,7 @@
-"""All-reduce inside a node: every rank adds up one segment of each stretch, straight from the others' places.
+"""All-reduce inside a node: every rank adds up one segment of each stripe, straight from the others' places.
 
-The buffer is cut into stretches, and a stretch into as many segments as there are ranks.  Each rank adds up one segment
-of each stretch.  For every stretch a rank
+The buffer is cut into stripes, and a stripe into as many segments as there are ranks.  Each rank adds up one segment
+of each stripe.  For every stripe a rank
 
 1. fills: it copies its values of the others' segments into its places in shared memory, one place for each other rank;
 2. reduces: it adds the values in the others' places to its own, in rank order, straight into its result, and writes the
@@ -56,7 +56,7 @@ class Part(NamedTuple):
     above: tuple[Any, ...]
 
 
-class Stretch(NamedTuple):
+class Stripe(NamedTuple):
     """What the ranks do together in one turn.
 
     Attributes
@@ -130,8 +130,8 @@ class DirectSum(BucketReduction):
         turns = range(segments.depth)
         given = [[segments.between(rank, each, turn).view(work) for each in others] for turn in turns]
         got = [[segments.between(each, rank, turn).view(work) for each in others] for turn in turns]
-        self._stretches = [
-            _stretch(cuts[rank], [cuts[each] for each in others], got[index % len(got)], given[index % len(given)])
+        self._stripes = [
+            _stripe(cuts[rank], [cuts[each] for each in others], got[index % len(got)], given[index % len(given)])
             for index, cuts in enumerate(zip(*shares, strict=True))
         ]
 
@@ -141,68 +141,68 @@ class DirectSum(BucketReduction):
         """Reduce the tensors."""
         segments, rank = self._segments, self._rank
         turn, before = segments.turn, None
-        for stretch in self._stretches:
+        for stripe in self._stripes:
             if before is not None and not self._is_deep:
                 self._take_when_reduced(before, turn, targets, watch)
-            self.fill(stretch, sources)
+            self.fill(stripe, sources)
             turn += 1
             segments.say_filled(rank, turn)
             if before is not None and self._is_deep:
                 self._take_when_reduced(before, turn - 1, targets, watch)
             segments.wait(self._filled, turn, watch)
-            if stretch.start < stretch.stop:
+            if stripe.start < stripe.stop:
                 if transform is None:
-                    self._reduce(stretch, sources, targets)
+                    self._reduce(stripe, sources, targets)
                 else:
-                    self._change(stretch, sources, targets, transform)
+                    self._change(stripe, sources, targets, transform)
             segments.say_reduced(rank, turn)
-            before = stretch
+            before = stripe
         assert before is not None
         self._take_when_reduced(before, turn, targets, watch)
         segments.turn = turn
 
-    def _take_when_reduced(self, stretch: Stretch, turn: int, targets: Sequence[Any], watch: Watch) -> None:
+    def _take_when_reduced(self, stripe: Stripe, turn: int, targets: Sequence[Any], watch: Watch) -> None:
         self._segments.wait(self._reduced, turn, watch)
-        self.take(stretch, targets)
+        self.take(stripe, targets)
 
-    def fill(self, stretch: Stretch, sources: Sequence[Any]) -> None:
+    def fill(self, stripe: Stripe, sources: Sequence[Any]) -> None:
         """Put values in place for the ranks that add them up.  Local."""
-        for start, stop, place in stretch.given:
+        for start, stop, place in stripe.given:
             self._sources.gather(start, stop, sources, place)
 
-    def take(self, stretch: Stretch, targets: Sequence[Any]) -> None:
+    def take(self, stripe: Stripe, targets: Sequence[Any]) -> None:
         """Copy the others' sums, which are there, to where they belong.  Local."""
-        for start, _, sums in stretch.given:
+        for start, _, sums in stripe.given:
             self._targets.scatter(start, sums, targets)
 
-    def _reduce(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any]) -> None:
+    def _reduce(self, stripe: Stripe, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """Add up this rank's segment into its result, and hand it on."""
-        start, stop = stretch.start, stretch.stop
+        start, stop = stripe.start, stripe.stop
         is_direct = self._is_flat and not (self._rank > 1 and numpy.may_share_memory(targets[0], sources[0]))
         # In place, the sum of the ranks before this one would take the place of its own values.
         sums = targets[0].reshape(-1)[start:stop] if is_direct else self._sums[: stop - start]
-        self._add(stretch, sources, sums)
-        for place in stretch.got:
+        self._add(stripe, sources, sums)
+        for place in stripe.got:
             place[...] = sums
         if not is_direct:
             self._targets.scatter(start, sums, targets)
 
-    def _change(self, stretch: Stretch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform) -> None:
+    def _change(self, stripe: Stripe, sources: Sequence[Any], targets: Sequence[Any], transform: Transform) -> None:
         """Add up this rank's segment, and hand on what `transform` makes of it."""
-        start, stop, (first, *others), _ = stretch
+        start, stop, (first, *others), _ = stripe
         sums = self._sums[: stop - start]
-        self._add(stretch, sources, sums)
+        self._add(stripe, sources, sums)
         transform(start, sums)
         if self._targets.within(start, stop):
             self._targets.gather(start, stop, targets, first)
             for place in others:
                 place[...] = first
 
-    def _add(self, stretch: Stretch, sources: Sequence[Any], out: Any) -> None:
+    def _add(self, stripe: Stripe, sources: Sequence[Any], out: Any) -> None:
         """Reduce this rank's own values of its segment and what it got, in rank order."""
-        combine, parts = self._combine, self._parts.get(stretch.start)
+        combine, parts = self._combine, self._parts.get(stripe.start)
         if parts is None:
-            parts = self._parts[stretch.start] = self._cut(stretch)
+            parts = self._parts[stripe.start] = self._cut(stripe)
         for member, elements, where, below, above in parts:
             if member is None:
                 own = self._own[where]
@@ -216,9 +216,9 @@ class DirectSum(BucketReduction):
         if self._scale is not None:
             numpy.multiply(out, self._scale, out=out)
 
-    def _cut(self, stretch: Stretch) -> list[Part]:
+    def _cut(self, stripe: Stripe) -> list[Part]:
         """Return in what parts this rank adds up its segment."""
-        start, stop, got, _ = stretch
+        start, stop, got, _ = stripe
         pieces, rank = self._sources.within(start, stop), self._rank
         if stop - start < self._short * len(pieces):
             return [Part(None, slice(start, stop), slice(0, stop - start), got[:rank], got[rank:])]
@@ -231,8 +231,8 @@ class DirectSum(BucketReduction):
         return found
 
 
-def _stretch(mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]) -> Stretch:
-    """Return a stretch of which these are the bounds; places are cut to them."""
+def _stripe(mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]) -> Stripe:
+    """Return a stripe of which these are the bounds; places are cut to them."""
     start, stop = mine
     puts = [(first, last, place[: last - first]) for (first, last), place in zip(theirs, given, strict=True)]
-    return Stretch(start, stop, tuple(place[: stop - start] for place in got), tuple(puts))
+    return Stripe(start, stop, tuple(place[: stop - start] for place in got), tuple(puts))

@@ -24,8 +24,8 @@ from mpidist.transports.base import Transport
 #: each segment costs the wait for one message: rings of 16 MB were slower with a half or the double of this.
 SEGMENT_BYTES = 1 << 19
 
-#: First and one past the last element of a stretch of the buffer.
-Stretch = tuple[int, int]
+#: First and one past the last element of a span of the buffer.
+Span = tuple[int, int]
 
 
 class Turn(NamedTuple):
@@ -42,9 +42,9 @@ class Turn(NamedTuple):
     """
 
     send_to: int
-    send: Stretch | None
+    send: Span | None
     receive_from: int
-    receive: Stretch | None
+    receive: Span | None
     reduce: bool
     last: bool
 
@@ -66,8 +66,8 @@ def turns_of(
 def _turns_of_round(round_: Round, bounds: tuple[int, ...], segment_elements: int) -> Iterator[Turn]:
     segment = segment_elements if round_.reduce else 0
     send_to, receive_from = int(round_.send_to), int(round_.receive_from)
-    sent = _stretch(bounds, send_to, round_.send_chunk, round_.send_count)
-    received = _stretch(bounds, receive_from, round_.receive_chunk, round_.receive_count)
+    sent = _span(bounds, send_to, round_.send_chunk, round_.send_count)
+    received = _span(bounds, receive_from, round_.receive_chunk, round_.receive_count)
     sends, receives = _segments(sent, segment), _segments(received, segment)
     apart = min(sent[1], received[1]) <= max(sent[0], received[0])
     assert apart or sent == received, (
@@ -81,13 +81,13 @@ def _turns_of_round(round_: Round, bounds: tuple[int, ...], segment_elements: in
         yield Turn(send_to, send, receive_from, receive, round_.reduce, last=index == count - 1)
 
 
-def _stretch(bounds: tuple[int, ...], peer: int, chunk: Any, count: Any) -> Stretch:
+def _span(bounds: tuple[int, ...], peer: int, chunk: Any, count: Any) -> Span:
     return (0, 0) if peer == NOBODY else (bounds[int(chunk)], bounds[int(chunk) + int(count)])
 
 
-def _segments(stretch: Stretch, segment: int) -> list[Stretch]:
+def _segments(span: Span, segment: int) -> list[Span]:
     """Cut a message into segments of nearly equal length, none longer than `segment` (0: do not cut)."""
-    start, stop = stretch
+    start, stop = span
     if start == stop:
         return []
     pieces = -(-(stop - start) // segment) if segment else 1
@@ -148,8 +148,9 @@ class Executor:
         segment_elements = max(1, segment_bytes // flat.itemsize)
         turns = turns_of(schedule, transport.rank, transport.size, exact, segment_elements, root)
         self._transport = transport
-        pieces = _Scratch(turns, flat, scratch)
-        self._bind: Callable[[Any], Iterator[_Step]] = lambda values: _steps(turns, values, op, transport.rank, pieces)
+        pieces = _ReceiveMemory(turns, flat, scratch)
+        rank = transport.rank
+        self._bind: Callable[[Any], Iterator[_Action]] = lambda values: _steps(turns, values, op, rank, pieces)
         self._steps = list(self._bind(flat))
 
     def release(self) -> None:
@@ -183,7 +184,7 @@ class Executor:
         """
         return Progress(self._run(self._steps), self._transport)
 
-    def _run(self, steps: Iterable[_Step]) -> Iterator[list[Any]]:
+    def _run(self, steps: Iterable[_Action]) -> Iterator[list[Any]]:
         """Post message after message, and yield what must be done before the next one."""
         receive, send = self._transport.receive, self._transport.send
         current: list[Any] = []
@@ -251,7 +252,7 @@ def _checked(bounds: Sequence[int], chunks: int, length: int) -> tuple[int, ...]
     return exact
 
 
-class _Step(NamedTuple):
+class _Action(NamedTuple):
     """What `Executor.run` does between two waits: post, wait for what the step before has posted, reduce that."""
 
     received: tuple[Any, int] | None
@@ -265,7 +266,7 @@ class _Step(NamedTuple):
 _NO_REDUCTION = (None, None, None, None)
 
 
-def _steps(turns: Sequence[Turn], flat: Any, op: str, rank: int, scratch: _Scratch) -> Iterator[_Step]:
+def _steps(turns: Sequence[Turn], flat: Any, op: str, rank: int, scratch: _ReceiveMemory) -> Iterator[_Action]:
     """Yield the steps for `turns` on a buffer.
 
     A turn's segment is posted in one step and waited for in the next.  That step also posts the round's next segment,
@@ -278,10 +279,10 @@ def _steps(turns: Sequence[Turn], flat: Any, op: str, rank: int, scratch: _Scrat
             target = scratch.next(turn.receive) if turn.reduce else flat[slice(*turn.receive)]
         sent = None if turn.send is None else (flat[slice(*turn.send)], turn.send_to)
         received = None if turn.receive is None else (target, turn.receive_from)
-        yield _Step(received, sent, *waiting)
+        yield _Action(received, sent, *waiting)
         waiting = _reduction(turn, target, flat, op, rank)
         if turn.last:
-            yield _Step(None, None, *waiting)
+            yield _Action(None, None, *waiting)
             waiting = _NO_REDUCTION
 
 
@@ -298,7 +299,7 @@ def _reduction(turn: Turn, target: Any, flat: Any, op: str, rank: int) -> tuple[
     return (arrays.reduction(op, arrays.namespace(flat)), *pair, own)
 
 
-class _Scratch:
+class _ReceiveMemory:
     """Two pieces of memory for received segments, used in turn, as long as the longest of them."""
 
     def __init__(self, turns: Sequence[Turn], flat: Any, memory: Any) -> None:
@@ -316,7 +317,7 @@ class _Scratch:
             self._pieces = [values[index * longest : (index + 1) * longest] for index in range(count)]
         self._used = 0
 
-    def next(self, receive: Stretch) -> Any:
+    def next(self, receive: Span) -> Any:
         """Return the piece that is not being received into, at the length of the segment."""
         self._used += 1
         return self._pieces[self._used % len(self._pieces)][: receive[1] - receive[0]]

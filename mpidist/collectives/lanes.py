@@ -1,10 +1,10 @@
 """Who carries which part of a buffer between nodes, over what, and in which memory.
 
-Nomenclature.  A *bucket* is what goes between nodes at a time.  It is cut into *shards*, as many as the fullest node
+Nomenclature.  A *wave* is what goes between nodes at a time.  It is cut into *shards*, as many as the fullest node
 has ranks.  Shard s has one *carrier* on every node: the node's local rank s, or, where there are fewer, s modulo their
 number, so that a rank on a sparse node carries several.  The carriers of a shard form its *lane*: they all-reduce it
 among themselves, while the other lanes do the same.  A rank keeps the shards that it carries in its *slots*, pieces of
-the node's shared memory; `SLOTS` buckets can be under way at a time.
+the node's shared memory; `SLOTS` waves can be under way at a time.
 
 Each lane and slot has a channel of its own: what moves on in one of them waits for nothing in another.
 """

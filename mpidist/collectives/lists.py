@@ -310,7 +310,7 @@ class _LongList(BoundList):
         self._ranks, self._way = ranks, way
         self._scratch = Scratch()
         self._scaled: list[Any] = []
-        # Long tensors that may lie anyhow: a stretch of one that is not contiguous would be found by copying all of it.
+        # Long tensors that may lie anyhow: a span of one that is not contiguous would be found by copying all of it.
         on_host = isinstance(like.kind, numpy.ndarray)
         self._is_loose = on_host and like.any_strides and plan.nbytes >= _SHORT_BYTES * len(plan.signatures)
         self._reductions = [self._reduction(index) if on_host else None for index in range(len(plan.buckets))]

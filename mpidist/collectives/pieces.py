@@ -1,4 +1,4 @@
-"""Which parts of which tensors lie in a stretch of the flat buffer that they make up.  Pure."""
+"""Which parts of which tensors lie in a span of the flat buffer that they make up.  Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Pieces:
         if len(found) == 1:
             out[...] = found[0].of(tensors).reshape(-1)
             return
-        if not found:  # a rank's share of a stretch with fewer elements than ranks
+        if not found:  # a rank's share of a span with fewer elements than ranks
             return
         whole = self._whole[start, stop]
         parts = [piece.of(tensors) for piece in found] if whole is None else tensors[whole]

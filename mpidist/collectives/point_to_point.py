@@ -188,7 +188,7 @@ class _Destination:
         return [(heads, [heads.send(numpy.frombuffer(raw.ljust(_HEAD_BYTES, b"\0"), numpy.uint8), self._peer)])]
 
 
-class _Origin:
+class _Incoming:
     """What comes from one other rank."""
 
     def __init__(self, lines: PointToPoint, peer: int, box: Box | None) -> None:
@@ -345,7 +345,7 @@ class PointToPoint:
             return Box(segments, sender, receiver) if has_boxes and segments is not None else None
 
         self.targets = {peer: _Destination(self, peer, box(rank, peer)) for peer in peers}
-        self.sources = {peer: _Origin(self, peer, box(peer, rank)) for peer in peers}
+        self.sources = {peer: _Incoming(self, peer, box(peer, rank)) for peer in peers}
         self._room = box_bytes(segments) - 2 * LINE_BYTES if has_boxes else _HEAD_BYTES
         self.is_behind = False
         self._open: list[Transfer] = []

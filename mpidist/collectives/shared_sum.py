@@ -62,7 +62,7 @@ class SharedSum(BucketReduction):
             for start, stop in self.owned
             if start < stop
         ]
-        others = [stretch for each in range(size) if each != rank for stretch in shares[each]]
+        others = [span for each in range(size) if each != rank for span in shares[each]]
         self._theirs = [(start, result[start:stop]) for start, stop in sorted(others) if start < stop]
 
     def run(

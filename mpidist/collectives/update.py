@@ -234,7 +234,7 @@ class PlannedUpdate:
         return whole
 
     def cut(self, index: int, values: Any) -> list[Any]:
-        """Return views of what this rank keeps for bucket `index`, one for each stretch that it owns.  Local."""
+        """Return views of what this rank keeps for bucket `index`, one for each span that it owns.  Local."""
         stops = numpy.cumsum([0] + [stop - start for start, stop in self.slices[index].owned]).tolist()
         return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]
 

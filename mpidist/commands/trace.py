@@ -25,7 +25,7 @@ TIMELINE = "timeline.json"
 #: What tracing may cost of a step.
 COST_LIMIT = 0.02
 
-#: Rows of the timeline for buckets between nodes, of which so many are under way at a time.
+#: Rows of the timeline for waves between nodes, of which so many are under way at a time.
 _LANES = Lanes.SLOTS
 
 
@@ -169,7 +169,7 @@ def timeline(recordings: dict[int, Recording]) -> Iterable[dict[str, Any]]:
 
 
 def _is_between(events: Any) -> Any:
-    """Return which events are buckets between nodes: waits for messages have no part."""
+    """Return which events are waves between nodes: waits for messages have no part."""
     return (events[:, 0] == kinds.SEND) & (events[:, 4] > 0)
 
 
@@ -211,11 +211,11 @@ def shares(recording: Recording) -> Shares:
     events = recording.events
     is_step = events[:, 0] == kinds.STEP
     steps = int(is_step.sum())
-    stretches = events[is_step][:, 1:3] if steps else numpy.array([[events[:, 1].min(), events[:, 2].max()]])
-    inside = _inside(events, stretches)
+    intervals = events[is_step][:, 1:3] if steps else numpy.array([[events[:, 1].min(), events[:, 2].max()]])
+    inside = _inside(events, intervals)
     parts = {name: _covered(events[inside & (events[:, 0] == kind)]) for name, kind in _PARTS.items()}
     counted = int((inside | is_step).sum())
-    total = float((stretches[:, 1] - stretches[:, 0]).sum()) * 1e-9
+    total = float((intervals[:, 1] - intervals[:, 0]).sum()) * 1e-9
     return Shares(steps or 1, total, parts, counted, counted * recording.about.event_seconds)
 
 
@@ -229,9 +229,9 @@ def _covered(events: Any) -> float:
     return float(numpy.maximum(ends - begins, 0).sum()) * 1e-9
 
 
-def _inside(events: Any, stretches: Any) -> Any:
-    """Return which events began within one of the stretches, which do not overlap."""
-    ordered = stretches[numpy.argsort(stretches[:, 0])]
+def _inside(events: Any, intervals: Any) -> Any:
+    """Return which events began within one of the intervals, which do not overlap."""
+    ordered = intervals[numpy.argsort(intervals[:, 0])]
     place = numpy.searchsorted(ordered[:, 0], events[:, 1], side="right") - 1
     return (place >= 0) & (events[:, 1] <= ordered[numpy.maximum(place, 0), 1])
 

@@ -175,12 +175,12 @@ class _ByStrategy:
     def __call__(self, arrays: list[Any]) -> list[Any]:
         return self._reduce(list(arrays))
 
-    def start(self, arrays: list[Any]) -> _Waiting:
+    def start(self, arrays: list[Any]) -> _Deferred:
         """Return a handle."""
-        return _Waiting(lambda: self._reduce(list(arrays)))
+        return _Deferred(lambda: self._reduce(list(arrays)))
 
 
-class _Waiting:
+class _Deferred:
     """The handle of a reduction that `wait` makes, once."""
 
     def __init__(self, reduce: Callable[[], list[Any]]) -> None:

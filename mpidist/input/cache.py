@@ -21,14 +21,14 @@ class Cache(Derived):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.by_row = self.child.by_row and self.child.indexed
-        # position -> element; of a batch -> `_Once`; None -> all items of a stream
+        # position -> element; of a batch -> `_SharedItem`; None -> all items of a stream
         self._kept: dict[Any, Any] = {}
 
     def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
         if not self.batched:
             return super().at(epoch, position, part)
         if position not in self._kept:
-            self._kept[position] = _Once(partial(self.child.at, 0, position))
+            self._kept[position] = _SharedItem(partial(self.child.at, 0, position))
         return self._kept[position](part)
 
     def gather(self, epoch: int, positions: Positions) -> Any:
@@ -47,7 +47,7 @@ class Cache(Derived):
             return
         items: list[Item] = []
         for item in self.child.items(0):
-            items.append(_Once(item))
+            items.append(_SharedItem(item))
             if len(items) > start:
                 yield items[-1]
         self._kept[None] = items
@@ -62,7 +62,7 @@ class Cache(Derived):
         return "cache()"
 
 
-class _Once:
+class _SharedItem:
     """An item that is made once for every part of it, and given out as copies."""
 
     def __init__(self, item: Item) -> None:

@@ -74,8 +74,8 @@ class Slots:
         number = self._number_of_id[id(variable)]
         self._known[number] = (variable, None)
         self.version += 1
-        if variable.stretch is not None:
-            key = id(variable.stretch.block)
+        if variable.block_slice is not None:
+            key = id(variable.block_slice.block)
             arrays_there, users = self._blocks.pop(key)
             if users > 1:
                 self._blocks[key] = arrays_there, users - 1
@@ -89,7 +89,7 @@ class Slots:
         self.version += 1
 
     def beside(self, block: Any) -> list[Any]:
-        """Return the arrays in which slots of variables in a block of an arena lie, each in its variable's stretch."""
+        """Return the arrays in which slots of variables in a block of an arena lie, in slices as the variables do."""
         return self._blocks[id(block)][0]
 
     def by_name(self, variable: Any) -> dict[str, Any]:
@@ -137,15 +137,15 @@ class Slots:
         self.has_unbound = any(each.variable is None for each in self._waiting)
 
     def _empty(self, variable: Any) -> list[Any]:
-        dtype, stretch = compute_dtype(variable.dtype), variable.stretch
-        if stretch is None:
+        dtype, block_slice = compute_dtype(variable.dtype), variable.block_slice
+        if block_slice is None:
             return [variable.empty_slot(dtype) for _ in self.names]
-        key = id(stretch.block)
+        key = id(block_slice.block)
         arrays_there, users = self._blocks.get(key, (None, 0))
         if arrays_there is None:
-            arrays_there = [aligned(len(stretch.block), dtype) for _ in self.names]
+            arrays_there = [aligned(len(block_slice.block), dtype) for _ in self.names]
         self._blocks[key] = arrays_there, users + 1
-        return [array[stretch.start : stretch.stop] for array in arrays_there]
+        return [array[block_slice.start : block_slice.stop] for array in arrays_there]
 
     def _register(self, variable: Any) -> list[Any]:
         if self.has_unbound:

@@ -66,7 +66,7 @@ def rows_within(gradient: IndexedSlices, start: int, stop: int) -> IndexedSlices
 
 
 def dense_within(gradient: IndexedSlices, where: slice) -> Any:
-    """Return a stretch of the flat array of which the gradient has some rows, each once.  Local."""
+    """Return a span of the flat array of which the gradient has some rows, each once.  Local."""
     assert gradient.dense_shape is not None
     _, *others = gradient.dense_shape
     width = math.prod(others) or 1

@@ -102,7 +102,7 @@ class Copies:
         stale[changed] = False
         versions[stale] = before[stale]
         stale &= before != _ABSENT
-        for number, where in self.layout.stretches(numpy.flatnonzero(stale).tolist()):
+        for number, where in self.layout.spans(numpy.flatnonzero(stale).tolist()):
             for after, array in zip(self.sections[new][number], self.sections[old][number], strict=True):
                 after[where] = array[where]
 
@@ -326,14 +326,14 @@ class OwnSlotCopies(SlotCopies):
         """Give variables slots that have none; return False, with nothing changed, if there is no room to share."""
         places = sorted(self.layout.index[key] for key in keys)
         new = [place for place in places if place not in self._present]
-        stretches = list(self.layout.stretches(new))
+        spans = list(self.layout.spans(new))
         try:
-            for number, where in stretches:
+            for number, where in spans:
                 self._reserve(number, where)
         except OSError:
             return False
         for side in self.sections:
-            for number, where in stretches:
+            for number, where in spans:
                 for name, array in zip(self.names, side[number], strict=True):
                     array[where] = self._initial.get(name, 0)
         for versions in self.versions:

@@ -142,7 +142,7 @@ class Layout:
             return slice(places[0], places[-1] + 1)
         return numpy.array(places, numpy.intp)
 
-    def stretches(self, indices: Iterable[int]) -> Iterator[tuple[int, slice]]:
+    def spans(self, indices: Iterable[int]) -> Iterator[tuple[int, slice]]:
         """Yield section and elements in which some variables lie, neighbours together; `indices` ascend."""
         number, start, stop = -1, 0, 0
         for index in indices:

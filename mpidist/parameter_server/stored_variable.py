@@ -16,7 +16,7 @@ class StoredVariable:
     """
 
     #: Its slots are laid out by the server.
-    stretch = None
+    block_slice = None
 
     def __init__(self, spec: VariableSpec, storage: Any) -> None:
         self.spec = spec

@@ -22,12 +22,12 @@ _KEPT_PAYLOADS, _KEPT_BYTES = 64, 1 << 18
 _NOTHING: tuple[Any, list[Any]] = (None, [])
 
 
-class _Piece:
+class _Slab:
     """A part of a run that fits into the cache with all that its update needs: by copy, by side, and scratch."""
 
     __slots__ = ("where", "copies", "sides", "scratch")
 
-    def __init__(self, run: _Run, where: slice, scratch: list[Any]) -> None:
+    def __init__(self, run: _PushedRun, where: slice, scratch: list[Any]) -> None:
         self.where = where
         self.copies = [each[where] for each in run.copies]
         self.sides = [[slot[where] for slot in slots] for slots in run.sides]
@@ -35,7 +35,7 @@ class _Piece:
 
 
 @dataclass
-class _Run:
+class _PushedRun:
     """Neighbours in a layout, and in a push, that one call updates."""
 
     section: int
@@ -47,7 +47,7 @@ class _Run:
     variable: StoredVariable | None
     copies: list[Any] = field(default_factory=list)
     sides: list[list[Any]] = field(default_factory=list)
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: list[_Slab] = field(default_factory=list)
     _gradients: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
 
     def gradients_in(self, payload: Any, keeps: bool) -> list[Any]:
@@ -84,8 +84,8 @@ class Update:
         self.is_empty = not self._runs
         self._old_side = 0
 
-    def _found_runs(self, plan: PushPlan, variables: Iterable[StoredVariable]) -> list[_Run]:
-        layout, found = self._copies.layout, list[_Run]()
+    def _found_runs(self, plan: PushPlan, variables: Iterable[StoredVariable]) -> list[_PushedRun]:
+        layout, found = self._copies.layout, list[_PushedRun]()
         for variable, (number, at) in zip(variables, plan.places, strict=True):
             if variable.spec.key not in layout.index:
                 continue
@@ -93,7 +93,7 @@ class Update:
             begin, end = (wire.start + (at + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
             section, first = layout.section_of[index], layout.first[index]
             decay = self._optimizer.decay_of(variable)
-            run = _Run(section, first, first + variable.spec.size, slice(begin, end), wire.dtype, decay, variable)
+            run = _PushedRun(section, first, first + variable.spec.size, slice(begin, end), wire.dtype, decay, variable)
             before = found[-1] if found and self.served.joins else None
             if before is not None and (before.section, before.stop, before.wire.stop) == (section, first, begin):
                 if (before.decay, before.wire_dtype) == (decay, wire.dtype):
@@ -102,7 +102,7 @@ class Update:
             found.append(run)
         return found
 
-    def _complete(self, run: _Run) -> None:
+    def _complete(self, run: _PushedRun) -> None:
         """Find the arrays of a run."""
         where, dtype = slice(run.start, run.stop), self._copies.layout.sections[run.section].dtype
         run.copies = [sections[run.section][0][where] for sections in self._copies.sections]
@@ -116,7 +116,7 @@ class Update:
                     size = run.stop - run.start
                     bounds = range(0, size, SLICE_ELEMENTS)
                     wheres = [slice(start, min(start + SLICE_ELEMENTS, size)) for start in bounds]
-                    run.pieces = [_Piece(run, each, scratch) for each in wheres]
+                    run.pieces = [_Slab(run, each, scratch) for each in wheres]
 
     # -- carrying it out, with the write lock ----------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Update:
 
     def _write_by_steps(
         self,
-        run: _Run,
+        run: _PushedRun,
         copies: tuple[int, int],
         sides: tuple[int, int],
         payload: Any,

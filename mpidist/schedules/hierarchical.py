@@ -50,14 +50,14 @@ class _Levels:
         return sorted({len(ranks) for ranks in self.topology.ranks_of_node})
 
     @cached_property
-    def _everywhere(self) -> _Place:
+    def _everywhere(self) -> _Seat:
         """The places of all ranks."""
         topology = self.topology
         world = numpy.full((topology.node_count, self._node_sizes[-1]), NOBODY)
         for row, ranks in zip(world, topology.ranks_of_node, strict=True):
             row[: len(ranks)] = ranks
         node, local_rank = numpy.array(topology.node_of), numpy.array(topology.local_rank_of)
-        return _Place(node, local_rank, numpy.array(topology.local_size_of), world)
+        return _Seat(node, local_rank, numpy.array(topology.local_size_of), world)
 
     def chunks(self, size: int) -> int:
         if size != self.topology.size:
@@ -71,7 +71,7 @@ class _Levels:
         yield from self._between(place)
         yield from self._inside(self.gather, place)
 
-    def _inside(self, level: Schedule, place: _Place) -> Iterator[Round]:
+    def _inside(self, level: Schedule, place: _Seat) -> Iterator[Round]:
         if len(self._node_sizes) == 1:
             rounds = level.rounds(place.local_rank, self.shards)
         else:
@@ -79,7 +79,7 @@ class _Levels:
         for round_ in rounds:
             yield relabelled(round_, rank_of=place.neighbour, scale=self.chunks_per_shard, chunks=self.shards)
 
-    def _between(self, place: _Place) -> Iterator[Round]:
+    def _between(self, place: _Seat) -> Iterator[Round]:
         for round_ in self.across.rounds(place.node, self.topology.node_count):
             yield relabelled(
                 round_,
@@ -89,7 +89,7 @@ class _Levels:
                 chunks=self.chunks_per_shard,
             )
 
-    def _side_by_side(self, level: Schedule, place: _Place) -> Iterator[Round]:
+    def _side_by_side(self, level: Schedule, place: _Seat) -> Iterator[Round]:
         """Play `level` on nodes of every size at the same time; where it ends early, ranks are idle."""
         of_each_size = (
             unrolled(level.rounds(place.local_rank % size, size), level.chunks(size)) for size in self._node_sizes
@@ -104,7 +104,7 @@ class _Levels:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Seat:
     """Where a rank, or an array of ranks, is: its node, its number there, and the node's number of ranks."""
 
     node: Index
@@ -113,9 +113,9 @@ class _Place:
     #: The world rank at [node, local rank], `NOBODY` beyond the node's last.
     world: Any
 
-    def of(self, rank: Index) -> _Place:
+    def of(self, rank: Index) -> _Seat:
         node, local_rank = _entry(self.node, rank), _entry(self.local_rank, rank)
-        return _Place(node, local_rank, _entry(self.local_size, rank), self.world)
+        return _Seat(node, local_rank, _entry(self.local_size, rank), self.world)
 
     def neighbour(self, local_rank: Index) -> Index:
         return _entry(self.world, (self.node, local_rank))

@@ -381,11 +381,11 @@ class StrategyExtended:
 
         Collective where there are several replicas: every rank calls it in the same order.
         """
-        stretch = None
+        block_slice = None
         is_mirrored = attributes["synchronization"] is VariableSynchronization.ON_WRITE
         if is_mirrored and attributes["trainable"] and not is_device(storage):
-            stretch = self._arenas.take(storage.size, storage.dtype)
-        variable = DistributedVariable(storage, strategy=self._strategy, stretch=stretch, **attributes)
+            block_slice = self._arenas.take(storage.size, storage.dtype)
+        variable = DistributedVariable(storage, strategy=self._strategy, block_slice=block_slice, **attributes)
         self.share_initial_value(variable)
         return variable
 

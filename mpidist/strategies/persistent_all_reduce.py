@@ -16,7 +16,7 @@ from mpidist.variables import IndexedSlices
 from mpidist.variables.components import component
 
 
-class _Bound(Protocol):
+class _ListReduction(Protocol):
     """What is called, or started, with a list of arrays."""
 
     def __call__(self, arrays: Any) -> Any:
@@ -51,7 +51,7 @@ class PersistentAllReduce:
 
     def __init__(
         self,
-        bind: Callable[[list[Any]], _Bound | None],
+        bind: Callable[[list[Any]], _ListReduction | None],
         reduce: Callable[[list[Any]], list[Any]],
         like: Any,
         adjustment: Adjustment = AS_IT_IS,

@@ -14,7 +14,7 @@ from typing import Any
 
 from mpidist.collectives.bucket_reduction import BucketReduction, Fill, Piped, Pipeline, Take
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.direct_sum import DirectSum, Stretch
+from mpidist.collectives.direct_sum import DirectSum, Stripe
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.pieces import Transform
 from mpidist.collectives.shared_memory import SegmentAllReduce
@@ -103,18 +103,18 @@ class _Tracer:
         return None if found is None else _TracedReduction(found, self._trace)
 
     def _note_copies(self, reduction: DirectSum) -> None:
-        """Note when each stretch was copied in, and its sums out."""
+        """Note when each stripe was copied in, and its sums out."""
         fill, take, add, control = reduction.fill, reduction.take, self._trace.add, self._communicator.control
 
-        def traced_fill(stretch: Stretch, sources: Sequence[Any]) -> None:
+        def traced_fill(stripe: Stripe, sources: Sequence[Any]) -> None:
             begin = time.monotonic_ns()
-            fill(stretch, sources)
-            add(kinds.PACK, begin, control.call, stretch.start)
+            fill(stripe, sources)
+            add(kinds.PACK, begin, control.call, stripe.start)
 
-        def traced_take(stretch: Stretch, targets: Sequence[Any]) -> None:
+        def traced_take(stripe: Stripe, targets: Sequence[Any]) -> None:
             begin = time.monotonic_ns()
-            take(stretch, targets)
-            add(kinds.UNPACK, begin, control.call, stretch.start)
+            take(stripe, targets)
+            add(kinds.UNPACK, begin, control.call, stripe.start)
 
         reduction.fill, reduction.take = traced_fill, traced_take  # type: ignore[method-assign]
 
@@ -199,17 +199,17 @@ class _TracedReduction:
 
 
 class _TracedPipeline:
-    """A pipeline, and when each segment was packed and handed out, and each bucket was between the nodes."""
+    """A pipeline, and when each segment was packed and handed out, and each wave was between the nodes."""
 
     def __init__(self, pipeline: Pipeline, trace: Trace) -> None:
         self.bounds, self.owned = pipeline.bounds, pipeline.owned
         self._pipeline, self._trace = pipeline, trace
         self._call = 0
         if isinstance(pipeline, TwoLevel):
-            self._note_buckets(pipeline)
+            self._note_waves(pipeline)
 
-    def _note_buckets(self, pipeline: TwoLevel) -> None:
-        """Note when a bucket was sent until it had come back; buckets count from 1, since waits for messages have 0."""
+    def _note_waves(self, pipeline: TwoLevel) -> None:
+        """Note when a wave was sent until it had come back; waves count from 1, since waits for messages have 0."""
         send, publish, begun = pipeline.send, pipeline.publish, {}
 
         def traced_send(index: int) -> None:

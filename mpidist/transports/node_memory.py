@@ -96,18 +96,18 @@ class SharedSegments:
     filled_words, reduced_words : tuple of int
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
     taken_words : tuple of int
-        By rank: where in `flags` the last bucket stands that the rank has taken.
+        By rank: where in `flags` the last wave stands that the rank has taken.
     verdict_words : tuple of int
         Where in `flags` local rank 0 writes the header of other nodes: the number of a call, and two words.
-    turn, bucket : int
-        The numbers of turns and of buckets made so far; the same on all ranks between calls.
+    turn, wave : int
+        The numbers of turns and of waves made so far; the same on all ranks between calls.
     """
 
     PLACES = 4
 
     def __init__(self, memory: Any, size: int, segment_bytes: int, place_bytes: int) -> None:
         self.segment_bytes, self.place_bytes = segment_bytes, place_bytes
-        self.turn = self.bucket = 0
+        self.turn = self.wave = 0
         nbytes, part_bytes = self.nbytes(size, segment_bytes, place_bytes), self.part_bytes(segment_bytes, place_bytes)
         self.flags = memoryview(memory)[:nbytes].cast("Q")
         self.filled_words = tuple(rank * part_bytes // 8 for rank in range(size))
@@ -166,10 +166,10 @@ class SharedSegments:
         fence()
         self.flags[self.reduced_words[rank]] = turn
 
-    def say_taken(self, rank: int, bucket: int) -> None:
-        """Say that `rank` has copied out all of `bucket`."""
+    def say_taken(self, rank: int, wave: int) -> None:
+        """Say that `rank` has copied out all of `wave`."""
         fence()
-        self.flags[self.taken_words[rank]] = bucket
+        self.flags[self.taken_words[rank]] = wave
 
 
 def _cut(parts: Any, nbytes: int) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ ALIGNMENT = 64
 _BLOCK_BYTES, _OWN_BLOCK_BYTES = 1 << 20, 1 << 17
 
 #: Variables of so many bytes begin at a multiple of `ALIGNMENT`.  Shorter ones lie densely, as their gradients do when
-#: they are packed: so a run of neighbours is one stretch of either.
+#: they are packed: so a run of neighbours is one span of either.
 _ALIGNED_BYTES = 1 << 14
 
 

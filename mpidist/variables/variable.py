@@ -129,7 +129,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     """
 
     #: Where it lies among its neighbours; None where its array is by itself.
-    stretch: BlockSlice | None = None
+    block_slice: BlockSlice | None = None
     #: What the ranks of a node keep it in together, where there is one copy for all; None where each has its own.
     one_copy: OneCopy | None = None
     #: Whether this process holds its array; if not, `value` is what was read from elsewhere last.
@@ -146,12 +146,12 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         trainable: bool,
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
-        stretch: BlockSlice | None = None,
+        block_slice: BlockSlice | None = None,
     ) -> None:
-        if stretch is not None:
-            values = stretch.block[stretch.start : stretch.stop].reshape(storage.shape)
+        if block_slice is not None:
+            values = block_slice.block[block_slice.start : block_slice.stop].reshape(storage.shape)
             values[...] = storage
-            storage, self.stretch = values, stretch
+            storage, self.block_slice = values, block_slice
         self._storage = storage
         self.strategy = strategy
         self.name = name
@@ -322,7 +322,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: its own array, and none of its neighbours'."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_view", "stretch")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_view", "block_slice")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over what a pickle holds."""

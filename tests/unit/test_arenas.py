@@ -37,8 +37,8 @@ def test_short_variables_lie_densely_in_aligned_blocks():
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g"])
 def test_longer_variables_begin_aligned(dtype):
     arenas = Arenas()
-    stretches = [arenas.take(size, dtype) for size in (1, 1 << 14, 3, 1 << 18, 5)]
-    values = [each.block[each.start : each.stop] for each in stretches]
+    slices = [arenas.take(size, dtype) for size in (1, 1 << 14, 3, 1 << 18, 5)]
+    values = [each.block[each.start : each.stop] for each in slices]
     assert [_address(values[n]) % ALIGNMENT for n in (1, 3)] == [0, 0]
     assert [each.size for each in values] == [1, 1 << 14, 3, 1 << 18, 5]
     for number, each in enumerate(values):
@@ -48,7 +48,7 @@ def test_longer_variables_begin_aligned(dtype):
 
 def test_a_block_goes_with_its_last_variable():
     variables = [mpidist.Variable(numpy.ones(7, "f4")) for _ in range(3)]
-    blocks = [weakref.ref(each.stretch.block) for each in variables]
+    blocks = [weakref.ref(each.block_slice.block) for each in variables]
     first = variables.pop(0)
     variables.clear()
     gc.collect()
@@ -74,7 +74,7 @@ def test_memory_that_a_view_refers_to_is_not_used_again():
     [{"synchronization": "on_read", "aggregation": "sum"}, {"trainable": False}],
 )
 def test_what_optimizers_do_not_update_lies_by_itself(options):
-    assert mpidist.Variable(numpy.ones(3), **options).stretch is None
+    assert mpidist.Variable(numpy.ones(3), **options).block_slice is None
 
 
 def test_a_pickle_has_one_variable_and_not_its_neighbours():

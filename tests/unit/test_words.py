@@ -44,7 +44,7 @@ EVERYDAY = set(
     quantity question
     random range read reader reading record recording reduction remote reordered request resolution restore room
     row runner runtime
-    saved seen sent served setting shape sharding shared short simple simulate simulation single slice span spec
+    saved seen sent served setting shape sharding shared short simple simulate simulation single slice spec
     split stall start started state stop stopwatch store stored stream structure sum supervisor
     taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
@@ -134,7 +134,10 @@ TERMS = terms()
 
 def test_no_two_classes_have_one_name() -> None:
     assert len(classes()) > 400
-    assert {name: places for name, places in classes().items() if len(places) > 1} == {}
+    places = defaultdict(list)
+    for name, there in classes().items():
+        places[name.lstrip("_")] += there
+    assert {name: there for name, there in places.items() if len(there) > 1} == {}
 
 
 def test_no_term_is_explained_twice() -> None:

@@ -40,7 +40,7 @@ def with_agreement(replica: ModelReplica, callbacks: Any) -> list[keras.callback
         raise TypeError("a distributed Keras model takes a list of callbacks, got a CallbackList; pass its callbacks")
     given: Sequence[Any] = keras.tree.flatten(callbacks) if callbacks else []
     own = [each for each in given if replica.is_chief or not isinstance(each, _CHIEF_ONLY)]
-    return [_Logs(replica), *own, _Turns(replica)]
+    return [_Logs(replica), *own, _Agreed(replica)]
 
 
 class _Logs(keras.callbacks.Callback):
@@ -56,7 +56,7 @@ class _Logs(keras.callbacks.Callback):
         logs.update(metrics.agreed(self._replica, logs, rows))
 
 
-class _Turns(keras.callbacks.Callback):
+class _Agreed(keras.callbacks.Callback):
     """The last callback: the chief's weights to begin with, its learning rate in each epoch, and a vote at its end."""
 
     def __init__(self, replica: ModelReplica) -> None:

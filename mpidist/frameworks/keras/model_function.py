@@ -126,7 +126,7 @@ class KerasModelFunction:
         return self._called(trained, others, features, training=False)[0]
 
 
-class _MeanOfFunction(keras.losses.Loss):
+class _WeighedLoss(keras.losses.Loss):
     """The mean of a function of labels and predictions."""
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
@@ -143,7 +143,7 @@ def _mean_loss(given: Any) -> Any:
         raise NotImplementedError(f"model_to_estimator converts models with one loss, got {given!r}")
     found = keras.losses.get(given)
     if not isinstance(found, keras.losses.Loss):
-        return _MeanOfFunction(found)
+        return _WeighedLoss(found)
     if found.reduction not in ("sum_over_batch_size", "mean"):
         raise NotImplementedError(
             f"the loss must be a mean over the rows, as with reduction='sum_over_batch_size'; {type(found).__name__} "

@@ -93,7 +93,7 @@ def all_to_all(tensor: torch.Tensor, splits: Sequence[int] | None = None) -> tup
         How many rows each rank gets; by default all get as many.
     """
     received: list[int] = []
-    found: torch.Tensor = _AllToAll.apply(_checked(tensor), splits, received)
+    found: torch.Tensor = _RowExchange.apply(_checked(tensor), splits, received)
     return found, received
 
 
@@ -194,7 +194,7 @@ class _ReduceScatter(torch.autograd.Function):
         return found / replicas_of().size if ctx.op == "mean" else found, None
 
 
-class _AllToAll(torch.autograd.Function):
+class _RowExchange(torch.autograd.Function):
     """What comes back goes the way that it came."""
 
     @staticmethod
@@ -213,4 +213,4 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         crossing.note()
-        return _AllToAll.apply(gradients[0], ctx.received, []), None, None
+        return _RowExchange.apply(gradients[0], ctx.received, []), None, None

@@ -1,7 +1,7 @@
 """The update of variables in one copy: each rank of the node updates its part of the shared arrays.
 
 All ranks have the same gradients, summed already.  The work is dealt by elements, whatever variables these belong to:
-a rank gets some of the small variables, and a stretch of a large one.
+a rank gets some of the small variables, and a span of a large one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[S
         How many elements each has.
     rank, size : int
     cuts : bool
-        Whether a thing may be cut, so that several ranks get a stretch of it.
+        Whether a thing may be cut, so that several ranks get a span of it.
     """
     ends = list(accumulate(lengths))
     total = ends[-1] if ends else 0

@@ -124,20 +124,20 @@ class VariableList:
     def _cut(self, pack: Packed, slots: Slots, likeness: Sequence[Any]) -> Iterator[Run]:
         """Yield the runs of one pack."""
         own = [slots.of(self.variables[position]) for position in pack.tensors]
-        stretches = [self.variables[position].stretch for position in pack.tensors]
+        slices = [self.variables[position].block_slice for position in pack.tensors]
         joins = [False]
-        for (a, b), (first, second) in zip(pairwise(pack.tensors), pairwise(stretches), strict=True):
+        for (a, b), (first, second) in zip(pairwise(pack.tensors), pairwise(slices), strict=True):
             is_next = first is not None and second is not None and first.block is second.block
             joins.append(is_next and first.stop == second.start and likeness[a] == likeness[b])
         begins = [number for number, is_joined in enumerate(joins) if not is_joined]
         for begin, end in pairwise([*begins, len(joins)]):
             where, member = slice(pack.offsets[begin], pack.offsets[end]), pack.tensors[begin]
-            stretch = stretches[begin]
-            if stretch is None or end == begin + 1:
+            block_slice = slices[begin]
+            if block_slice is None or end == begin + 1:
                 yield Run(where, self.variables[member].storage.reshape(-1), own[begin], member)
                 continue
-            there = slice(stretch.start, stretches[end - 1].stop)
-            yield Run(where, stretch.block[there], [slot[there] for slot in slots.beside(stretch.block)], member)
+            block, there = block_slice.block, slice(block_slice.start, slices[end - 1].stop)
+            yield Run(where, block[there], [slot[there] for slot in slots.beside(block)], member)
 
 
 class VariableLists:

@@ -34,7 +34,7 @@ _PACKED_BYTES = 1 << 18
 _LOOK_PUSHES, _LOOK_BYTES = 64, 1 << 20
 
 
-class _Server(Protocol):
+class _Served(Protocol):
     """What is needed of the server."""
 
     views: dict[int, list[tuple[Any, list[Any]]]]
@@ -48,7 +48,7 @@ class _Server(Protocol):
 class Direct:
     """A server's variables, as one client changes them itself.  All Local."""
 
-    def __init__(self, server: _Server, ledger: Ledger, lock: WriteLock) -> None:
+    def __init__(self, server: _Served, ledger: Ledger, lock: WriteLock) -> None:
         self._server = server
         self._words, self._reals = ledger.words, ledger.reals
         self._lock = lock

@@ -31,7 +31,7 @@ class Failed:
         self.error = error
 
 
-class _Calls(Protocol):
+class _CallTable(Protocol):
     """What a result needs of the chief's calls."""
 
     def wait_for(self, call: RemoteValue) -> None:
@@ -46,7 +46,7 @@ class RemoteValue:
 
     __slots__ = ("_calls", "_function", "_payload", "_result")
 
-    def __init__(self, calls: _Calls, function: Function | None, payload: Any) -> None:
+    def __init__(self, calls: _CallTable, function: Function | None, payload: Any) -> None:
         self._calls = calls
         self._function: Any = function
         self._payload = payload

@@ -101,13 +101,13 @@ def test_every_element_is_transformed_on_one_rank_before_all_have_it(way, size):
 
     for (result,) in run_ranks(size, run):
         numpy.testing.assert_array_equal(result, numpy.full(1024, 10.0 * size * (size + 1) / 2))
-    covered = sorted(stretch for stretches in seen for stretch in stretches)
+    covered = sorted(span for spans in seen for span in spans)
     assert [start for start, _ in covered] == [0, *[stop for _, stop in covered[:-1]]]
     assert covered[-1][1] == 1024
-    assert all(stretches == sorted(stretches) for stretches in seen)
+    assert all(spans == sorted(spans) for spans in seen)
 
 
-def test_the_stretches_of_a_rank_are_its_shares_of_the_segments():
+def test_the_spans_of_a_rank_are_its_shares_of_the_segments():
     def run():
         communicator, pieces = world_communicator(), Pieces((0, 5000))
         dtypes = (numpy.dtype("f4"),) * 3

@@ -186,7 +186,7 @@ def test_what_one_rank_sends_another_receives_piece_by_piece(key, size, cuts, se
                 received.setdefault((turn.receive_from, rank), []).append(turn.receive)
             assert not turn.reduce or turn.receive is None or turn.receive[1] - turn.receive[0] <= segment
     assert sent == received
-    assert all(start < stop for stretches in sent.values() for start, stop in stretches)
+    assert all(start < stop for spans in sent.values() for start, stop in spans)
 
 
 @given(length=st.integers(0, 1000), chunks=st.integers(1, 50))

@@ -77,7 +77,7 @@ def test_they_equal_one_rank_on_the_sums(make, size):
         ((1 << 16) + 3, "two_level"),
     ],
 )
-def test_a_rank_may_own_nothing_of_some_stretch(elements, algorithm, monkeypatch):
+def test_a_rank_may_own_nothing_of_some_span(elements, algorithm, monkeypatch):
     """Fewer elements of a dtype than ranks, or of the last segment."""
     monkeypatch.setenv("MPIDIST_ALGORITHM", algorithm)
 

@@ -247,8 +247,8 @@ def test_a_copy_that_has_become_current_is_not_given_up_though_its_writer_died_a
 
 def test_who_changes_the_same_again_and_again_copies_nothing_else(monkeypatch):
     buffers, (reader, *_) = published(3, 2)
-    copied, stretches = [], Layout.stretches
-    monkeypatch.setattr(Layout, "stretches", lambda self, places: copied.append(places) or stretches(self, places))
+    copied, spans = [], Layout.spans
+    monkeypatch.setattr(Layout, "spans", lambda self, places: copied.append(places) or spans(self, places))
     for value in range(10):
         write(buffers, [1, 2], value)
         reader.pin()

@@ -39,20 +39,20 @@ def test_every_variable_has_elements_of_its_own_and_all_are_used(some):
 
 
 @given(specs(), st.data())
-def test_stretches_are_the_elements_of_some_variables_and_no_others(some, data):
+def test_spans_are_the_elements_of_some_variables_and_no_others(some, data):
     layout = Layout(some)
     chosen = data.draw(st.lists(st.sampled_from(range(len(some))), unique=True)) if some else []
     marked = numpy.zeros(layout.nbytes, numpy.uint8)
-    for number, where in layout.stretches(sorted(chosen)):
+    for number, where in layout.spans(sorted(chosen)):
         layout.sections[number].of(marked)[where].view(numpy.uint8)[...] = 1
     for index, each in enumerate(layout.specs):
         raw = layout.views(marked)[each.key].reshape(-1).view(numpy.uint8)
         assert (raw == (index in chosen)).all()
 
 
-def test_neighbours_are_one_stretch():
+def test_neighbours_are_one_span():
     layout = Layout(VariableSpec((number, 0), "v", (5,), numpy.dtype("float32")) for number in range(6))
-    assert list(layout.stretches([1, 2, 3, 5])) == [(0, slice(5, 20)), (0, slice(25, 30))]
+    assert list(layout.spans([1, 2, 3, 5])) == [(0, slice(5, 20)), (0, slice(25, 30))]
 
 
 @given(specs(), st.sampled_from([None, "float16"]))

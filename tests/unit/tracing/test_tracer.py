@@ -62,7 +62,7 @@ def test_a_call_contains_what_is_done_in_it(folder):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_on_one_node_each_stretch_is_noted_when_it_is_packed_and_when_its_sums_are_copied_out(size, folder):
+def test_on_one_node_each_stripe_is_noted_when_it_is_packed_and_when_its_sums_are_copied_out(size, folder):
     _, (recordings, _) = traced("a" * size, folder, elements=5000)
     for recording in recordings.values():
         events = recording.events.tolist()
