@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from operator import index
 from typing import Any
@@ -96,10 +97,10 @@ class AllToAll(ArrayBound):
 
 
 class NodeAllToAll(AllToAll):
-    """The same through the shared memory of a node.
+    """The same on a node.
 
     A rank shows its splits, and a short array itself, in its call slot.  If all are short, that is all; longer ones go
-    through the outboxes.
+    through the outboxes, the longest by messages.
     """
 
     def __init__(self, ranks: Ranks, segments: SharedSegments, like: Any, results: OwnResults) -> None:
@@ -176,10 +177,16 @@ class NodeAllToAll(AllToAll):
         own, flat, row, rank = byte_view(numpy.ascontiguousarray(array)), byte_view(out), self._row_bytes, self._rank
         bounds, places = plain.bounds_of(self._splits), plain.bounds_of(self._received)
         gives = [own[start * row : stop * row] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
-        flat[places[rank] * row : places[rank + 1] * row] = gives[rank]
         counts = [0 if other == rank else rows * row for other, rows in enumerate(self._received)]
         pairs = [(giver, getter) for giver in range(self._size) for getter in range(self._size) if giver != getter]
         longest = max(self._table[giver][getter] for giver, getter in pairs) * row
+        parts = [flat[start * row : stop * row] for start, stop in zip(places[:-1], places[1:], strict=True)]
+        if longest >= plain.SENT_BYTES:
+            others = [other for other in range(self._size) if other != rank]
+            sent, received = ({other: each[other] for other in others} for each in (gives, parts))
+            plain.exchange(self._transport, sent, received, watch, partial(numpy.copyto, parts[rank], gives[rank]))
+            return
+        parts[rank][...] = gives[rank]
 
         def take(start: int, shown: dict[int, Any]) -> None:
             for other, values in shown.items():

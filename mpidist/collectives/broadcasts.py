@@ -42,13 +42,14 @@ def bind_broadcast(
 
 
 class NodeBroadcast(ArrayBound):
-    """The broadcast through the shared memory of a node: by the root's call slot, a long array by its outbox."""
+    """The broadcast on a node: by the root's call slot, a longer array by its outbox, the longest by messages."""
 
     def __init__(
         self, ranks: Ranks, segments: SharedSegments, call: Call, like: Any, root: int, results: OwnResults | None
     ) -> None:
         super().__init__(ranks, call, like)
         self._control, self._results = ranks.control, results
+        self._transport, self._root = ranks.transport, root
         self._is_root = ranks.rank == root
         self._outbox = Outbox(segments, ranks.rank)
         self._counts = [like.nbytes if rank == root else 0 for rank in range(ranks.size)]
@@ -76,6 +77,9 @@ class NodeBroadcast(ArrayBound):
 
     def _move_long(self, watch: Watch, array: Any, out: Any) -> None:
         flat = byte_view(out)
+        if len(flat) >= plain.SENT_BYTES:
+            self._send_long(watch, array, out)
+            return
 
         def take(rank: int, start: int, values: Any) -> None:
             flat[start : start + len(values)] = values
@@ -85,6 +89,14 @@ class NodeBroadcast(ArrayBound):
             return
         own = byte_view(numpy.ascontiguousarray(array))
         self._outbox.spread(watch, own, self._counts, self._readers, None if out is array else take)
+
+    def _send_long(self, watch: Watch, array: Any, out: Any) -> None:
+        if not self._is_root:
+            plain.exchange(self._transport, {}, {self._root: byte_view(out)}, watch)
+            return
+        own = numpy.ascontiguousarray(array)
+        copied = None if out is array else partial(numpy.copyto, out, own)
+        plain.exchange(self._transport, dict.fromkeys(self._readers, byte_view(own)), {}, watch, copied)
 
 
 def _sent(transport: Transport, array: Any, watch: Watch, root: int, in_place: bool) -> Any:

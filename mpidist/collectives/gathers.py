@@ -52,10 +52,10 @@ def bind_gather(
 
 
 class NodeGather(ArrayBound):
-    """The gathering through the shared memory of a node.
+    """The gathering on a node.
 
     A rank shows the length of its axis, and a short array itself, in its call slot.  If all are short, that is all;
-    longer ones go through the outboxes.
+    longer ones go through the outboxes, the longest by messages.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class NodeGather(ArrayBound):
     ) -> None:
         super().__init__(ranks, call, like, axis)
         self._control, self._rank, self._size = ranks.control, ranks.rank, ranks.size
+        self._transport = ranks.transport
         self._at_axis, self._results = axis, results
         self._takes = root in (None, ranks.rank)
         self._readers = range(ranks.size) if root is None else (root,)
@@ -138,12 +139,17 @@ class NodeGather(ArrayBound):
         self._stacked = self._slots.stack(0, self._shape_of(lengths[0]), self._dtype) if is_stack else None
 
     def _move_long(self, watch: Watch, array: Any) -> Any:
-        """Move arrays through the outboxes."""
+        """Move arrays through the outboxes, or by messages."""
         counts = [length * self._row_bytes for length in self._lengths]
         bounds = [sum(counts[:rank]) for rank in range(self._size + 1)]
         own = byte_view(numpy.ascontiguousarray(array))
+        is_sent = max(counts) >= plain.SENT_BYTES
+        gives = {reader: own for reader in self._readers if reader != self._rank}
         if not self._takes:
-            self._outbox.spread(watch, own, counts, self._readers, None)
+            if is_sent:
+                plain.exchange(self._transport, gives, {}, watch)
+            else:
+                self._outbox.spread(watch, own, counts, self._readers, None)
             return None
         out = self._results.array(self._joined, self._dtype)
         flat = byte_view(out) if self._at_axis == 0 else self._results.array((bounds[-1],), numpy.dtype(numpy.uint8))
@@ -152,7 +158,11 @@ class NodeGather(ArrayBound):
             first = bounds[rank] + start
             flat[first : first + len(values)] = values
 
-        self._outbox.spread(watch, own, counts, self._readers, take)
+        if is_sent:
+            places = {rank: flat[bounds[rank] : bounds[rank + 1]] for rank in range(self._size) if rank != self._rank}
+            plain.exchange(self._transport, gives, places, watch, lambda: take(self._rank, 0, own))
+        else:
+            self._outbox.spread(watch, own, counts, self._readers, take)
         if self._at_axis:
             cuts = zip(bounds[:-1], bounds[1:], self._lengths, strict=True)
             parts = [flat[start:stop].view(self._dtype).reshape(self._shape_of(length)) for start, stop, length in cuts]

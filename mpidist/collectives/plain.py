@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -15,6 +15,10 @@ from mpidist.collectives.plan import Bucket
 from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
+
+#: On a node, arrays of so many bytes go by messages: MPI copies them once, shared memory twice.  On 2 ranks with one
+#: last-level cache a broadcast by messages takes 0.8 of the time at 1 MiB, and 1.1 to 1.2 times it at 64 KiB.
+SENT_BYTES = 1 << 20
 
 
 def cuts_of(rows: int, size: int) -> list[int]:
@@ -86,6 +90,24 @@ def all_to_all(transport: Transport, array: Any, splits: Sequence[int], watch: W
     transport.wait(receives + sends, watch)
     result[places[rank] : places[rank + 1]] = own[bounds[rank] : bounds[rank + 1]]
     return result, lengths
+
+
+def exchange(
+    transport: Transport,
+    gives: Mapping[int, Any],
+    places: Mapping[int, Any],
+    watch: Watch,
+    meanwhile: Callable[[], object] | None = None,
+) -> None:
+    """Send other ranks what they are given, and receive into `places` what they give this one, by rank.
+
+    `meanwhile` is called while messages are under way.
+    """
+    pending = [transport.receive(place, rank) for rank, place in places.items() if len(place)]
+    pending += [transport.send(given, rank) for rank, given in gives.items() if len(given)]
+    if meanwhile is not None:
+        meanwhile()
+    transport.wait(pending, watch)
 
 
 def bounds_of(lengths: Sequence[int]) -> list[int]:

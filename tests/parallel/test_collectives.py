@@ -197,3 +197,23 @@ def test_the_same_at_top_level_and_in_a_replica(communicator):
     ]
     expected = [[each for each in range(SIZE) for _ in range(2)], SIZE - 1, SIZE - 1.0]
     _check_on_all_ranks(communicator, strategy.run(step) == expected and outside == expected)
+
+
+def test_arrays_of_megabytes_are_moved_by_messages_as_short_ones_are_through_memory(communicator):
+    rank, size, count = communicator.rank, communicator.size, (1 << 18) + 3
+    values = numpy.arange(count, dtype="f4")
+    root = size - 1
+    found = numpy.copy(values) if rank == root else numpy.zeros(count, "f4")
+    communicator.broadcast(found, root)
+    assert (found == values).all()
+    rows = count + rank  # uneven
+    joined = communicator.all_gather(numpy.arange(rows, dtype="f4") + rank)
+    expected = numpy.concatenate([numpy.arange(count + each, dtype="f4") + each for each in range(size)])
+    assert (joined == expected).all()
+    gathered = communicator.gather(numpy.full((2, rows), rank, "f4"), root, 1)
+    if rank == root:
+        assert (gathered == numpy.repeat(numpy.arange(size), count + numpy.arange(size))).all()
+    splits = [count + rank + other for other in range(size)]
+    got, lengths = communicator.all_to_all(numpy.repeat(numpy.arange(size) * 10 + rank, splits), splits)
+    assert lengths == [count + other + rank for other in range(size)]
+    assert (got == numpy.repeat(rank * 10 + numpy.arange(size), lengths)).all()

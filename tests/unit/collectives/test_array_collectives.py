@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.collectives import plain
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.transports import world
@@ -21,6 +22,13 @@ PLACES = {"one node": lambda size: ["a"] * size, "nodes": lambda size: list("aab
 DTYPES = ["f2", ml_dtypes.bfloat16, "f4", "f8", "i1", "u2", "i8", "?", "c8", "c16", ">f8", "U3", "S5", "M8[s]", "f4,i8"]
 
 places = pytest.mark.parametrize("hosts", PLACES.values(), ids=PLACES)
+
+
+@pytest.fixture(scope="module", autouse=True, params=[plain.SENT_BYTES, 2048], ids=["in memory", "long ones sent"])
+def _sent_bytes(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain, "SENT_BYTES", request.param)
+        yield
 
 
 def _full(shape, rank, dtype):
