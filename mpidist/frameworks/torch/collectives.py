@@ -13,8 +13,8 @@ import numpy
 import torch
 
 from mpidist.frameworks.torch import crossing
-from mpidist.frameworks.torch.replicas import replicas_of
-from mpidist.frameworks.torch.tensors import array_of, check_memory, tensor_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.tensors import array_of, bits_of, check_memory, is_known, tensor_of
 from mpidist.options import ReduceOp
 
 
@@ -108,8 +108,25 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    return array_of(tensor.detach().resolve_conj().resolve_neg().contiguous())
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _moved(replicas: TorchReplicas, what: str, tensor: torch.Tensor) -> Any:
+    """Return a contiguous tensor as an array that is only moved; of a dtype that NumPy does not have, its bits.
+
+    Collective where it has not: dtypes are compared, which the bits do not tell.
+    """
+    if is_known(tensor.dtype):
+        return array_of(tensor)
+    replicas.check(what, [("the tensor", str(tensor.dtype).replace("torch.", ""), ())])
+    return bits_of(tensor)
+
+
+def _as_given(array: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Return what was moved as a tensor of the dtype of the one that was given."""
+    found = tensor_of(array)
+    return found if found.dtype is tensor.dtype else found.view(tensor.dtype)
 
 
 def _require_adds(op: str) -> None:
@@ -144,7 +161,8 @@ class _AllGather(torch.autograd.Function):
         if replicas.size == 1:
             ctx.part = None
             return _copied(tensor)
-        found = tensor_of(replicas.communicator.all_gather(_array(tensor), axis))
+        given = _moved(replicas, "all_gather", _flat(tensor))
+        found = _as_given(replicas.communicator.all_gather(given, axis), tensor)
         lengths = numpy.zeros(replicas.size, numpy.int64)
         lengths[replicas.rank] = tensor.shape[axis]
         replicas.reduce("sum", [lengths], "lengths")
@@ -166,7 +184,7 @@ class _Broadcast(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, root: int) -> torch.Tensor:
         replicas, found = replicas_of(), _copied(tensor)
         ctx.is_root = replicas.rank == root
-        replicas.broadcast(array_of(found), root)
+        replicas.broadcast(_moved(replicas, "broadcast", found), root)
         return found
 
     @staticmethod
@@ -184,7 +202,7 @@ class _ReduceScatter(torch.autograd.Function):
         ctx.op, replicas = op, replicas_of()
         if replicas.size == 1:
             return _copied(tensor)
-        return tensor_of(replicas.communicator.reduce_scatter(_array(tensor), op))
+        return tensor_of(replicas.communicator.reduce_scatter(array_of(_flat(tensor)), op))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -206,9 +224,9 @@ class _RowExchange(torch.autograd.Function):
             received[:] = ctx.received = [len(tensor)]
             return _copied(tensor)
         wanted = None if splits is None else [int(each) for each in splits]
-        rows, counts = replicas.communicator.all_to_all(_array(tensor), wanted)
+        rows, counts = replicas.communicator.all_to_all(_moved(replicas, "all_to_all", _flat(tensor)), wanted)
         received[:] = ctx.received = counts
-        return tensor_of(rows)
+        return _as_given(rows, tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

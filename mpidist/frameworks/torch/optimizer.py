@@ -11,8 +11,10 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, Named, check_alike
+from mpidist.frameworks.torch.comparison import check_alike
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.tensors import Named
 from mpidist.options import ReduceOp
 
 #: What `overlap` may be.
@@ -27,13 +29,15 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     reduced in place at the end of ``backward()``; clipping and unscaling find the reduced ones.
 
     Collective: every rank makes it in the same order, and makes its steps in the same order.  All replicas begin with
-    the parameters, and the optimizer's state, of rank 0.
+    the parameters, and the optimizer's state, of rank 0.  Buffers of a model are not known here: `Strategy.distribute`
+    with model and optimizer, and `DistributedDataParallel`, give all replicas those of rank 0.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
     named_parameters : iterable of (name, parameter), optional
-        ``model.named_parameters()``, for messages.  By default parameters are numbered.
+        ``model.named_parameters()``: all of them come from rank 0, those too that the optimizer does not have, and
+        messages name them.  By default parameters are numbered, and those of the optimizer come from rank 0.
     op : ReduceOp or str
         ``"mean"``, or ``"sum"`` where each loss is divided by the rows of the global batch.
     backward_passes_per_step : int
@@ -87,9 +91,10 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             if overlap not in _OVERLAPS:
                 raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
             replicas = replicas_of(strategy)
-            names = None if named_parameters is None else _names(list(named_parameters), self.param_groups)
+            others = [] if named_parameters is None else list(named_parameters)
+            names = None if named_parameters is None else _names(others, self.param_groups)
             listing = _Listing(self, names)
-            self._is_skipped = False
+            self._is_skipped, self._listing = False, listing
             self._reduction = GradientReduction(
                 replicas,
                 listing,
@@ -103,7 +108,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         except BaseException:
             self.__class__ = type(self).__bases__[1]  # what was given is as it was
             raise
-        self._begin(replicas, listing())
+        own = {id(each) for _, each in listing()}
+        self._begin(replicas, [*listing(), *(pair for pair in others if id(pair[1]) not in own)])
 
     def _begin(self, replicas: TorchReplicas, named: Sequence[Named]) -> None:
         """Begin with rank 0's parameters and state, and reduce before each step.  Collective."""
@@ -115,6 +121,25 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         # hooks, so that they run also where a scheduler has put a function of its own in the place of `step`
         self.register_step_pre_hook(_before_step)
         self.register_step_post_hook(_after_step)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, which all replicas have from rank 0.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        param_group : dict
+            As in PyTorch.
+        """
+        super().add_param_group(param_group)
+        known = {id(each) for group in self.param_groups[:-1] for each in group["params"]}
+        broadcast_tensors(
+            self._reduction.replicas,
+            [pair for pair in self._listing() if id(pair[1]) not in known],
+            what="add_param_group",
+        )
+        self._reduction.adopt()
 
     def synchronize(self) -> None:
         """Reduce the gradients now, if the backward passes have not done so.
