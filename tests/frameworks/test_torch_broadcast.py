@@ -168,9 +168,7 @@ def test_parameters_that_came_in_unseen_must_be_alike(owner):
         model.append(head)
         optimizer.param_groups[0]["params"] += head.parameters()
     x, y = rows(4)
-    with pytest.raises(
-        CollectiveMismatchError, match="new parameter .* has other values on rank 1.* than on rank 0"
-    ):
+    with pytest.raises(CollectiveMismatchError, match="new parameter .* has other values on rank 1.* than on rank 0"):
         torch.nn.functional.cross_entropy(model(x), y).backward()
 
 
