@@ -147,7 +147,7 @@ def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, replicas: TorchReplicas | None = None
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None, *, replicas: TorchReplicas | None = None
 ) -> None:
     """Give all replicas the state and the hyperparameters of one replica's optimizer.
 
@@ -157,6 +157,8 @@ def broadcast_optimizer_state(
     ----------
     optimizer : torch.optim.Optimizer
     root_rank : int
+    model : torch.nn.Module, optional
+        Without effect.
     replicas : TorchReplicas, optional
         By default those of the strategy in force, or all ranks.
     """
