@@ -91,6 +91,34 @@ def test_an_entry_of_the_groups_that_one_rank_changes(change, options, name, has
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("has_strategy", [False, True])
+def test_an_entry_that_one_rank_changes_of_the_optimizer_of_a_module(has_strategy):
+    scope = mpidist.MultiWorkerMirroredStrategy().scope() if has_strategy else contextlib.nullcontext()
+    with scope, pytest.raises(CollectiveMismatchError, match="'lr' of group 1: 0.05 on rank"):
+        trained(entry("lr", 0.05), owner="module", check_every=0)
+
+
+def test_several_optimizers_of_a_module():
+    def trained(model, optimizers, batches):
+        for number, (x, y) in enumerate(batches):
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            for optimizer in optimizers[number % 3 == 1 :]:
+                optimizer.step()
+                optimizer.param_groups[0]["lr"] *= 0.5
+
+    def made(model):
+        return [momentum(model[0].parameters()), torch.optim.Adam(model[2].parameters(), lr=0.01)]
+
+    alone, model = tanh_model(), tanh_model()
+    whole = [rows(12, seed=seed) for seed in range(5)]
+    trained(alone, made(alone), whole)
+    mine = made(model)
+    trained(hvd.DistributedDataParallel(model), mine, [part(batch, "even") for batch in whole])
+    assert_alike(model, alone)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_hyperparameters_that_differ_from_the_start():
     optimizer = torch.optim.SGD(tanh_model().parameters(), lr=0.1 * (1 + world().rank))
     with pytest.raises(CollectiveMismatchError, match="'lr' of group 0: 0"):

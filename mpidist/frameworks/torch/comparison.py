@@ -6,12 +6,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 from zlib import crc32
 
 import numpy
 import torch
 
+from mpidist.collectives.call import FactsAndAdvice
 from mpidist.collectives.mismatch import fact
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.torch.replicas import TorchReplicas
@@ -20,6 +21,9 @@ from mpidist.frameworks.torch.tensors import Named, bytes_of, is_on_host
 #: Values whose differences are at most so many times the last bit of the largest one may come from rounding: processors
 #: of different kinds compute the same step.
 _ROUNDING = 16
+
+#: By which digests of several optimizers are put together.
+_ODD = 0x9E3779B97F4A7C15
 
 _ADVICE = (
     "All replicas must step with the same hyperparameters: change them alike on all ranks, such as by a scheduler that "
@@ -90,7 +94,8 @@ class StepComparison:
     every : int
         The parameters are compared with so many reductions each; 0 never.
     optimizer : torch.optim.Optimizer, optional
-        The entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared.
+        The entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared.  Without one, those of the
+        optimizers that were `noted` since the last reduction.
     """
 
     def __init__(
@@ -103,21 +108,50 @@ class StepComparison:
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
             raise ValueError(f"check_every={every!r}: it is a number of reductions, or 0 for never")
         self._replicas, self._named, self._every, self._count = replicas, named, every, 0
-        self._groups = None if optimizer is None else _Groups(optimizer)
+        self._own = None if optimizer is None else _Groups(optimizer)
+        self._known: WeakKeyDictionary[torch.optim.Optimizer, _Groups] = WeakKeyDictionary()
+        self._noted: dict[torch.optim.Optimizer, _Groups] = {}
+        self._told: list[_Groups] = []
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note that an optimizer has made a step with the gradients.  Local."""
+        if self._own is None and optimizer not in self._noted:
+            if optimizer not in self._known:
+                self._known[optimizer] = _Groups(optimizer)
+            self._noted[optimizer] = self._known[optimizer]
+
+    def _digest(self) -> int:
+        """Return 64 bits that stand for the hyperparameters; 0 where none are known."""
+        if self._own is not None:
+            return self._own.digest()
+        found = 0
+        for groups in self._noted.values():
+            found = (found * _ODD + groups.digest()) % 2**64
+        self._told = list(self._noted.values())
+        self._noted.clear()
+        return found
+
+    def _say(self) -> FactsAndAdvice:
+        if self._own is not None:
+            return self._own.facts(""), _ADVICE
+        several = len(self._told) > 1
+        named = [(f" of optimizer {number}" if several else "", each) for number, each in enumerate(self._told)]
+        return [each for name, groups in named for each in groups.facts(name)], _ADVICE
 
     def compare_groups(self, bound: Any = None) -> None:
         """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.
 
         Collective: every rank calls it in the same order.
         """
-        if self._groups is None or self._replicas.size == 1:
+        if self._replicas.size == 1:
+            self._noted.clear()
             return
         call = getattr(bound, "call", None)
         if call is not None:
-            call.compare_too(self._groups.digest(), self._groups.say)
+            call.compare_too(self._digest(), self._say)
         else:
             own = self._replicas.communicator.call("param_groups")
-            own.compare_too(self._groups.digest(), self._groups.say)
+            own.compare_too(self._digest(), self._say)
             self._replicas.communicator.check(own)
 
     def compare_parameters(self) -> None:
@@ -149,14 +183,11 @@ class StepComparison:
         expected = Counter(sums).most_common(1)[0][0]
         root = sums.index(expected)
         with torch.no_grad():
-            own = tensor.detach().cpu()
+            own = tensor.detach().cpu().resolve_conj().resolve_neg()
             theirs = own.clone(memory_format=torch.contiguous_format)
             self._replicas.broadcast(bytes_of(theirs), root)
-            wide = torch.complex128 if own.is_complex() else torch.float64
-            apart, most = ((own.to(wide) - theirs.to(wide)).abs().max(), theirs.to(wide).abs().max())
-            floats = own.is_floating_point() or own.is_complex()
-            room = _ROUNDING * torch.finfo(own.dtype).eps * most.item() if floats else 0.0
-            told = numpy.array([apart.item(), apart.item() <= room], numpy.float64)  # not so where one is no number
+            apart, room = _apart(own, theirs)
+            told = numpy.array([apart, apart <= room], numpy.float64)  # not so where one is no number
             found = [numpy.frombuffer(each) for each in self._replicas.exchange(told.tobytes(), f"{name!r} elsewhere")]
             if all(each[1] for each in found):
                 tensor.copy_(theirs)
@@ -168,6 +199,17 @@ class StepComparison:
             "Change parameters, and the optimizer's state, on all ranks alike, or broadcast them afterwards "
             "(broadcast_parameters, broadcast_optimizer_state); check_every=0 compares nothing"
         )
+
+
+def _apart(own: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
+    """Return the largest difference between two tensors, and how large it may be by rounding."""
+    wide = torch.complex128 if own.is_complex() else torch.float64
+    mine, other = own.to(wide), theirs.to(wide)
+    apart = torch.where((mine == other) | (mine.isnan() & other.isnan()), 0.0, (mine - other).abs()).max().item()
+    if not (own.is_floating_point() or own.is_complex()):
+        return apart, 0.0
+    most = torch.where(other.isfinite(), other.abs(), 0.0).max().item()
+    return apart, _ROUNDING * torch.finfo(own.dtype).eps * most
 
 
 class _Groups:
@@ -203,11 +245,11 @@ class _Groups:
         self._digest = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
         return self._digest
 
-    def say(self) -> tuple[list[tuple[str, str, tuple[int, ...]]], str]:
-        """Return all values by their names, and what to do where they differ."""
+    def facts(self, name: str) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Return all values as they were when the digest was made, each with what it is."""
         names = ((number, key) for number in range(len(self._told) // max(1, len(self._keys))) for key in self._keys)
         told = zip(names, self._told, strict=True)
-        return [fact(f"{key!r} of group {number}", value) for (number, key), value in told], _ADVICE
+        return [fact(f"{key!r} of group {number}{name}", value) for (number, key), value in told]
 
 
 def _is_fixed(value: Any) -> bool:

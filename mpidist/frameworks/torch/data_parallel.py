@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, note_step
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.options import ReduceOp
 
@@ -102,10 +104,15 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             staging=staging,
         )
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
+        self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
+        self._begin(replicas, init_sync)
+
+    def _begin(self, replicas: TorchReplicas, init_sync: bool) -> None:
+        """Begin with rank 0's parameters and buffers, and see the steps of optimizers.  Collective."""
         check_alike(replicas, "DistributedDataParallel", self._reduction.listed())
         if init_sync:
-            broadcast_module(replicas, module)
-        self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
+            broadcast_module(replicas, self.module)
+        _see_steps()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
@@ -183,6 +190,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a DistributedDataParallel belongs to its job: save or copy its `module`, or `state_dict()`")
+
+
+@cache
+def _see_steps() -> None:
+    """Have the steps of all optimizers told of, whose hyperparameters are compared then."""
+    register_optimizer_step_post_hook(note_step)
 
 
 class BufferBroadcast:

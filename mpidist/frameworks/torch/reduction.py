@@ -288,3 +288,13 @@ def _owner_of(parameter: torch.Tensor) -> str | None:
     found = _owners.get(id(parameter))
     is_owned = found is not None and found[0]() is parameter and found[1]() is not None
     return found[2] if found is not None and is_owned else None
+
+
+def note_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Tell those who reduce the gradients of an optimizer's parameters that it has made a step.  Local."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"][:1]:
+            found = _owners.get(id(parameter))
+            reduction = None if found is None or found[0]() is not parameter else found[1]()
+            if reduction is not None and reduction.comparison is not None:
+                reduction.comparison.note(optimizer)
