@@ -59,6 +59,20 @@ _HINTS = {
     "allgather": "use mpidist.all_gather, or strategy.gather(value, axis=0)",
     "bcast broadcast_variables broadcast_global_variables": _NO_BROADCAST,
     "broadcast_parameters": "use mpidist.torch.broadcast_parameters",
+    "torch.Adasum": "use op=Average, with a learning rate of your choice",
+    "torch.join": "set optimizer.rows, 0 on a rank without rows; or use DistributedDataParallel.join",
+    "torch.cross_rank": "use mpidist.node()",
+    "torch.cross_size": "use size() // local_size(), where nodes have as many ranks each",
+    "torch.is_homogeneous": "use len({*allgather_object(local_size())}) == 1",
+    "torch.mpi_built torch.nccl_built torch.gloo_built torch.cuda_built torch.rocm_built torch.ccl_built "
+    "torch.ddl_built torch.mpi_enabled torch.gloo_enabled torch.mpi_threads_supported": "leave it out: it is MPI",
+    "torch.grouped_allgather torch.grouped_allgather_async torch.grouped_reducescatter "
+    "torch.grouped_reducescatter_async": "make one call for each tensor",
+    "torch.sparse_allreduce_async": "sparse gradients are reduced by DistributedOptimizer",
+    "torch.ProcessSet torch.add_process_set torch.remove_process_set torch.global_process_set":
+        "a world of some ranks is made by mpidist.new_world(comm)",
+    "torch.start_timeline torch.stop_timeline": "set MPIDIST_TRACE, which writes a trace",
+    "torch.elastic torch.run": "start by `mpidist run`; checkpoints may be loaded by any number of ranks",
     "MPI COMM_WORLD": "import mpi4py for calls of MPI; a strategy finds the ranks itself",
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 
 torch = pytest.importorskip("torch")
+prune = pytest.importorskip("torch.nn.utils.prune")
 
 import mpidist.torch  # noqa: E402
 from tests.frameworks.torch_models import assert_alike, assert_same_bits, part, world  # noqa: E402
@@ -95,6 +96,94 @@ def test_converted_layers_share_parameters_and_names():
     assert found is model and list(found.state_dict()) == names and found[0].weight is first
     assert isinstance(found[1][0], mpidist.torch.SyncBatchNorm) and not found[0].training
     copy.deepcopy(found)
+
+
+class WithReLU(torch.nn.BatchNorm1d):
+    """Computes something else."""
+
+    def forward(self, input):
+        return torch.relu(super().forward(input))
+
+
+def swapped(layer):
+    layer.forward = lambda x: x
+    return layer
+
+
+@pytest.mark.parametrize("make, error, match", [
+    (lambda: WithReLU(3), TypeError, "'0.1', a WithReLU, has a class or a forward"),
+    (lambda: swapped(torch.nn.BatchNorm1d(3)), TypeError, "'0.1', a BatchNorm1d, has a class or a forward"),
+    (lambda: torch.jit.script(torch.nn.BatchNorm1d(3)), TypeError, "'0.1', a BatchNorm1d, has a class or a forward"),
+    (lambda: torch.nn.LazyBatchNorm1d(), ValueError, "'0.1', a LazyBatchNorm1d, does not know its channels yet"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_layers_that_may_compute_something_else_are_refused(make, error, match):
+    first = torch.nn.BatchNorm1d(3)
+    model = torch.nn.Sequential(torch.nn.Sequential(first, make()))
+    with pytest.raises(error, match=match):
+        mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert type(first) is torch.nn.BatchNorm1d  # nothing was converted
+
+
+def test_lazy_layers_are_converted_after_a_forward_pass():
+    model = torch.nn.Sequential(torch.nn.LazyBatchNorm1d())
+    model(torch.ones(2, 3))
+    mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert type(model[0]) is mpidist.torch.SyncBatchNorm
+
+
+class ManyNames(torch.nn.Module):
+    """One layer under two names in one parent, in another parent, and in a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = self.b = torch.nn.BatchNorm1d(CHANNELS)
+        self.inner = torch.nn.ModuleDict({"c": self.a})
+        self.plain = [self.a]
+        self.a.register_forward_hook(lambda layer, args, out: out * 3)
+        self.removed = self.a.register_forward_pre_hook(lambda layer, args: args[0] + 100)
+
+    def forward(self, x):
+        return self.plain[0](self.inner["c"](self.b(self.a(x) * 2) ** 2) ** 2)
+
+
+@pytest.mark.parametrize("kind", ["even", "uneven", "empty"])
+@pytest.mark.parametrize("prunes", [False, True])
+def test_every_place_and_every_hook_of_a_layer(kind, prunes):
+    alone = ManyNames().double()
+    alone.removed.remove()
+    mine = ManyNames().double()
+    for each in (alone, mine):
+        if prunes:
+            prune.custom_from_mask(each.a, "weight", torch.tensor([1.0, 0.0, 1.0, 1.0]))
+    names = list(mine.state_dict())
+    mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(mine)
+    mine.removed.remove()
+    assert list(mine.state_dict()) == names
+    whole = batch(1)
+    expected = alone(whole)
+    (x,), (wanted,) = part((whole,), kind), part((expected,), kind)
+    torch.testing.assert_close(mine(x), wanted, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(mine.a.running_var, alone.a.running_var, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("momentum, tracks", [(0.1, True), (None, True), (0.1, False)])
+@pytest.mark.parametrize("shape", [(0, CHANNELS), (3, CHANNELS, 0)])
+def test_no_rows_on_any_rank_are_what_they_are_in_one_process(momentum, tracks, shape):
+    alone = torch.nn.BatchNorm1d(CHANNELS, momentum=momentum, track_running_stats=tracks)
+    mine = mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
+    for layer in (alone, mine):
+        x = torch.ones(shape, requires_grad=True)
+        layer(x).sum().backward()
+        assert x.grad.shape == shape
+    for name, wanted in {**alone.state_dict(), "weight": alone.weight.grad, "bias": alone.bias.grad}.items():
+        found = getattr(mine, name)
+        assert torch.equal(found.grad if name in ("weight", "bias") else found, wanted), name
+
+
+def test_no_channels():
+    with pytest.raises(ValueError, match="no channels"):
+        mpidist.torch.SyncBatchNorm(0)(torch.ones(2, 0))
 
 
 @pytest.mark.mpi(min_size=2)

@@ -8,9 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError  # noqa: E402
-from tests.frameworks.torch_models import assert_same_bits, rows, tanh_model, world  # noqa: E402
+from tests.frameworks.torch_models import assert_same_bits, part, rows, tanh_model, world  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
@@ -37,6 +38,138 @@ def test_tensors_of_any_dtype_and_shape(dtype):
     named["transposed"] = torch.full((3, 2), world().rank == last(), dtype=dtype).T
     mpidist.torch.broadcast_parameters(named, root_rank=last())
     assert all(bool((each == 1).all()) for each in named.values())
+
+
+MOVED = [torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.uint16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", MOVED)
+def test_dtypes_that_are_only_moved(dtype):
+    """Powers of 2, which all of them have."""
+    rank, size = world().rank, world().size
+    mine = torch.tensor([[1.0, 2.0], [4.0, 8.0]]).mul(2**rank).to(dtype)
+    named = {"a": mine.clone(), "b": mine.clone().T, "c": mine[0, 0].clone(), "d": mine.repeat(1000, 400)}
+    mpidist.torch.broadcast_parameters(named, root_rank=last())
+    for found, one in zip(named.values(), [[1.0, 2.0], [1.0, 4.0], 1.0, [1.0, 2.0] * 400], strict=True):
+        assert found.dtype is dtype
+        assert (found[0] if found.dim() else found).float().tolist() == (torch.tensor(one) * 2 ** last()).tolist()
+    assert mpidist.torch.broadcast(mine, last()).float()[0].tolist() == [2.0 ** last(), 2.0**size]
+    gathered = mpidist.torch.all_gather(mine)
+    assert gathered.dtype is dtype
+    assert gathered.float()[:, 0].tolist() == [each * 2.0**other for other in range(size) for each in (1, 4)]
+    received, _ = mpidist.torch.all_to_all(mine.repeat(size, 1))
+    assert torch.equal(received.float(), gathered.float())
+
+
+@pytest.mark.mpi(min_size=2)
+def test_dtypes_that_are_only_moved_are_compared():
+    dtype = torch.uint8 if world().rank else torch.float8_e5m2
+    for collective in (mpidist.torch.all_gather, lambda x: mpidist.torch.broadcast_parameters({"a": x})):
+        with pytest.raises(CollectiveMismatchError, match="float8_e5m2"):
+            collective(torch.zeros(3, dtype=dtype))
+
+
+def test_tensors_whose_elements_share_memory_or_are_conjugated():
+    def tensors(rank):
+        whole, base = torch.arange(12.0).reshape(3, 4) + 100 * rank, torch.arange(4.0) + 10 * rank
+        return {
+            "expanded": (torch.arange(3.0)[:, None] + rank).expand(3, 4),
+            "conjugated": torch.full((2, 3), complex(rank, 1)).conj(),
+            "negated": torch.full((2, 3), complex(rank, 1 + rank)).conj().imag,
+            "expanded elsewhere": whole if rank == last() else whole[:, :1].expand(3, 4),
+            "base": base,
+            "view": base.expand(2, 4),
+        }
+
+    found, expected = tensors(world().rank), tensors(last())
+    mpidist.torch.broadcast_parameters(found, root_rank=last())
+    for name, wanted in expected.items():
+        assert torch.equal(found[name], wanted), name
+    found["base"][0] = -7.0
+    assert found["view"][:, 0].tolist() == [-7.0, -7.0]  # still the same memory
+
+
+@pytest.mark.parametrize("make, match", [
+    (lambda: torch.eye(3).to_sparse(), "'odd' is a torch.sparse_coo tensor"),
+    (lambda: torch.empty(3, device="meta"), "'odd' is a meta tensor"),
+    (lambda: torch.nn.LazyLinear(3).weight, "'odd': no shape yet; make one forward pass first"),
+])  # fmt: skip
+def test_tensors_that_cannot_be_sent_are_named(make, match):
+    with pytest.raises(ValueError, match=match):
+        mpidist.torch.broadcast_parameters({"plain": torch.zeros(2), "odd": make()})
+
+
+def half_frozen(seed):
+    """Return a model with frozen parameters and buffers, and the parameters that an optimizer is to have."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2)).double()
+    torch.nn.init.normal_(model[1].running_mean)
+    model.register_buffer("table", torch.randn(3), persistent=False)
+    model[0].requires_grad_(False)
+    return model, [each for each in model.parameters() if each.requires_grad]
+
+
+@pytest.mark.parametrize("has_buffers", [False, True], ids=["two lines", "strategy.distribute"])
+def test_what_the_optimizer_does_not_have_comes_from_rank_0(has_buffers):
+    model, trained = half_frozen(seed=world().rank)
+    plain = torch.optim.SGD(trained, lr=0.1)
+    if has_buffers:
+        mpidist.MultiWorkerMirroredStrategy().distribute(model, plain)
+    else:
+        mpidist.torch.DistributedOptimizer(plain, model.named_parameters())
+    expected, _ = half_frozen(seed=0)
+    for (name, mine), wanted in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine, wanted), name
+    if has_buffers:
+        for (name, mine), wanted in zip(model.named_buffers(), expected.buffers(), strict=True):
+            assert torch.equal(mine, wanted), name
+
+
+def test_parameters_that_are_added_later_come_from_rank_0():
+    """As one process has it, which begins with rank 0's."""
+
+    def made(seed):
+        torch.manual_seed(seed)
+        return tanh_model(seed), torch.nn.Linear(3, 3).double()
+
+    def trained(body, head, optimizer, batches):
+        optimizer.add_param_group({"params": head.parameters(), "lr": 0.3})
+        for x, y in batches:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(head(body(x)), y).backward()
+            optimizer.step()
+
+    body, head = made(seed=world().rank)
+    mine = mpidist.torch.DistributedOptimizer(torch.optim.SGD(body.parameters(), lr=0.1), body.named_parameters())
+    alone, alone_head = made(seed=0)
+    whole = [rows(12, seed=seed) for seed in range(3)]
+    trained(alone, alone_head, torch.optim.SGD(alone.parameters(), lr=0.1), whole)
+    trained(body, head, mine, [part(batch, "even") for batch in whole])
+    expected = [*alone.parameters(), *alone_head.parameters()]
+    for found, wanted in zip([*body.parameters(), *head.parameters()], expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert_same_bits(*body.parameters(), *head.parameters())
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("owner", ["optimizer", "module"])
+def test_parameters_that_came_in_unseen_must_be_alike(owner):
+    """The gradients of a backward pass at other parameters could not be mended any more."""
+    model = tanh_model(seed=0)
+    if owner == "module":
+        model = mpidist.torch.DistributedDataParallel(model)
+    else:
+        optimizer = mpidist.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.manual_seed(world().rank)
+    head = torch.nn.Linear(3, 3).double()
+    if owner == "module":
+        model.module.append(head)
+    else:
+        model.append(head)
+        optimizer.param_groups[0]["params"] += head.parameters()
+    x, y = rows(4)
+    with pytest.raises(CollectiveMismatchError, match="new parameter .* has other values on rank 1.* than on rank 0"):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
 
 
 @pytest.mark.parametrize("make", [

@@ -737,3 +737,30 @@ def test_tensors_of_a_device_are_refused_unless_staging_is_asked_for(monkeypatch
     for batch in batches(2, 12):
         step(model, optimizer, batch)
     assert_alike(model, expected)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one, which tells PyTorch's class nothing."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_that_does_not_call_pytorch_s_init():
+    model = tanh_model()
+    plain = OPTIMIZERS["sgd"](model.parameters())
+    wrapper = Wrapper(plain)
+    with pytest.raises(TypeError, match=r"Wrapper.__init__ does not call .*Wrapper\(DistributedOptimizer\(inner\)\)"):
+        mpidist.torch.DistributedOptimizer(wrapper)
+    assert type(wrapper) is Wrapper
+    expected = trained_alone(model, OPTIMIZERS["sgd"], batches(2, 12))
+    wrapper = Wrapper(mpidist.torch.DistributedOptimizer(plain))
+    for batch in batches(2, 12):
+        x, y = part(batch, "even")
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        wrapper.step()
+    assert_alike(model, expected)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
@@ -30,13 +30,15 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalized input."""
         self._check_input_dim(input)
+        if input.shape[1] == 0:
+            raise ValueError(f"SyncBatchNorm: the input has no channels (got shape {tuple(input.shape)})")
         is_local = not (self.training or (self.running_mean is None and self.running_var is None))
         replicas = replicas_of()
-        if is_local or replicas.size == 1:
+        statistics = None if is_local or replicas.size == 1 else _Statistics(input, replicas)
+        if statistics is None or statistics.count == 0:  # without rows anywhere, as PyTorch has it
             if self.training and self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
             return self._plain(input, is_local)
-        statistics = _Statistics(input, replicas)
         if self.training and self.track_running_stats:
             self._track(statistics)
         found: torch.Tensor = _Normalize.apply(input, self.weight, self.bias, self.eps, statistics, replicas)
@@ -74,14 +76,44 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
-        """Return a module in which every batch normalization is one of these, with the same parameters.  Local."""
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
-            made._parameters, made._buffers = module._parameters, module._buffers
-            return made.train(module.training)
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert_sync_batchnorm(child))
+        """Make every batch normalization of a module one of these, in place, and return the module.  Local.
+
+        The layers stay the objects that they are, with their parameters and hooks, wherever they stand.
+
+        Raises
+        ------
+        TypeError
+            A layer of another class than PyTorch's own, which may compute something else: nothing is converted.
+        ValueError
+            A lazy layer, which does not know its channels yet.
+        """
+        found = {name: each for name, each in module.named_modules() if not isinstance(each, cls)}
+        layers = [each for name, each in found.items() if _is_convertible(name, each)]
+        for each in layers:
+            each.__class__ = cls
         return module
+
+
+#: What is converted: these very classes compute what `SyncBatchNorm` does, and keep it under the same names.
+_CONVERTED = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+
+
+def _is_convertible(name: str, module: torch.nn.Module) -> bool:
+    """Return whether a module is converted; TypeError, ValueError for a batch normalization that cannot be."""
+    kind = getattr(module, "original_name", type(module).__name__)  # of what TorchScript has compiled
+    is_script = isinstance(module, torch.jit.ScriptModule) and "BatchNorm" in str(kind)
+    if not (is_script or isinstance(module, _BatchNorm)):
+        return False
+    what = f"convert_sync_batchnorm: {f'{name!r}, a {kind},' if name else f'a {kind}'}"
+    if isinstance(module, _LazyNormBase):
+        raise ValueError(f"{what} does not know its channels yet; make one forward pass first, and convert then")
+    if type(module) not in _CONVERTED or "forward" in vars(module):
+        raise TypeError(
+            f"{what} has a class or a forward() of its own, which may compute something else than batch normalization. "
+            "Put a mpidist.torch.SyncBatchNorm in its place, or have its class inherit from that; convert before "
+            "layers are compiled or parametrized"
+        )
+    return True
 
 
 class _Statistics:
@@ -93,9 +125,11 @@ class _Statistics:
         values = x.detach()
         sums = _sums(replicas, values.sum(self.axes, dtype=torch.float64), extra=values.numel() // values.shape[1])
         self.count = int(sums[-1])
-        if self.count < 2:
+        if self.count == 0:
+            return
+        if self.count == 1:
             raise ValueError(
-                f"Expected more than 1 value per channel when training, got {self.count} over {replicas.size} replicas"
+                f"Expected more than 1 value per channel when training, got 1 over {replicas.size} replicas"
             )
         self.mean = sums[:-1] / self.count
         from_mean = values - self.mean.to(x.dtype).view(self.shape)

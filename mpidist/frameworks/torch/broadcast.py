@@ -9,9 +9,9 @@ from typing import Any
 import numpy
 import torch
 
-from mpidist.frameworks.torch.reduction import Named, check_alike
+from mpidist.frameworks.torch.comparison import check_alike
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
-from mpidist.frameworks.torch.tensors import array_of, is_flat
+from mpidist.frameworks.torch.tensors import Named, bytes_of, is_flat
 
 #: Tensors of up to so many bytes are sent together, up to so many bytes in one piece.
 _SHORT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 23
@@ -50,7 +50,13 @@ def broadcast_parameters(
     broadcast_tensors(replicas, [(str(name), each) for name, each in named if each is not None], root_rank)
 
 
-def broadcast_tensors(replicas: TorchReplicas, named: Sequence[Named], root: int = 0, is_checked: bool = False) -> None:
+def broadcast_tensors(
+    replicas: TorchReplicas,
+    named: Sequence[Named],
+    root: int = 0,
+    is_checked: bool = False,
+    what: str = "broadcast_parameters",
+) -> None:
     """Give all replicas the tensors of rank `root`, in place.
 
     Collective: every rank calls it in the same order.
@@ -62,35 +68,46 @@ def broadcast_tensors(replicas: TorchReplicas, named: Sequence[Named], root: int
     root : int
     is_checked : bool
         Whether they have been compared already.
+    what : str
+        What is being done, for messages.
     """
     if not is_checked:
-        check_alike(replicas, "broadcast_parameters", named)
+        check_alike(replicas, what, named)
+        for name, each in named:
+            _check_movable(name, each)
     if replicas.size == 1:
         if root != 0:
             raise ValueError(f"root_rank {root} is no rank of 1")
         return
-    for piece in _pieces([each for _, each in named]):
+    for piece in _pieces(named):
         _broadcast_piece(replicas, piece, root)
 
 
-def _pieces(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _check_movable(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError for a tensor without elements of its own in memory."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
+        raise ValueError(f"{name!r} is a {kind} tensor, which is not sent to other ranks; make it a dense one first")
+
+
+def _pieces(named: Iterable[Named]) -> list[list[Named]]:
     """Return the tensors in lists that are sent together."""
-    found: list[list[torch.Tensor]] = []
+    found: list[list[Named]] = []
     room = 0
-    for tensor in tensors:
+    for name, tensor in named:
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes > _SHORT_BYTES or nbytes > room or not found:
             found.append([])
             room = _PIECE_BYTES
-        found[-1].append(tensor)
+        found[-1].append((name, tensor))
         room = 0 if nbytes > _SHORT_BYTES else room - nbytes
     return found
 
 
-def _broadcast_piece(replicas: TorchReplicas, tensors: Sequence[torch.Tensor], root: int) -> None:
+def _broadcast_piece(replicas: TorchReplicas, named: Sequence[Named], root: int) -> None:
     with torch.no_grad():
-        copies = [each if is_flat(each) else each.detach().cpu().contiguous() for each in tensors]
-        views = [_bytes_of(each) for each in copies]
+        copies = [each if is_flat(each) else _flat_copy(each) for _, each in named]
+        views = [bytes_of(each) for each in copies]
         if len(views) == 1:
             replicas.broadcast(views[0], root)
         else:
@@ -99,17 +116,38 @@ def _broadcast_piece(replicas: TorchReplicas, tensors: Sequence[torch.Tensor], r
             parts = numpy.split(buffer, numpy.cumsum([len(each) for each in views])[:-1])
             for view, part in zip(views, parts, strict=True):
                 view[...] = part
-        for tensor, copy in zip(tensors, copies, strict=True):
+        for (name, tensor), copy in zip(named, copies, strict=True):
             if copy is not tensor:
-                tensor.copy_(copy)
+                _put(name, tensor, copy)
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    return array_of(tensor).reshape(-1).view(numpy.uint8)
+def _flat_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Put values in place of a tensor's own; of elements that share memory, as `expand` makes them, into one of each.
+
+    Where the values of such elements differ, the tensor gets memory in which they have room.
+    """
+    target, source = tensor.detach(), values
+    for axis, (length, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if length > 1 and stride == 0:
+            target, source = target.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
+    try:
+        if (
+            source.numel() < values.numel()
+            and bytes_of(source.expand_as(values)).tobytes() != bytes_of(values).tobytes()
+        ):
+            tensor.data = values.to(tensor.device)
+        else:
+            target.copy_(source)
+    except RuntimeError as error:
+        raise RuntimeError(f"{name!r} cannot be given the values of another rank: {error}") from error
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, replicas: TorchReplicas | None = None
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None, *, replicas: TorchReplicas | None = None
 ) -> None:
     """Give all replicas the state and the hyperparameters of one replica's optimizer.
 
@@ -119,6 +157,8 @@ def broadcast_optimizer_state(
     ----------
     optimizer : torch.optim.Optimizer
     root_rank : int
+    model : torch.nn.Module, optional
+        Without effect.
     replicas : TorchReplicas, optional
         By default those of the strategy in force, or all ranks.
     """

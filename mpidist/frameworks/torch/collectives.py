@@ -12,13 +12,16 @@ from typing import Any
 import numpy
 import torch
 
+from mpidist.compression import BFloat16, Compression, Float16
 from mpidist.frameworks.torch import crossing
-from mpidist.frameworks.torch.replicas import replicas_of
-from mpidist.frameworks.torch.tensors import array_of, check_memory, tensor_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.tensors import array_of, bits_of, check_memory, is_known, tensor_of
 from mpidist.options import ReduceOp
 
 
-def all_reduce(tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> torch.Tensor:
+def all_reduce(
+    tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM, compression: Compression | None = None
+) -> torch.Tensor:
     """Return a tensor reduced over all replicas.
 
     Collective: every rank calls it in the same order, and makes its backward passes in the same order.
@@ -29,6 +32,8 @@ def all_reduce(tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> torch
         In host memory, of one shape and dtype on all ranks; unchanged.
     op : ReduceOp or str
         SUM, MEAN, MIN, MAX or PRODUCT; gradients flow through the first two.
+    compression : Float16 or BFloat16, optional
+        How floats of a sum or a mean are coded on the wire, on the way back, too.
 
     Returns
     -------
@@ -42,7 +47,12 @@ def all_reduce(tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> torch
     NotImplementedError
         A tensor that lies in the memory of a GPU.
     """
-    found: torch.Tensor = _AllReduce.apply(_checked(tensor), ReduceOp.parse(op).verb)
+    if compression is not None and not isinstance(compression, (Float16, BFloat16)):
+        raise ValueError(
+            f"compression={compression!r}: a single tensor is sent as it is (None), or by Float16() or BFloat16() "
+            "of mpidist.compression; DistributedOptimizer takes other stages, which keep what they have not sent yet"
+        )
+    found: torch.Tensor = _AllReduce.apply(_checked(tensor), ReduceOp.parse(op).verb, compression)
     return found
 
 
@@ -108,8 +118,25 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    return array_of(tensor.detach().resolve_conj().resolve_neg().contiguous())
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _moved(replicas: TorchReplicas, what: str, tensor: torch.Tensor) -> Any:
+    """Return a contiguous tensor as an array that is only moved; of a dtype that NumPy does not have, its bits.
+
+    Collective where it has not: dtypes are compared, which the bits do not tell.
+    """
+    if is_known(tensor.dtype):
+        return array_of(tensor)
+    replicas.check(what, [("the tensor", str(tensor.dtype).replace("torch.", ""), ())])
+    return bits_of(tensor)
+
+
+def _as_given(array: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """Return what was moved as a tensor of the dtype of the one that was given."""
+    found = tensor_of(array)
+    return found if found.dtype is tensor.dtype else found.view(tensor.dtype)
 
 
 def _require_adds(op: str) -> None:
@@ -121,18 +148,19 @@ class _AllReduce(torch.autograd.Function):
     """A sum goes back as a sum, a mean as a mean."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        ctx.op, replicas = op, replicas_of()
+    def forward(ctx: Any, tensor: torch.Tensor, op: str, compression: Compression | None) -> torch.Tensor:
+        ctx.op, ctx.compression, replicas = op, compression, replicas_of()
         is_whole = op == "mean" and not (tensor.is_floating_point() or tensor.is_complex())
         found = tensor.detach().double() if is_whole else _copied(tensor)
-        replicas.reduce(op, [array_of(found)], "tensor")
+        coded = compression if tensor.is_floating_point() and op in ("sum", "mean") else None
+        replicas.reduce(op, [array_of(found)], "tensor", coded)
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         _require_adds(ctx.op)
         crossing.note()
-        return _AllReduce.apply(gradients[0], ctx.op), None
+        return _AllReduce.apply(gradients[0], ctx.op, ctx.compression), None, None
 
 
 class _AllGather(torch.autograd.Function):
@@ -144,7 +172,8 @@ class _AllGather(torch.autograd.Function):
         if replicas.size == 1:
             ctx.part = None
             return _copied(tensor)
-        found = tensor_of(replicas.communicator.all_gather(_array(tensor), axis))
+        given = _moved(replicas, "all_gather", _flat(tensor))
+        found = _as_given(replicas.communicator.all_gather(given, axis), tensor)
         lengths = numpy.zeros(replicas.size, numpy.int64)
         lengths[replicas.rank] = tensor.shape[axis]
         replicas.reduce("sum", [lengths], "lengths")
@@ -156,7 +185,7 @@ class _AllGather(torch.autograd.Function):
         if ctx.part is None:
             return gradients[0], None
         crossing.note()
-        return _AllReduce.apply(gradients[0], "sum").narrow(*ctx.part), None
+        return _AllReduce.apply(gradients[0], "sum", None).narrow(*ctx.part), None
 
 
 class _Broadcast(torch.autograd.Function):
@@ -166,13 +195,13 @@ class _Broadcast(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, root: int) -> torch.Tensor:
         replicas, found = replicas_of(), _copied(tensor)
         ctx.is_root = replicas.rank == root
-        replicas.broadcast(array_of(found), root)
+        replicas.broadcast(_moved(replicas, "broadcast", found), root)
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         crossing.note()
-        total = _AllReduce.apply(gradients[0], "sum")
+        total = _AllReduce.apply(gradients[0], "sum", None)
         return total if ctx.is_root else torch.zeros_like(total), None
 
 
@@ -184,7 +213,7 @@ class _ReduceScatter(torch.autograd.Function):
         ctx.op, replicas = op, replicas_of()
         if replicas.size == 1:
             return _copied(tensor)
-        return tensor_of(replicas.communicator.reduce_scatter(_array(tensor), op))
+        return tensor_of(replicas.communicator.reduce_scatter(array_of(_flat(tensor)), op))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -206,9 +235,9 @@ class _RowExchange(torch.autograd.Function):
             received[:] = ctx.received = [len(tensor)]
             return _copied(tensor)
         wanted = None if splits is None else [int(each) for each in splits]
-        rows, counts = replicas.communicator.all_to_all(_array(tensor), wanted)
+        rows, counts = replicas.communicator.all_to_all(_moved(replicas, "all_to_all", _flat(tensor)), wanted)
         received[:] = ctx.received = counts
-        return tensor_of(rows)
+        return _as_given(rows, tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
+from mpidist.frameworks.torch.comparison import check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_alike
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.options import ReduceOp
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from mpidist import ranks
+from mpidist import ranks, world
 from mpidist.frameworks.torch import collectives
 from mpidist.options import ReduceOp
-from mpidist.world import init as init
+from mpidist.transports import World
 
 Average, Sum, Min, Max, Product = ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
@@ -26,6 +26,39 @@ class TensorHandle:
         self.result = result
 
 
+def init(comm: Any = None, process_sets: Any = None) -> World:
+    """Join the ranks; nobody needs to call it.  As `mpidist.init`, and a list of all ranks is taken, too.
+
+    Collective as for `mpidist.init`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm, optional
+    process_sets : None
+        See `allreduce`.
+    """
+    if process_sets:
+        _check_set(process_sets, "process_sets")
+    if not isinstance(comm, (list, tuple, range)):
+        return world.init(comm)
+    if comm and sorted(comm) != list(range(ranks.size())):
+        raise ValueError(
+            f"init({list(comm)}): a list has the numbers of all {ranks.size()} ranks of the job. For some of them pass "
+            "a communicator, init(MPI.COMM_WORLD.Split(color)) with `from mpi4py import MPI`, or start the script with "
+            "as many ranks as shall train"
+        )
+    return world.init()
+
+
+def _check_set(process_set: Any, name: str = "process_set") -> None:
+    """Raise unless all ranks are meant."""
+    if process_set is not None:
+        raise NotImplementedError(
+            f"{name}={process_set!r}: collectives here are those of all ranks of a world. Make a world of some ranks, "
+            "world = mpidist.new_world(comm), and call them inside `with world:`; for all ranks leave it out"
+        )
+
+
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -34,6 +67,7 @@ def allreduce(
     op: ReduceOp | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    process_set: None = None,
 ) -> torch.Tensor:
     """Return a tensor reduced over all replicas: the mean unless another `op` is given.
 
@@ -46,30 +80,37 @@ def allreduce(
         True for the mean, False for the sum; in place of `op`.
     name : str, optional
         Without effect.
-    compression : None
-        A single tensor is sent as it is.
+    compression : Compression, optional
+        ``Compression.fp16`` or ``Compression.bf16`` has means and sums of floats sent in 16 bits.
     op : ReduceOp or str, optional
     prescale_factor, postscale_factor : float
         What values are multiplied by before they are reduced, and what results are multiplied by.
+    process_set : None
+        All replicas; some of them are a world of their own, `mpidist.new_world`.
     """
+    _check_set(process_set)
     if average is not None and op is not None:
         raise ValueError("allreduce takes `average` or `op`, not both")
-    if compression is not None:
-        raise ValueError(
-            f"compression={compression!r}: a single tensor is sent as it is; DistributedOptimizer takes it"
-        )
     if average is not None:
         op = Average if average else Sum
     scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
-    found = collectives.all_reduce(scaled, Average if op is None else op)
+    found = collectives.all_reduce(scaled, Average if op is None else op, compression)
     found = found if postscale_factor == 1.0 else found * postscale_factor
     return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
 
 
-def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> torch.Tensor:
     """Reduce a tensor in place, and return it; parameters as for `allreduce`.  Collective."""
     with torch.no_grad():
-        return tensor.copy_(allreduce(tensor, *args, **kwargs))
+        return tensor.copy_(allreduce(tensor, average, name, None, op, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
@@ -78,36 +119,91 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Reduce tensors in place, and return them; parameters as for `allreduce`.  Collective."""
+    """Reduce tensors in place, and return them; parameters as for `allreduce_`.  Collective."""
     return [allreduce_(each, *args, **kwargs) for each in tensors]
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: None = None) -> torch.Tensor:
     """Return the tensors of all ranks joined along their first axis, in which they may differ.  Collective."""
+    _check_set(process_set)
     return collectives.all_gather(tensor)
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
+def broadcast(
+    tensor: torch.Tensor, root_rank: int = 0, name: str | None = None, process_set: None = None
+) -> torch.Tensor:
     """Return the tensor of one rank.  Collective: every rank calls it in the same order."""
+    _check_set(process_set)
     return collectives.broadcast(tensor, root_rank)
 
 
-def broadcast_(tensor: torch.Tensor, root_rank: int = 0, name: str | None = None) -> torch.Tensor:
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int = 0, name: str | None = None, process_set: None = None
+) -> torch.Tensor:
     """Give all ranks the tensor of one, in place, and return it.  Collective."""
+    _check_set(process_set)
     with torch.no_grad():
         return tensor.copy_(collectives.broadcast(tensor, root_rank))
 
 
-def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None) -> Any:
+def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: None = None) -> Any:
     """Return the rows that every rank has sent to this one; with `splits`, also how many each gave.  Collective."""
+    _check_set(process_set)
     wanted = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     found, received = collectives.all_to_all(tensor, wanted)
     return found if splits is None else (found, torch.tensor(received, dtype=torch.int32))
 
 
-def reducescatter(tensor: torch.Tensor, name: str | None = None, op: ReduceOp | str = Average) -> torch.Tensor:
-    """Return this rank's rows of the reduced tensor.  Collective: every rank calls it in the same order."""
-    return collectives.reduce_scatter(tensor, op)
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: None = None,
+    op: ReduceOp | str = Average,
+    process_set: None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's rows of the reduced tensor; parameters as for `allreduce`, values are sent as they are.
+
+    Collective: every rank calls it in the same order.
+    """
+    _check_set(process_set)
+    if compression is not None:
+        raise ValueError(f"compression={compression!r}: reducescatter sends values as they are; leave it out")
+    found = collectives.reduce_scatter(tensor if prescale_factor == 1.0 else tensor * prescale_factor, op)
+    return found if postscale_factor == 1.0 else found * postscale_factor
+
+
+def _uncoded(reduce: Any, name: str) -> Any:
+    """Return an all-reduce with the parameters of Horovod's names in ``_async``, which have no compression."""
+
+    def uncoded(
+        tensor: Any,
+        average: bool | None = None,
+        name: str | None = None,
+        op: ReduceOp | str | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: None = None,
+    ) -> Any:
+        return reduce(tensor, average, name, None, op, prescale_factor, postscale_factor, process_set)
+
+    uncoded.__name__ = name
+    return uncoded
+
+
+def _uncoded_rows(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp | str = Average,
+    process_set: None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    return reducescatter(tensor, name, None, op, process_set, prescale_factor, postscale_factor)
+
+
+_uncoded_rows.__name__ = "reducescatter"
 
 
 def _started(fn: Any) -> Any:
@@ -119,10 +215,11 @@ def _started(fn: Any) -> Any:
     return start
 
 
-allreduce_async, allgather_async, broadcast_async = _started(allreduce), _started(allgather), _started(broadcast)
+allreduce_async = _started(_uncoded(allreduce, "allreduce"))
+grouped_allreduce_async = _started(_uncoded(grouped_allreduce, "grouped_allreduce"))
+allgather_async, broadcast_async, alltoall_async = _started(allgather), _started(broadcast), _started(alltoall)
 allreduce_async_, broadcast_async_ = _started(allreduce_), _started(broadcast_)
-grouped_allreduce_async, alltoall_async = _started(grouped_allreduce), _started(alltoall)
-grouped_allreduce_async_, reducescatter_async = _started(grouped_allreduce_), _started(reducescatter)
+grouped_allreduce_async_, reducescatter_async = _started(grouped_allreduce_), _started(_uncoded_rows)
 
 
 def synchronize(handle: TensorHandle) -> Any:
@@ -137,8 +234,43 @@ def poll(handle: TensorHandle) -> bool:
     return True
 
 
-rank, size, local_rank, local_size, barrier = ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, ranks.barrier
-broadcast_object, allgather_object = ranks.broadcast_object, ranks.all_gather_object
+rank, size, local_rank, local_size = ranks.rank, ranks.size, ranks.local_rank, ranks.local_size
+
+
+def barrier(process_set: None = None, *, timeout_seconds: float | None = None) -> None:
+    """Return when all ranks have come here; see `mpidist.barrier`.
+
+    Collective: every rank calls it in the same order.
+    """
+    _check_set(process_set)
+    ranks.barrier(timeout_seconds)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: None = None,
+    *,
+    timeout_seconds: float | None = None,
+) -> Any:
+    """Return the object of one rank on all ranks; see `mpidist.broadcast_object`.
+
+    Collective: every rank calls it in the same order, with the same `root_rank`.
+    """
+    _check_set(process_set)
+    return ranks.broadcast_object(obj, root_rank, timeout_seconds=timeout_seconds)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: None = None, *, timeout_seconds: float | None = None
+) -> list[Any]:
+    """Return the objects of all ranks, in rank order; see `mpidist.all_gather_object`.
+
+    Collective: every rank calls it in the same order.
+    """
+    _check_set(process_set)
+    return ranks.all_gather_object(obj, timeout_seconds=timeout_seconds)
 
 
 def is_initialized() -> bool:

@@ -11,8 +11,10 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, Named, check_alike
+from mpidist.frameworks.torch.comparison import check_alike
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.tensors import Named
 from mpidist.options import ReduceOp
 
 #: What `overlap` may be.
@@ -27,23 +29,31 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     reduced in place at the end of ``backward()``; clipping and unscaling find the reduced ones.
 
     Collective: every rank makes it in the same order, and makes its steps in the same order.  All replicas begin with
-    the parameters, and the optimizer's state, of rank 0.
+    the parameters, and the optimizer's state, of rank 0.  Buffers of a model are not known here: `Strategy.distribute`
+    with model and optimizer, and `DistributedDataParallel`, give all replicas those of rank 0.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
     named_parameters : iterable of (name, parameter), optional
-        ``model.named_parameters()``, for messages.  By default parameters are numbered.
-    op : ReduceOp or str
-        ``"mean"``, or ``"sum"`` where each loss is divided by the rows of the global batch.
-    backward_passes_per_step : int
-        How many backward passes are accumulated before gradients are reduced.
+        ``model.named_parameters()``: all of them come from rank 0, those too that the optimizer does not have, and
+        messages name them.  By default parameters are numbered, and those of the optimizer come from rank 0.
     compression : Compression, optional
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
-    overlap : str
-        ``"none"``: gradients are reduced after the backward pass.  Nothing else has been shown to be quicker.
+    backward_passes_per_step : int
+        How many backward passes are accumulated before gradients are reduced.
+    op : ReduceOp or str
+        ``"mean"``, or ``"sum"`` where each loss is divided by the rows of the global batch.
+    gradient_predivide_factor : float
+        Accepted for a mean, and without effect: sums are made in 32 bits or more, so a mean needs no two divisions.
+    num_groups, groups
+        Accepted and without effect: all gradients are reduced in one collective.
     sparse_as_dense : bool
         Whether sparse gradients are reduced as dense ones.
+    process_set : None
+        All replicas.  Some of them are a world of their own, `mpidist.new_world`.
+    overlap : str
+        ``"none"``: gradients are reduced after the backward pass.  Nothing else has been shown to be quicker.
     staging : str, optional
         ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
     strategy : Strategy, optional
@@ -68,31 +78,40 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, got a {type(optimizer).__name__}")
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError("this optimizer is a DistributedOptimizer already")
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                f"{type(optimizer).__name__}.__init__ does not call that of torch.optim.Optimizer, so its steps are not "
+                "seen. Have it call super().__init__(params, defaults); where it wraps another optimizer, give that "
+                f"one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
+            )
         return _changed(optimizer)
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[Named] | None = None,
-        op: ReduceOp | str = ReduceOp.MEAN,
-        backward_passes_per_step: int = 1,
         compression: Compression | None = None,
-        overlap: str = "none",
-        *,
+        backward_passes_per_step: int = 1,
+        op: ReduceOp | str = ReduceOp.MEAN,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        groups: Any = None,
         sparse_as_dense: bool = False,
+        process_set: None = None,
+        *,
+        overlap: str = "none",
         staging: str | None = None,
         strategy: Any = None,
     ) -> None:
         try:
-            if overlap not in _OVERLAPS:
-                raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
+            _check_asked(op, gradient_predivide_factor, process_set, overlap)
             replicas = replicas_of(strategy)
-            names = None if named_parameters is None else _names(list(named_parameters), self.param_groups)
-            listing = _Listing(self, names)
-            self._is_skipped = False
+            others = [] if named_parameters is None else list(named_parameters)
+            names = {} if named_parameters is None else _names(others, self.param_groups)
+            self._is_skipped, self._listing = False, _Listing(self, names)
             self._reduction = GradientReduction(
                 replicas,
-                listing,
+                self._listing,
                 ReduceOp.of_gradients(op).verb,
                 f"DistributedOptimizer({type(self).__name__})",
                 backward_passes_per_step,
@@ -103,18 +122,38 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         except BaseException:
             self.__class__ = type(self).__bases__[1]  # what was given is as it was
             raise
-        self._begin(replicas, listing())
+        self._begin(replicas, others)
 
-    def _begin(self, replicas: TorchReplicas, named: Sequence[Named]) -> None:
+    def _begin(self, replicas: TorchReplicas, others: Sequence[Named]) -> None:
         """Begin with rank 0's parameters and state, and reduce before each step.  Collective."""
         check_alike(replicas, "DistributedOptimizer", self._reduction.listed())
-        broadcast_tensors(replicas, named)
+        own = {id(each) for _, each in self._listing()}
+        broadcast_tensors(replicas, [*self._listing(), *(pair for pair in others if id(pair[1]) not in own)])
         has_state = replicas.exchange(b"1" if self.state else b"0", "DistributedOptimizer")
         if b"1" in has_state:
-            broadcast_optimizer_state(self, 0, replicas)
+            broadcast_optimizer_state(self, replicas=replicas)
         # hooks, so that they run also where a scheduler has put a function of its own in the place of `step`
         self.register_step_pre_hook(_before_step)
         self.register_step_post_hook(_after_step)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, which all replicas have from rank 0.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        param_group : dict
+            As in PyTorch.
+        """
+        super().add_param_group(param_group)
+        known = {id(each) for group in self.param_groups[:-1] for each in group["params"]}
+        broadcast_tensors(
+            self._reduction.replicas,
+            [pair for pair in self._listing() if id(pair[1]) not in known],
+            what="add_param_group",
+        )
+        self._reduction.adopt()
 
     def synchronize(self) -> None:
         """Reduce the gradients now, if the backward passes have not done so.
@@ -140,9 +179,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
 class _Listing:
     """The named parameters that an optimizer has now."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str] | None) -> None:
-        self._optimizer = ref(optimizer)
-        self._names = {} if names is None else names
+    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
+        self._optimizer, self._names = ref(optimizer), names
 
     def __call__(self) -> Sequence[Named]:
         optimizer = self._optimizer()
@@ -165,6 +203,22 @@ def _changed(optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
 
 def _plain(cls: Any) -> Any:
     return cls.__new__(cls)
+
+
+def _check_asked(op: Any, predivide: float, process_set: Any, overlap: str) -> None:
+    """Raise for what is not there."""
+    if overlap not in _OVERLAPS:
+        raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
+    if not predivide > 0:
+        raise ValueError(f"gradient_predivide_factor={predivide}: it is more than 0")
+    if predivide != 1.0 and ReduceOp.of_gradients(op) is not ReduceOp.MEAN:
+        raise ValueError(f"gradient_predivide_factor={predivide} divides a mean; with op={op!r} leave it out")
+    if process_set is not None:
+        raise NotImplementedError(
+            f"process_set={process_set!r}: gradients are reduced over all ranks of a world. Make a world of some "
+            "ranks, world = mpidist.new_world(comm), and make the optimizer inside `with world:`; for all "
+            "ranks leave it out"
+        )
 
 
 def _names(named: Sequence[Named], groups: Sequence[dict[str, Any]]) -> dict[int, str]:

@@ -19,12 +19,11 @@ import torch
 from mpidist.compression import Compression
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import call_at_the_end
+from mpidist.frameworks.torch.comparison import check_equal
 from mpidist.frameworks.torch.gradients import GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
 from mpidist.frameworks.torch.replicas import TorchReplicas
-from mpidist.frameworks.torch.tensors import check_memory, dtype_of
-
-Named = tuple[str, torch.Tensor]
+from mpidist.frameworks.torch.tensors import Named, check_memory
 
 #: By the id of a parameter: itself, what reduces its gradient, and how that is called.
 _owners: dict[int, tuple[ref[torch.Tensor], ref[Any], str]] = {}
@@ -127,7 +126,13 @@ class GradientReduction:
         assert bound is not None
         if len(now) == len(bound.parameters) and all(map(is_, [each for _, each in now], bound.parameters)):
             return bound
+        if new := [pair for pair in now if not self._is_hooked(pair[1])]:
+            check_equal(self.replicas, self.owner, new)
         return self._bind(now)
+
+    def adopt(self) -> None:
+        """Reduce, from now on, the gradients of the parameters that there are now.  Collective."""
+        self._current()
 
     # -- when ---------------------------------------------------------------------------------------------------------
 
@@ -277,11 +282,3 @@ def _owner_of(parameter: torch.Tensor) -> str | None:
     found = _owners.get(id(parameter))
     is_owned = found is not None and found[0]() is parameter and found[1]() is not None
     return found[2] if found is not None and is_owned else None
-
-
-def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> None:
-    """Raise CollectiveMismatchError on all ranks unless all have such tensors; the first that differs is named.
-
-    Collective: every rank calls it in the same order.
-    """
-    replicas.check(what, [(name, dtype_of(tensor), tuple(tensor.shape)) for name, tensor in named])

@@ -89,14 +89,14 @@ class TorchReplicas:
 
         return reduce
 
-    def reduce(self, op: str, arrays: Sequence[Any], name: str = "") -> None:
-        """Reduce a few arrays in place; what is bound for them is kept.
+    def reduce(self, op: str, arrays: Sequence[Any], name: str = "", compression: Compression | None = None) -> None:
+        """Reduce a few arrays in place; what is bound for them is kept.  Parameters as for `bind`.
 
         Collective: every rank calls it in the same order.
         """
-        key = op, name, *((each.dtype, each.shape) for each in arrays)
+        key = op, name, compression, *((each.dtype, each.shape) for each in arrays)
         if key not in self._bound:
-            self._bound[key] = self.bind(op, [(name, each.dtype, each.shape) for each in arrays])
+            self._bound[key] = self.bind(op, [(name, each.dtype, each.shape) for each in arrays], compression)
         self._bound[key](arrays)
 
     def reduce_rows(self, op: str, rows: IndexedSlices) -> IndexedSlices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy
@@ -10,8 +11,12 @@ import torch
 
 from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
 
+Named = tuple[str, torch.Tensor]
+
 #: What `staging` may be: nothing is copied, or tensors of a device pass through host memory.
 STAGING = (None, "host")
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def array_of(tensor: torch.Tensor) -> Any:
@@ -25,6 +30,29 @@ def array_of(tensor: torch.Tensor) -> Any:
         raise UnsupportedDtypeError(
             f"{tensor.dtype} tensors cannot be reduced over ranks: {error}; cast them first, as by tensor.float()"
         ) from error
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """Return the bytes of a tensor as an array: of a contiguous one in host memory its own, else copies.
+
+    Any dtype has them, also those that NumPy does not know.
+    """
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def bits_of(tensor: torch.Tensor) -> Any:
+    """Return the array that shares a contiguous tensor's memory, in the integers that are as long as its elements."""
+    return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()
+
+
+@cache
+def is_known(dtype: torch.dtype) -> bool:
+    """Return whether NumPy has such values."""
+    try:
+        array_of(torch.empty(0, dtype=dtype))
+    except (UnsupportedDtypeError, MissingDependencyError):
+        return False
+    return True
 
 
 def dtype_of(tensor: torch.Tensor) -> numpy.dtype[Any]:
