@@ -169,7 +169,7 @@ lint: $(VENV)/.installed
 
 types: $(VENV)/.installed
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest -q tests/types
+	$(VENV)/bin/python -m pytest -q -n 2 tests/types
 
 layering: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -q tests/unit/test_layering.py

@@ -80,8 +80,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             raise ValueError("this optimizer is a DistributedOptimizer already")
         if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
             raise TypeError(
-                f"{type(optimizer).__name__}.__init__ does not call that of torch.optim.Optimizer, so its steps are not "
-                "seen. Have it call super().__init__(params, defaults); where it wraps another optimizer, give that "
+                f"{type(optimizer).__name__}.__init__ does not call that of torch.optim.Optimizer, so its steps are "
+                "not seen. Have it call super().__init__(params, defaults); where it wraps another optimizer, give that "
                 f"one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
             )
         return _changed(optimizer)
