@@ -81,8 +81,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
             raise TypeError(
                 f"{type(optimizer).__name__}.__init__ does not call that of torch.optim.Optimizer, so its steps are "
-                "not seen. Have it call super().__init__(params, defaults); where it wraps another optimizer, give that "
-                f"one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
+                "not seen. Have it call super().__init__(params, defaults); where it wraps another one, give that "
+                f"inner one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
             )
         return _changed(optimizer)
 
