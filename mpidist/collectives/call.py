@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist.collectives.mismatch import Description
+
+#: What `fact` returned, and what to do where it differs.
+FactsAndAdvice = tuple[Sequence[tuple[str, str, tuple[int, ...]]], str]
 
 
 def digest_of(description: Description) -> int:
@@ -30,14 +33,13 @@ class Call:
 
     Attributes
     ----------
-    description : dict
     digest : int
         64 bits that stand for the description.
     what : str
         The call in a few words, for messages.
     """
 
-    __slots__ = ("description", "digest", "what")
+    __slots__ = ("digest", "what", "_described", "_digest", "_say_more")
 
     def __init__(
         self,
@@ -47,11 +49,33 @@ class Call:
         orders: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         described = [[label, str(dtype), list(shape)] for label, dtype, shape in tensors]
-        self.description: Description = {"call": name, "tensors": described, "packs": [list(pack) for pack in packs]}
+        self._described: Description = {"call": name, "tensors": described, "packs": [list(pack) for pack in packs]}
         if orders:
-            self.description["orders"] = {str(index): list(order) for index, order in orders.items()}
-        self.digest = digest_of(self.description)
-        self.what = _summary(self.description)
+            self._described["orders"] = {str(index): list(order) for index, order in orders.items()}
+        self.digest = self._digest = digest_of(self._described)
+        self.what = _summary(self._described)
+        self._say_more: Callable[[], FactsAndAdvice] | None = None
+
+    def compare_too(self, digest: int, say: Callable[[], FactsAndAdvice]) -> None:
+        """Have facts compared with the call from now on, which change from time to time.  Local.
+
+        Parameters
+        ----------
+        digest : int
+            64 bits that stand for the facts.
+        say : callable
+            Returns the facts, where they differ.
+        """
+        self.digest, self._say_more = self._digest ^ digest, say
+
+    @property
+    def description(self) -> Description:
+        """What the ranks tell each other where digests differ."""
+        if self._say_more is None:
+            return self._described
+        facts, advice = self._say_more()
+        more = [[label, dtype, list(shape)] for label, dtype, shape in facts]
+        return {**self._described, "tensors": [*self._described["tensors"], *more], "advice": advice}
 
 
 def _summary(description: Description) -> str:

@@ -10,7 +10,7 @@ from mpidist.errors import CollectiveMismatchError, MergeCallError
 
 #: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...], "packs":
 #: [[algorithm, bytes], ...]}``; packs where something is reduced.  A tensor without a dtype, named ``"what: value"``,
-#: is a *fact*: something else that must be the same on all ranks.
+#: is a *fact*: something else that must be the same on all ranks; ``"advice"`` says what to do where facts only differ.
 Description = dict[str, Any]
 
 #: The name of the call with which a `merge_call` begins.
@@ -60,6 +60,7 @@ def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:
         The rank that will raise, for the beginning of the message.
     """
     groups: dict[str, list[int]] = {}
+    first = descriptions[0]
     for other, description in enumerate(descriptions):
         groups.setdefault(repr(description), []).append(other)
     expected, *rest = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
@@ -69,10 +70,10 @@ def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:
     ]
     if len(rest) > len(shown):
         lines.append(f"{sum(map(len, rest[_MOST_GROUPS:]))} more ranks differ")
-    return (
-        f"rank {rank} of {len(descriptions)}: ranks differ in collective call {number}: {'; '.join(lines)}. "
-        "Every rank must pass the same tensors, in the same order, to the same calls"
-    )
+    advice = "Every rank must pass the same tensors, in the same order, to the same calls"
+    if all((each["call"], _tensors(each)) == (first["call"], _tensors(first)) for each in descriptions):
+        advice = first.get("advice", advice)
+    return f"rank {rank} of {len(descriptions)}: ranks differ in collective call {number}: {'; '.join(lines)}. {advice}"
 
 
 def _difference(ranks: list[int], got: Description, others: list[int], expected: Description) -> str:

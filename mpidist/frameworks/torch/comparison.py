@@ -1,16 +1,30 @@
-"""Comparison of tensors between replicas: errors on all of them that name what differs."""
+"""Comparison of tensors and hyperparameters between replicas: errors on all of them that name what differs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
 from zlib import crc32
 
 import numpy
 import torch
 
+from mpidist.collectives.mismatch import fact
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.torch.replicas import TorchReplicas
-from mpidist.frameworks.torch.tensors import Named, bytes_of
+from mpidist.frameworks.torch.tensors import Named, bytes_of, is_on_host
+
+#: Values whose differences are at most so many times the last bit of the largest one may come from rounding: processors
+#: of different kinds compute the same step.
+_ROUNDING = 16
+
+_ADVICE = (
+    "All replicas must step with the same hyperparameters: change them alike on all ranks, such as by a scheduler that "
+    "gets the mean of the loss over all ranks (mpidist.torch.allreduce)"
+)
 
 
 def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> None:
@@ -60,3 +74,163 @@ def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ..
 
 def _is_shapeless(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
+class StepComparison:
+    """Compares, with the reductions of gradients, what must stay the same on all replicas without being sent.
+
+    Hyperparameters are compared with every reduction, by a digest for which no message is sent; parameters with every
+    so many.
+
+    Parameters
+    ----------
+    replicas : TorchReplicas
+    named : callable
+        ``named()`` returns the (name, parameter) pairs that there are now.
+    every : int
+        The parameters are compared with so many reductions each; 0 never.
+    optimizer : torch.optim.Optimizer, optional
+        The entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared.
+    """
+
+    def __init__(
+        self,
+        replicas: TorchReplicas,
+        named: Callable[[], Sequence[Named]],
+        every: int,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+            raise ValueError(f"check_every={every!r}: it is a number of reductions, or 0 for never")
+        self._replicas, self._named, self._every, self._count = replicas, named, every, 0
+        self._groups = None if optimizer is None else _Groups(optimizer)
+
+    def compare_groups(self, bound: Any = None) -> None:
+        """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.
+
+        Collective: every rank calls it in the same order.
+        """
+        if self._groups is None or self._replicas.size == 1:
+            return
+        call = getattr(bound, "call", None)
+        if call is not None:
+            call.compare_too(self._groups.digest(), self._groups.say)
+        else:
+            own = self._replicas.communicator.call("param_groups")
+            own.compare_too(self._groups.digest(), self._groups.say)
+            self._replicas.communicator.check(own)
+
+    def compare_parameters(self) -> None:
+        """Compare the parameters, if it is time to.  Differences of rounding are mended.
+
+        Collective: every rank calls it in the same order.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks: a parameter differs.
+        """
+        self._count += 1
+        if self._every == 0 or self._count % self._every or self._replicas.size == 1:
+            return
+        named = [pair for pair in self._named() if pair[1].layout is torch.strided]
+        sums = [crc32(bytes_of(each if is_on_host(each) else each.cpu())) for _, each in named]
+        found = self._replicas.exchange(numpy.array(sums, numpy.uint32).tobytes(), "sums of the parameters")
+        if len({*found}) > 1:
+            by_rank = [numpy.frombuffer(each, numpy.uint32) for each in found]
+            if len({*map(len, by_rank)}) > 1:
+                check_alike(self._replicas, "parameters", named)
+            for (name, tensor), own in zip(named, zip(*by_rank, strict=True), strict=True):
+                if len({*own}) > 1:
+                    self._settle(name, tensor, own)
+
+    def _settle(self, name: str, tensor: torch.Tensor, sums: Sequence[int]) -> None:
+        """Give all replicas the values that most have, where the others differ by rounding only.  Collective."""
+        expected = Counter(sums).most_common(1)[0][0]
+        root = sums.index(expected)
+        with torch.no_grad():
+            own = tensor.detach().cpu()
+            theirs = own.clone(memory_format=torch.contiguous_format)
+            self._replicas.broadcast(bytes_of(theirs), root)
+            wide = torch.complex128 if own.is_complex() else torch.float64
+            apart, most = ((own.to(wide) - theirs.to(wide)).abs().max(), theirs.to(wide).abs().max())
+            floats = own.is_floating_point() or own.is_complex()
+            room = _ROUNDING * torch.finfo(own.dtype).eps * most.item() if floats else 0.0
+            told = numpy.array([apart.item(), apart.item() <= room], numpy.float64)  # not so where one is no number
+            found = [numpy.frombuffer(each) for each in self._replicas.exchange(told.tobytes(), f"{name!r} elsewhere")]
+            if all(each[1] for each in found):
+                tensor.copy_(theirs)
+                return
+        others = [rank for rank, each in enumerate(sums) if each != expected]
+        raise CollectiveMismatchError(
+            f"rank {self._replicas.rank} of {self._replicas.size}: the parameter {name!r} has other values on rank "
+            f"{_shown(others)} than on rank {root}, by up to {max(found[each][0] for each in others):g}. "
+            "Change parameters, and the optimizer's state, on all ranks alike, or broadcast them afterwards "
+            "(broadcast_parameters, broadcast_optimizer_state); check_every=0 compares nothing"
+        )
+
+
+class _Groups:
+    """The hyperparameters of an optimizer as they are compared."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = ref(optimizer)
+        self._keys = sorted({*optimizer.defaults} - {"params"})
+        self._values: list[Any] = []
+        self._types: list[type] = []
+        self._told: list[str] = []
+        self._is_fixed, self._digest = False, 0
+
+    def _now(self) -> list[Any]:
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it owns what calls this
+        keys = self._keys
+        return [group.get(key) for group in optimizer.param_groups for key in keys]
+
+    def digest(self) -> int:
+        """Return 64 bits that stand for all values; those that cannot change by themselves are looked at once."""
+        values = self._now()
+        types = list(map(type, values))
+        if self._is_fixed and types == self._types:
+            if values == self._values:
+                return self._digest
+            pairs = zip(values, self._values, self._told, strict=True)
+            self._told = [told if value is before else _told(value) for value, before, told in pairs]
+        else:
+            self._told = list(map(_told, values))
+        self._values, self._types, self._is_fixed = values, types, all(map(_is_fixed, values))
+        raw = "\0".join(self._told).encode()
+        self._digest = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+        return self._digest
+
+    def say(self) -> tuple[list[tuple[str, str, tuple[int, ...]]], str]:
+        """Return all values by their names, and what to do where they differ."""
+        names = ((number, key) for number in range(len(self._told) // max(1, len(self._keys))) for key in self._keys)
+        told = zip(names, self._told, strict=True)
+        return [fact(f"{key!r} of group {number}", value) for (number, key), value in told], _ADVICE
+
+
+def _is_fixed(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return value is None or isinstance(value, (bool, int, float, complex, str))
+
+
+def _told(value: Any) -> str:
+    """Return a value as it is compared: equal numbers alike, whatever has them; objects of other kinds not at all."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        value = (
+            value.item() if value.numel() == 1 else value.double().tolist() if value.numel() <= 64 else bytes_of(value)
+        )
+    if isinstance(value, numpy.ndarray):
+        return f"{crc32(numpy.ascontiguousarray(value).tobytes()):x}"
+    if isinstance(value, int) and abs(value) > 2**53:
+        return str(value)
+    if isinstance(value, (bool, int, float, numpy.floating, numpy.integer, numpy.bool_)):
+        return repr(float(value))
+    if value is None or isinstance(value, (str, complex)):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_told, value))})"
+    return "-"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
-from mpidist.frameworks.torch.comparison import check_alike
+from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
@@ -42,6 +42,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         ``"mean"``, as PyTorch does, or ``"sum"``.
     staging : str, optional
         ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
+    check_every : int
+        With so many backward passes each, the parameters of all replicas are compared; 0 never.
     strategy : Strategy, optional
         By default the one in force, or all ranks of the job where there is none.
     device_ids, output_device, dim, bucket_cap_mb, gradient_as_bucket_view, static_graph
@@ -80,6 +82,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         *,
         op: ReduceOp | str = ReduceOp.MEAN,
         staging: str | None = None,
+        check_every: int = 50,
         strategy: Any = None,
     ) -> None:
         super().__init__()
@@ -89,8 +92,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             raise ValueError("process_group: mpidist knows its ranks from MPI; leave it out")
         if not any(each.requires_grad for each in module.parameters()):
             raise RuntimeError("DistributedDataParallel is not needed: no parameter of the module requires a gradient")
-        self.module = module
-        self.broadcast_buffers = broadcast_buffers
+        self.module, self.broadcast_buffers = module, broadcast_buffers
         replicas = replicas_of(strategy)
         self._reduction = GradientReduction(
             replicas,
@@ -99,6 +101,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             f"DistributedDataParallel({type(module).__name__})",
             staging=staging,
         )
+        self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         check_alike(replicas, "DistributedDataParallel", self._reduction.listed())
         if init_sync:
             broadcast_module(replicas, module)

@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from mpidist.compression import Compression
+from mpidist.frameworks.torch.comparison import StepComparison
 from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import array_of, dtype_of, is_flat, tensor_of
 from mpidist.variables import IndexedSlices
@@ -64,7 +65,13 @@ class GradientList:
         self._zeros: dict[int, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def reduce(self, op: str, scale: float | None = None, on_host: bool = True) -> frozenset[int]:
+    def reduce(
+        self,
+        op: str,
+        scale: float | None = None,
+        on_host: bool = True,
+        compared: StepComparison | None = None,
+    ) -> frozenset[int]:
         """Reduce the gradients in place, and return the numbers of those that were found to be sparse on some replica.
 
         Collective: every rank calls it in the same order.
@@ -77,6 +84,8 @@ class GradientList:
             What this replica's gradients are multiplied by first.
         on_host : bool
             Whether all gradients lie in host memory.
+        compared : StepComparison, optional
+            What is compared with them.
         """
         if self._replicas.size == 1 and not self._sparse_as_dense:
             return frozenset()  # nothing is touched, not even by a factor of 1
@@ -87,6 +96,8 @@ class GradientList:
         if scale is not None:
             for each in arrays[:-1]:
                 numpy.multiply(each, scale, out=each)
+        if compared is not None:
+            compared.compare_groups(bound)
         bound(arrays)
         for tensor, copy in self._copies:
             tensor.copy_(copy)

@@ -11,7 +11,7 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
-from mpidist.frameworks.torch.comparison import check_alike
+from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.frameworks.torch.tensors import Named
@@ -56,6 +56,9 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         ``"none"``: gradients are reduced after the backward pass.  Nothing else has been shown to be quicker.
     staging : str, optional
         ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
+    check_every : int
+        After so many steps each, the parameters of all replicas are compared; 0 never.  The hyperparameters in
+        ``param_groups`` are compared in every step.
     strategy : Strategy, optional
         By default the one in force, or all ranks of the job where there is none.
 
@@ -66,7 +69,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     ValueError
         Names that are not those of the optimizer's parameters, or gradients that are reduced by something else already.
     CollectiveMismatchError
-        On all ranks: their parameters differ in number, name, shape or dtype.
+        On all ranks: their parameters differ in number, name, shape or dtype.  Of a later step: their hyperparameters
+        or parameters have other values; the first that differs is named, and the ranks.
     NotImplementedError
         Parameters that lie in the memory of a GPU.
     """
@@ -80,9 +84,9 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             raise ValueError("this optimizer is a DistributedOptimizer already")
         if not hasattr(optimizer, "_optimizer_step_pre_hooks") or not hasattr(optimizer, "param_groups"):
             raise TypeError(
-                f"{type(optimizer).__name__}.__init__ does not call that of torch.optim.Optimizer, so its steps are "
-                "not seen. Have it call super().__init__(params, defaults); where it wraps another one, give that "
-                f"inner one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
+                f"{type(optimizer).__name__}.__init__ does not call that of torch.optim.Optimizer, so its steps "
+                "are not seen. Have it call super().__init__(params, defaults); where it wraps another optimizer, "
+                f"give that one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
             )
         return _changed(optimizer)
 
@@ -101,28 +105,26 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         *,
         overlap: str = "none",
         staging: str | None = None,
+        check_every: int = 50,
         strategy: Any = None,
     ) -> None:
         try:
             _check_asked(op, gradient_predivide_factor, process_set, overlap)
             replicas = replicas_of(strategy)
-            others = [] if named_parameters is None else list(named_parameters)
-            names = {} if named_parameters is None else _names(others, self.param_groups)
-            self._is_skipped, self._listing = False, _Listing(self, names)
+            others = None if named_parameters is None else list(named_parameters)
+            self._is_skipped, self._listing = False, _Listing(self, _names(others, self.param_groups))
             self._reduction = GradientReduction(
                 replicas,
                 self._listing,
                 ReduceOp.of_gradients(op).verb,
                 f"DistributedOptimizer({type(self).__name__})",
-                backward_passes_per_step,
-                staging,
-                sparse_as_dense,
-                compression,
+                *(backward_passes_per_step, staging, sparse_as_dense, compression),
             )
+            self._reduction.comparison = StepComparison(replicas, self._listing, check_every, self)
         except BaseException:
             self.__class__ = type(self).__bases__[1]  # what was given is as it was
             raise
-        self._begin(replicas, others)
+        self._begin(replicas, others or [])
 
     def _begin(self, replicas: TorchReplicas, others: Sequence[Named]) -> None:
         """Begin with rank 0's parameters and state, and reduce before each step.  Collective."""
@@ -132,6 +134,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         has_state = replicas.exchange(b"1" if self.state else b"0", "DistributedOptimizer")
         if b"1" in has_state:
             broadcast_optimizer_state(self, replicas=replicas)
+        assert self._reduction.comparison is not None
+        self._reduction.comparison.compare_groups()
         # hooks, so that they run also where a scheduler has put a function of its own in the place of `step`
         self.register_step_pre_hook(_before_step)
         self.register_step_post_hook(_after_step)
@@ -221,8 +225,10 @@ def _check_asked(op: Any, predivide: float, process_set: Any, overlap: str) -> N
         )
 
 
-def _names(named: Sequence[Named], groups: Sequence[dict[str, Any]]) -> dict[int, str]:
-    """Return the names by the ids of parameters; ValueError unless all of the optimizer's have one name each."""
+def _names(named: Sequence[Named] | None, groups: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """Return the names by the ids of parameters; ValueError unless all of the optimizer's, or none, have one each."""
+    if named is None:
+        return {}
     for pair in named:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
             raise ValueError("named_parameters takes pairs of a name and a parameter: model.named_parameters()")

@@ -19,7 +19,7 @@ import torch
 from mpidist.compression import Compression
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import call_at_the_end
-from mpidist.frameworks.torch.comparison import check_equal
+from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
 from mpidist.frameworks.torch.replicas import TorchReplicas
@@ -57,6 +57,8 @@ class GradientReduction:
         Whether gradients are only accumulated for now.
     joining : Joining or None
         Where replicas may run out of rows.
+    comparison : StepComparison or None
+        What else is compared with each reduction, where no replica runs out of rows.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class GradientReduction:
         self.rows: float | None = None
         self.is_held = False
         self.joining: Joining | None = None
+        self.comparison: StepComparison | None = None
         self.replicas, self.op, self.owner = replicas, op, owner
         self._named, self._passes, self._staging = named, passes, staging
         self._sparse_as_dense, self._compression = sparse_as_dense, compression
@@ -172,10 +175,13 @@ class GradientReduction:
         """
         if self.joining is not None and not is_joined:
             self.joining.announce(GRADIENTS)
-        bound = self._current()
+        bound, compared = self._current(), None
+        if self.joining is None and self.comparison is not None:
+            compared = self.comparison
+            compared.compare_parameters()
         op, scale = self._last = self._weight(is_stale)
         with torch.no_grad():
-            sparse = bound.reduce(op, scale, self._staging is None)
+            sparse = bound.reduce(op, scale, self._staging is None, compared)
         if sparse != self._sparse:
             self._sparse = self._sparse | sparse
             self._bind(self.listed())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mpidist.collectives.call import Call
 from mpidist.collectives.mismatch import explain, fact
 
 
@@ -61,3 +62,24 @@ def test_facts_are_not_counted_as_tensors():
 def test_many_ranks_that_all_differ_do_not_fill_the_screen():
     text = explain([_call("a", fact("seed", seed)) for seed in range(1000)], 1, 0)
     assert "seed: 8 on rank 8, 0 on rank 0; 991 more ranks differ" in text and "seed: 9 on" not in text
+
+
+def test_facts_come_with_advice_of_their_own_unless_something_else_differs():
+    calls = [{**_call("a", W, fact("lr", value)), "advice": "Change it alike"} for value in (0, 1)]
+    assert explain(calls, 1, 0).endswith("lr: 1 on rank 1, 0 on rank 0. Change it alike")
+    wider = {**_call("a", WIDER, fact("lr", 1)), "advice": "Change it alike"}
+    assert explain([calls[0], wider], 1, 0).endswith("to the same calls")
+
+
+def test_facts_that_change_are_compared_with_a_call():
+    first, second = Call("a", [W]), Call("a", [W])
+    plain = first.digest
+    first.compare_too(5, lambda: ([fact("lr", 1)], "Change it alike"))
+    assert first.digest != second.digest == plain
+    second.compare_too(5, lambda: ([fact("lr", 1)], "Change it alike"))
+    assert first.digest == second.digest and first.description == second.description
+    assert first.description == {**_call("a", W, fact("lr", 1)), "packs": [], "advice": "Change it alike"} | {
+        "tensors": [["w", "float32", [4, 3]], ["lr: 1", "", []]]
+    }
+    first.compare_too(0, lambda: ([], ""))
+    assert first.digest == plain
