@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 LAYERS = (
     ("hints",),
     ("lazy_names",),
-    ("errors", "options", "nest"),
+    ("errors", "options", "nest", "own_process"),
     ("context",),
     ("arrays", "cluster"),
     ("schedules",),
