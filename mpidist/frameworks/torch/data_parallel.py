@@ -13,6 +13,7 @@ from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.steps import watch_steps
 from mpidist.options import ReduceOp
 
 #: What PyTorch's own class puts before the names of the module's tensors.
@@ -106,6 +107,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         if init_sync:
             broadcast_module(replicas, module)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
+        watch_steps(self._reduction)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
@@ -155,6 +157,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             self._follow(reduction.joining)
         finally:
             reduction.joining = None
+            reduction.restart()
 
     def _follow(self, joining: Joining) -> None:
         """Take part in what others do, and end with what they have.  Collective."""
