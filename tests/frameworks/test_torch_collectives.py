@@ -169,8 +169,6 @@ def test_what_is_refused():
         hvd.allreduce([1.0])
     with pytest.raises(ValueError, match="`average` or `op`, not both"):
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match="a single tensor is sent as it is"):
-        hvd.allreduce(torch.ones(1), compression=hvd.Compression.fp16)
     with pytest.raises(TypeError, match="synchronize takes what"):
         hvd.synchronize(3)
 

@@ -57,7 +57,7 @@ class GradientMarks:
         """
         found = MarkState.CLEARED
         for parameter, mark, version in self._marked:
-            gradient = parameter.grad
+            gradient: Any = parameter.grad
             if gradient is None or gradient is not mark():
                 continue
             now = gradient._version
