@@ -31,6 +31,7 @@ A failure that depends on other ranks is raised on all of them; such an error ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mpidist.hints import public_module
@@ -169,6 +170,13 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint at this place."""
 
 
+def listed(items: Iterable[str], separator: str = ", ", most: int = 8) -> str:
+    """Return items for a message: the first few, and how many more there are.  Local."""
+    found = list(items)
+    more = f"{separator}and {len(found) - most} more" if len(found) > most else ""
+    return separator.join(found[:most]) + more
+
+
 if not TYPE_CHECKING:
-    __all__ = [name for name, value in vars().items() if isinstance(value, type)]
+    __all__ = [name for name, value in vars().items() if isinstance(value, type) and value.__module__ == __name__]
     __getattr__, __dir__ = public_module(__name__)

@@ -64,7 +64,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many processes `-n auto` starts: half as many again as cores, for many tests wait for a deadline."""
+    """Return how many processes `-n auto` starts: two a core, for many tests wait for a deadline."""
     from mpidist.commands.launch.cores import visible_cores
 
-    return visible_cores().count * 3 // 2
+    return visible_cores().count * 2

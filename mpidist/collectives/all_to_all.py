@@ -23,6 +23,9 @@ from mpidist.transports.node_memory import SharedSegments
 
 _BYTES = numpy.dtype(numpy.uint8)
 
+#: Where one rank gives another so many bytes, all go by messages: MPI copies them once, shared memory twice.
+_SENT_BYTES = 1 << 18
+
 #: An array of more bytes is put into a call slot without the rows that stay on its rank.
 _WHOLE_BYTES = 1 << 13
 
@@ -181,7 +184,7 @@ class NodeAllToAll(AllToAll):
         pairs = [(giver, getter) for giver in range(self._size) for getter in range(self._size) if giver != getter]
         longest = max(self._table[giver][getter] for giver, getter in pairs) * row
         parts = [flat[start * row : stop * row] for start, stop in zip(places[:-1], places[1:], strict=True)]
-        if longest >= plain.SENT_BYTES:
+        if longest >= _SENT_BYTES:
             others = [other for other in range(self._size) if other != rank]
             sent, received = ({other: each[other] for other in others} for each in (gives, parts))
             plain.exchange(self._transport, sent, received, watch, partial(numpy.copyto, parts[rank], gives[rank]))

@@ -12,7 +12,6 @@ from mpidist.collectives import plain
 from mpidist.collectives.array_bound import ArrayBound, SentCollective
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_slots import CallSlots
-from mpidist.collectives.outbox import Outbox
 from mpidist.collectives.own_results import OwnResults
 from mpidist.collectives.ranks import Ranks
 from mpidist.runtime.control import Watch
@@ -42,7 +41,7 @@ def bind_broadcast(
 
 
 class NodeBroadcast(ArrayBound):
-    """The broadcast on a node: by the root's call slot, a longer array by its outbox, the longest by messages."""
+    """The broadcast on a node: by the root's call slot, a longer array by messages, which copy it once."""
 
     def __init__(
         self, ranks: Ranks, segments: SharedSegments, call: Call, like: Any, root: int, results: OwnResults | None
@@ -51,8 +50,6 @@ class NodeBroadcast(ArrayBound):
         self._control, self._results = ranks.control, results
         self._transport, self._root = ranks.transport, root
         self._is_root = ranks.rank == root
-        self._outbox = Outbox(segments, ranks.rank)
-        self._counts = [like.nbytes if rank == root else 0 for rank in range(ranks.size)]
         self._readers = [rank for rank in range(ranks.size) if rank != root]
         slots = CallSlots(segments, 0)
         is_short = like.nbytes <= slots.room
@@ -72,23 +69,8 @@ class NodeBroadcast(ArrayBound):
             if out is not array or not self._is_root:
                 out[...] = self._slot[watch.call & 1]
         else:
-            self._move_long(watch, array, out)
-        return out
-
-    def _move_long(self, watch: Watch, array: Any, out: Any) -> None:
-        flat = byte_view(out)
-        if len(flat) >= plain.SENT_BYTES:
             self._send_long(watch, array, out)
-            return
-
-        def take(rank: int, start: int, values: Any) -> None:
-            flat[start : start + len(values)] = values
-
-        if not self._is_root:
-            self._outbox.spread(watch, None, self._counts, self._readers, take)
-            return
-        own = byte_view(numpy.ascontiguousarray(array))
-        self._outbox.spread(watch, own, self._counts, self._readers, None if out is array else take)
+        return out
 
     def _send_long(self, watch: Watch, array: Any, out: Any) -> None:
         if not self._is_root:

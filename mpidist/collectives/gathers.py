@@ -13,7 +13,6 @@ from mpidist.collectives import plain
 from mpidist.collectives.array_bound import ArrayBound, SentCollective
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_slots import CallSlots
-from mpidist.collectives.outbox import Outbox
 from mpidist.collectives.own_results import LEAST_BYTES, OwnResults
 from mpidist.collectives.ranks import Ranks
 from mpidist.runtime.control import Watch
@@ -55,7 +54,7 @@ class NodeGather(ArrayBound):
     """The gathering on a node.
 
     A rank shows the length of its axis, and a short array itself, in its call slot.  If all are short, that is all;
-    longer ones go through the outboxes, the longest by messages.
+    longer ones go by messages, which copy them once.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class NodeGather(ArrayBound):
         self._slots = CallSlots(segments, 1)
         self._words = self._slots.words
         self._own_words = tuple(words[self._rank] for words in self._words)
-        self._outbox = Outbox(segments, ranks.rank)
         self._shown: tuple[int, ...] | None = None  # the shape for which `_own` is
         self._own: tuple[Any, Any] | None = None
         self._own_length = 0
@@ -139,32 +137,21 @@ class NodeGather(ArrayBound):
         self._stacked = self._slots.stack(0, self._shape_of(lengths[0]), self._dtype) if is_stack else None
 
     def _move_long(self, watch: Watch, array: Any) -> Any:
-        """Move arrays through the outboxes, or by messages."""
+        """Move arrays by messages."""
         counts = [length * self._row_bytes for length in self._lengths]
         bounds = [sum(counts[:rank]) for rank in range(self._size + 1)]
         own = byte_view(numpy.ascontiguousarray(array))
-        is_sent = max(counts) >= plain.SENT_BYTES
         gives = {reader: own for reader in self._readers if reader != self._rank}
         if not self._takes:
-            if is_sent:
-                plain.exchange(self._transport, gives, {}, watch)
-            else:
-                self._outbox.spread(watch, own, counts, self._readers, None)
+            plain.exchange(self._transport, gives, {}, watch)
             return None
         out = self._results.array(self._joined, self._dtype)
         flat = byte_view(out) if self._at_axis == 0 else self._results.array((bounds[-1],), numpy.dtype(numpy.uint8))
-
-        def take(rank: int, start: int, values: Any) -> None:
-            first = bounds[rank] + start
-            flat[first : first + len(values)] = values
-
-        if is_sent:
-            places = {rank: flat[bounds[rank] : bounds[rank + 1]] for rank in range(self._size) if rank != self._rank}
-            plain.exchange(self._transport, gives, places, watch, lambda: take(self._rank, 0, own))
-        else:
-            self._outbox.spread(watch, own, counts, self._readers, take)
+        parts = [flat[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+        places = {rank: part for rank, part in enumerate(parts) if rank != self._rank}
+        plain.exchange(self._transport, gives, places, watch, partial(numpy.copyto, parts[self._rank], own))
         if self._at_axis:
-            cuts = zip(bounds[:-1], bounds[1:], self._lengths, strict=True)
-            parts = [flat[start:stop].view(self._dtype).reshape(self._shape_of(length)) for start, stop, length in cuts]
-            numpy.concatenate(parts, self._at_axis, out)
+            rows = zip(parts, self._lengths, strict=True)
+            shaped = [part.view(self._dtype).reshape(self._shape_of(length)) for part, length in rows]
+            numpy.concatenate(shaped, self._at_axis, out)
         return out

@@ -61,12 +61,15 @@ class Messages:
         buffer : array, shape (n,), contiguous, in a dtype that is added as such
         op : str
         chosen : str
-            ``"native"``, ``"none"``, or the name of a schedule.
+            ``"native"``, ``"none"``, or the name of a schedule.  Floats whose least or greatest is wanted never take
+            MPI's own: it loses NaN.
         is_example : bool
             Whether every call is given a buffer of its own, of the same length and dtype; this one is not kept.
         """
         if chosen == "none":
             return _nothing
+        if chosen == "native" and _loses_nan(buffer.dtype, op):
+            chosen = selection.instead_of_native(buffer.nbytes)
         if chosen == "native":
             return _Native(self._transport, self._scratch, None if is_example else buffer, op)
         scratch = None if is_device(buffer) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
@@ -129,6 +132,11 @@ class _Native:
         copy = self._scratch.array(part.shape, part.dtype)
         copy[...] = part
         return copy
+
+
+def _loses_nan(dtype: Any, op: str) -> bool:
+    """Whether MPI's own reduction may lose a NaN: MPI libraries compare, and every comparison with NaN is false."""
+    return op in ("min", "max") and dtype.kind == "f"
 
 
 def _nothing(watch: Watch, buffer: Any = None, source: Any = None) -> None:

@@ -20,7 +20,6 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.executor import Executor
 from mpidist.collectives.gathers import NodeGather
-from mpidist.collectives.outbox import Outbox
 from mpidist.collectives.own_results import OwnResults
 from mpidist.errors import ObjectError
 from mpidist.runtime.control import Watch
@@ -87,7 +86,7 @@ def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBoun
     found = communicator.objects.get(name)
     if found is None:
         segments, call = communicator.segments, Call(name)
-        if segments is not None and Outbox(segments, communicator.rank).has_parts:
+        if segments is not None:
             found = _NodeObjects(communicator, segments, call, _NOTHING, 0, None, OwnResults())
         else:
             move = _sent_to_all if root is None else partial(_sent_from, root)

@@ -1,4 +1,4 @@
-"""Long arrays between the ranks of a node, without a message: each rank shows its values in its places, piece by piece.
+"""Long arrays between the ranks of a node, without a message: each rank shows each other one its part, piece by piece.
 
 A rank's *outbox* are its places in shared memory, which it fills in turn.  After it has filled one it sets a flag.
 The others copy the values out, or add them up, and set a flag too.  A place is filled again when all who read it have
@@ -13,9 +13,9 @@ from typing import Any
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
 
-#: Bytes that a rank shows to all at a time, and to the others together, each its part, where a place has room for them;
-#: and how many such pieces take turns: writer and readers then need not wait for each other.
-_PIECE_BYTES, _PARTS_BYTES, _DEPTH = 1 << 20, 1 << 19, 4
+#: Bytes that a rank shows to the others at a time, each its part, where a place has room for them; and how many such
+#: pieces take turns: writer and readers then need not wait for each other.
+_PARTS_BYTES, _DEPTH = 1 << 19, 4
 
 _LINE_BYTES = 64
 
@@ -34,72 +34,17 @@ class Outbox:
         self._segments, self._rank = segments, rank
         self._size = len(segments.filled_words)
         self._others = [each for each in range(self._size) if each != rank]
-        nbytes = min(_PIECE_BYTES, segments.place_bytes)
-        self._rings = [[places[owner, :nbytes] for places in segments.places[:_DEPTH]] for owner in range(self._size)]
+        parts_bytes = min(_PARTS_BYTES, segments.place_bytes)
+        self._rings = [
+            [places[owner, :parts_bytes] for places in segments.places[:_DEPTH]] for owner in range(self._size)
+        ]
         self._depth = len(self._rings[0])
-        self._piece_bytes = nbytes
-        parts_bytes = min(_PARTS_BYTES, nbytes)
         self._part_bytes = parts_bytes // max(1, self._size - 1) // _LINE_BYTES * _LINE_BYTES
 
     @property
     def has_parts(self) -> bool:
         """Whether there is room for values of each other rank."""
         return self._part_bytes > 0
-
-    def spread(
-        self,
-        watch: Watch,
-        own: Any,
-        counts: Sequence[int],
-        readers: Sequence[int],
-        take: Callable[[int, int, Any], object] | None,
-    ) -> None:
-        """Show this rank's bytes to all `readers`, and read those of the others.
-
-        Collective: every rank of the node calls it in the same order, within a begun call.
-
-        Parameters
-        ----------
-        watch : Watch
-        own : array of bytes, flat
-            Of this rank; not looked at where it has none to show.
-        counts : sequence of int
-            How many bytes each rank shows.
-        readers : sequence of int
-            The ranks that give a `take`.
-        take : callable or None
-            ``take(rank, start, values)`` is given the bytes of each rank, this one included, from byte `start` on.
-        """
-        segments, rank, step, depth = self._segments, self._rank, self._piece_bytes, self._depth
-        base, turns, mine = segments.turn, -(-max(counts) // step), -(-counts[rank] // step)
-        reduced = [segments.reduced_words[each] for each in readers if each != rank]
-        for index in range(turns + 1):  # it shows a piece before it reads the others' last one
-            if index < mine:
-                if index >= depth:
-                    segments.wait(reduced, base + index + 1 - depth, watch)
-                piece = own[index * step : (index + 1) * step]
-                place = self._rings[rank][index % depth][: len(piece)]
-                place[...] = piece
-                segments.say_filled(rank, base + index + 1)
-                if take is not None:
-                    take(rank, index * step, piece)
-            if index and take is not None:
-                self._read(index - 1, base + index, counts, take, watch)
-                segments.say_reduced(rank, base + index)
-        if mine:
-            segments.wait(reduced, base + mine, watch)
-        segments.turn = base + turns
-
-    def _read(
-        self, index: int, turn: int, counts: Sequence[int], take: Callable[[int, int, Any], object], watch: Watch
-    ) -> None:
-        """Read the pieces of that index which other ranks show."""
-        segments, start, step = self._segments, index * self._piece_bytes, self._piece_bytes
-        for other in self._others:
-            left = counts[other] - start
-            if left > 0:
-                segments.wait((segments.filled_words[other],), turn, watch)
-                take(other, start, self._rings[other][index % self._depth][: min(step, left)])
 
     def trade(
         self,

@@ -16,10 +16,6 @@ from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
 
-#: On a node, arrays of so many bytes go by messages: MPI copies them once, shared memory twice.  On 2 ranks with one
-#: last-level cache a broadcast by messages takes 0.95 of the time at 256 KiB, 0.7 to 0.8 from 512 KiB, 1.2 at 64 KiB.
-SENT_BYTES = 1 << 18
-
 
 def cuts_of(rows: int, size: int) -> list[int]:
     """Return where the share of each rank begins, and where the last one ends.  Local."""

@@ -216,7 +216,12 @@ def pinned(nbytes: int, facts: Facts) -> str:
     MPI only recommends that the same values give the same sum in each launch.
     """
     chosen = by_table(nbytes, facts)
-    return "recursive_doubling" if chosen == "native" else chosen
+    return instead_of_native(nbytes) if chosen == "native" else chosen
+
+
+def instead_of_native(nbytes: int) -> str:
+    """Return the schedule for what MPI's own all-reduce cannot do: few messages, or every byte once (Local)."""
+    return "recursive_doubling" if nbytes < _LARGE_BYTES else "ring"
 
 
 def eligible(facts: Facts) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import weakref
@@ -27,7 +28,7 @@ class Prefetcher(Iterator[Any]):
         # the thread must not refer to this object, or it would never be dropped
         arguments = (elements, self._ready, stop)
         self.thread = threading.Thread(target=_fill, args=arguments, name="mpidist-prefetch", daemon=True)
-        self._close = weakref.finalize(self, stop.set)
+        self._close = weakref.finalize(self, _stop, stop, os.getpid())
         self.thread.start()
 
     def __next__(self) -> Any:
@@ -45,6 +46,12 @@ class Prefetcher(Iterator[Any]):
         """Stop the thread; there are no more elements then."""
         self._ended = True
         self._close()
+
+
+def _stop(stop: threading.Event, process: int) -> None:
+    """Stop the thread; a forked child has none, and might find the event locked."""
+    if os.getpid() == process:
+        stop.set()
 
 
 def _fill(elements: Iterator[Any], ready: queue.Queue[tuple[str, Any]], stop: threading.Event) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.errors import listed
 from mpidist.optimizers.saved_slots import ACCUMULATED, SavedSlots, accumulated_in, bind_by_name, described
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.options import ReduceOp
@@ -140,7 +141,7 @@ class Accumulation:
             differing = sorted(set(names) ^ set(self._names)) or names
             raise ValueError(
                 f"micro-batch {self.micro_step + 1} of {self.count} has gradients for other variables than the first, "
-                f"or in another order: {differing}; give all {self.count} the same list"
+                f"or in another order: {listed(map(repr, differing))}; give all {self.count} the same list"
             )
 
 

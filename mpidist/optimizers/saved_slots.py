@@ -15,7 +15,7 @@ from mpidist.variables.variable import DEFAULT_NAME
 
 #: A name that no user gave; its number tells the order of creation, and nothing else.
 _DEFAULT_NAME = re.compile(rf"{DEFAULT_NAME}(?:_(\d+))?")
-_SLOT = re.compile(r"(\d+)/(.*)")
+_SLOT = re.compile(r"(\d+)/(.*)", re.DOTALL)
 
 
 #: Where a state has names and paths: of the variables of slots, and of those of accumulated gradients.

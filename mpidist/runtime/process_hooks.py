@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ import traceback
 from contextlib import suppress
 from types import FrameType, TracebackType
 
+from mpidist import own_process
 from mpidist.errors import TransportError
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.exit_hooks import ExitHooks
@@ -40,14 +40,14 @@ class ProcessHooks:
         self._worlds[:] = [hooks for hooks in self._worlds if hooks.control is not control]
 
     def _install(self) -> None:
-        """Put the hooks in place; children forked later are not ranks, and the hooks do nothing in them."""
-        self._is_installed, self._process, self._previous = True, os.getpid(), sys.excepthook
-        sys.excepthook = self.on_exception
+        """Put the hooks in place; children forked later are not ranks, and have none of them."""
+        self._is_installed, self._process = True, os.getpid()
+        self._previous = own_process.on_exception(self.on_exception)
         os.register_at_fork(after_in_child=self._in_child)
-        atexit.register(self.on_exit)
+        own_process.at_exit(self.on_exit)
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+            own_process.Handler(signal.SIGTERM, self._on_sigterm)
 
     def _in_child(self) -> None:
         """Be no rank in a forked child: it would speak with its parent's voice."""

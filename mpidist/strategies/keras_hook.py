@@ -23,7 +23,7 @@ _KERAS = "keras"
 #: What a model of another place is asked for in a scope, and what is done by it.
 _REFUSED = {"compile": "compiled", "fit": "trained", "train_on_batch": "trained"}
 
-#: The attribute that the adapter gives to the class of what it distributes.
+#: The attribute that the adapter gives to what it distributes.
 _MARK = "_mpidist_replica"
 
 
@@ -75,7 +75,9 @@ class _KerasHook(MetaPathFinder):
         optimizer = module.optimizers.Optimizer
         self._put(optimizer, "__init__", _distributing_init(optimizer.__init__))
         for name, done in _REFUSED.items():
-            self._put(model, name, _refusing(getattr(model, name), done))
+            # where it is defined: Keras compares a model's `compile` with that of the class it comes from
+            owner = next(each for each in model.__mro__ if name in vars(each))
+            self._put(owner, name, _refusing(getattr(owner, name), done))
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         self._before[owner, name] = vars(owner).get(name)
@@ -140,7 +142,7 @@ def _refusing(method: Callable[..., Any], done: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def refusing(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = context.get_strategy()
-        if not strategy.extended.is_alone and not hasattr(type(self), _MARK):
+        if not strategy.extended.is_alone and not hasattr(self, _MARK):
             raise RuntimeError(
                 f"a Keras model is {done} in the scope of {strategy!r}, and was made outside of it: every rank would "
                 "train one of its own, on all rows. Make it in the scope, or call strategy.distribute(model) first. A "

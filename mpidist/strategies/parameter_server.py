@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import logging
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from mpidist import transports
+from mpidist import own_process, transports
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.server_roles import RanksPerWorker, Roles
@@ -127,7 +126,7 @@ class ParameterServerStrategy(Strategy):
         self._client, self.extended = self._joined(number, push_dtype, variable_partitioner, placement)
         self.extended.serves(self._client)
         if self._connections and threading.current_thread() is threading.main_thread():
-            atexit.register(self._leave)
+            own_process.at_exit(self._leave)
         if number == 0 and self.extended.replica_id == 0:
             self._log_start()
 

@@ -12,6 +12,7 @@ values are closed forms of rank and size.
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -336,6 +337,19 @@ class CollectiveTests(RankRunner):
                 for op in operations if reduces else operations[:1]:
                     _check(transport, schedule, dtype, op, length, 0)
 
+    @pytest.mark.parametrize("dtype", ["f4", "f8"])
+    @pytest.mark.parametrize("op", ["sum", "min", "max", "prod"])
+    @on_every_rank
+    def test_special_values(self, transport: Transport, schedule: Schedule, dtype: str, op: str) -> None:
+        """NaN, infinities, -0.0 and denormals come out as NumPy has them, whichever rank has them."""
+        if schedule.collective in ("all_reduce", "reduce_scatter", "reduce"):
+            size, rank = transport.size, transport.rank
+            before = [special(dtype, each, size) for each in range(size)]
+            buffer, total = before[rank].copy(), special_reduced(op, before)
+            Executor(schedule, transport, buffer, op).run(watch_of(transport))
+            for where, values in expected(schedule, op, before, total, rank, 0):
+                assert_same_values(buffer[where], values)
+
     @on_every_rank
     def test_run_twice(self, transport: Transport, schedule: Schedule) -> None:
         """An executor is bound once and replayed: on new values in the same buffer, it computes anew."""
@@ -390,6 +404,33 @@ def reduced(op: str, dtype: Any, length: int, size: int) -> np.ndarray:
         # Ranks r below `size` with (index + r) % 3 == 0: the first is -index % 3, and then every third.
         return (2 ** ((size + 2 - (-index) % 3) // 3)).astype(dtype)
     return (index % 5 * 10 + (size - 1 if op == "max" else 0)).astype(dtype)
+
+
+def special(dtype: Any, rank: int, size: int) -> np.ndarray:
+    """Return a rank's buffer of ones with NaN, infinities, -0.0 and denormals, on one rank, on two or on all."""
+    number = np.dtype(dtype).type
+    denormal = number(6) * np.nextafter(number(0), number(1))
+    values = [math.nan, math.inf, -math.inf, -0.0, denormal, -denormal]
+    of_one = [value if rank == who else 1 for value in values for who in range(size)]
+    both_signs = [{who: math.inf, who + 1: -math.inf}.get(rank, 1) for who in range(size)]
+    both_kinds = [math.nan if rank == who else math.inf for who in range(size)]
+    return np.array(of_one + both_signs + both_kinds + values, dtype)
+
+
+def special_reduced(op: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what NumPy makes of the `special` buffers of all ranks, in one process."""
+    ufunc = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}[op]
+    with np.errstate(all="ignore"):
+        total = functools.reduce(ufunc, parts)
+        return total / np.array(len(parts), total.dtype) if op == "mean" else total
+
+
+def assert_same_values(found: np.ndarray, values: np.ndarray) -> None:
+    """Raise AssertionError unless arrays are equal, NaN where NaN is expected and zeros by their signs, too."""
+    found, values = np.asarray(found, "f8"), np.asarray(values, "f8")  # NumPy knows no NaN of ml_dtypes
+    np.testing.assert_array_equal(found, values)
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(np.signbit(found)[numbers], np.signbit(values)[numbers])
 
 
 def expected(schedule: Schedule, op: str, before: list[np.ndarray], total: np.ndarray, rank: int, root: int) -> Any:

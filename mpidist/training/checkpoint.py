@@ -12,12 +12,13 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, context
-from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
+from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError, listed
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
 from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file, hdf5_parallel
+from mpidist.training.entry_names import coded, shortened
 from mpidist.training.given_path import given_path
 from mpidist.training.owner import Unowned
 from mpidist.training.temporary_files import temporary
@@ -30,6 +31,9 @@ CHIEF = 0
 
 #: The name of a variable is saved under this name, beside its value.
 _NAME = "name"
+
+#: What is saved of an object whose state is empty, so that a file shows that the object was there.
+_NO_STATE: dict[str, Any] = {"": None}
 
 
 class RandomState:
@@ -72,7 +76,8 @@ class Checkpoint:
     TypeError
         If an object is none of these.
     ValueError
-        Two objects have one name, such as ``{"a": {"b": v}, "a/b": w}``.
+        Two objects have one name, such as ``{"a": {"b": v}, "a/b": w}``; or a name is longer than a file can
+        hold, or no text.
 
     Examples
     --------
@@ -105,7 +110,7 @@ class Checkpoint:
         Raises
         ------
         ValueError
-            The name is taken.
+            The name is taken, or no file can hold it.
         TypeError
             It is nothing that a checkpoint holds.
         """
@@ -115,7 +120,8 @@ class Checkpoint:
         parts = self._parts.copy()
         for name, each in _named_parts(prefix, part):
             if name in parts:
-                raise ValueError(f"the checkpoint has a part {name!r} already; give the new one another name")
+                raise ValueError(f"the checkpoint has a part {shortened(name)} already; give the new one another name")
+            coded(name)  # what no file can hold is refused now, and not after hours
             parts[name] = each
         for name in parts:
             for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
@@ -194,7 +200,7 @@ class Checkpoint:
         """Restore in this worker only.  Collective among its ranks."""
         path = Path(path)
         values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
-        _agree("; ".join(self._misfits(values)), f"checkpoint {path} does not fit")
+        _agree(listed(self._misfits(values), "; "), f"checkpoint {path} does not fit")
         job = registry.of_job()
         if job is None:
             self._restore_all(path, values)
@@ -222,12 +228,12 @@ class Checkpoint:
         for name, part in self._parts.items():
             if name in variables:
                 problem = _variable_misfit(name, part, values, here)
-            elif state := state_in(values, name):
+            elif (state := _saved_state(values, name)) is not None:
                 given = (state, variables) if isinstance(part, Optimizer) else (state,)
                 found = _problem(partial(part.check, *given)) if hasattr(part, "check") else ""
-                problem = found and f"{name!r}: {found}"
+                problem = found and f"{shortened(name)}: {found}"
             else:
-                problem = "" if getattr(part, "may_be_missing", False) else f"it has nothing for {name!r}"
+                problem = "" if getattr(part, "may_be_missing", False) else f"it has nothing for {shortened(name)}"
             if problem:
                 yield problem
 
@@ -239,7 +245,7 @@ class Checkpoint:
                 _set_variable(part, values[name])
             elif isinstance(part, Optimizer):
                 part.restore(state_in(values, name), variables)
-            elif state := state_in(values, name):
+            elif (state := _saved_state(values, name)) is not None:
                 part.restore(state)
 
     def _collect(self) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
@@ -253,7 +259,7 @@ class Checkpoint:
                 values[name], values[f"{name}/{_NAME}"] = part.saved_value(), part.name
             else:
                 state = part.state(paths) if isinstance(part, Optimizer) else part.state()
-                values.update({f"{name}/{key}": value for key, value in state.items()})
+                values.update({f"{name}/{key}": value for key, value in (state or _NO_STATE).items()})
         found = {name: _on_host(value) for name, value in values.items() if _is_array(value)}
         return found, {name: value for name, value in values.items() if not _is_array(value)}
 
@@ -295,10 +301,10 @@ def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[s
     """Return the reason why a variable does not fit its saved value, or nothing."""
     value, saved_name = values.get(name), values.get(f"{name}/{_NAME}", "")
     if value is None:
-        return f"it has no array {name!r}"
+        return f"it has no array {shortened(name)}"
     if (value.shape, value.dtype) != (variable.saved_shape, variable.dtype):
         shape = list(variable.saved_shape)
-        return f"{name!r} is {value.dtype}{list(value.shape)} there, expected {variable.dtype}{shape}"
+        return f"{shortened(name)} is {value.dtype}{list(value.shape)} there, expected {variable.dtype}{shape}"
     if saved_name != variable.name and saved_name in here and not is_default_name(saved_name):
         return (
             f"{name!r} is variable {saved_name!r} there and {variable.name!r} here, where {saved_name!r} has another "
@@ -327,6 +333,12 @@ def state_in(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the saved state of a part that is no variable.  Local."""
     start = len(name) + 1
     return {key[start:]: value for key, value in values.items() if key.startswith(f"{name}/")}
+
+
+def _saved_state(values: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the saved state of a part that is no variable; None where there is none."""
+    state = state_in(values, name)
+    return {} if list(state) == [""] and state[""] is None else state or None
 
 
 def _flat(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -449,7 +461,7 @@ def _agree(problem: str, what: str) -> None:
     found = {rank: answer for rank, answer in enumerate(answers) if answer}
     if found:
         first = next(iter(found))
-        raise _error("CheckpointError", f"{what} on ranks {list(found)}; rank {first}: {found[first]}")
+        raise _error("CheckpointError", f"{what} on ranks {listed(map(str, found))}; rank {first}: {found[first]}")
 
 
 def _share(found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any]) -> dict[str, Any]:

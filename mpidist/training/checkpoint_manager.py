@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from mpidist.errors import CheckpointError
+from mpidist.errors import CheckpointError, listed
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file
 from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
@@ -174,7 +174,7 @@ class CheckpointManager:
                 if communicator.rank == CHIEF:
                     _log.warning("%s; trying the checkpoint before it", error)
         if reasons:
-            raise CheckpointError(f"no checkpoint in {self.directory} can be restored: " + "; ".join(reasons))
+            raise CheckpointError(f"no checkpoint in {self.directory} can be restored: " + listed(reasons, "; "))
         return None
 
     def _next_number(self) -> int:

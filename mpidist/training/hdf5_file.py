@@ -1,7 +1,8 @@
 """One file of named arrays and numbers, as HDF5: written whole or not at all, every byte of it under a checksum.
 
 Any HDF5 program reads the file.  An array ``a/b/c`` is the data set of that name, with its CRC-32 as an attribute.  A
-number ``a/b/c`` is the attribute ``c`` of the group ``a/b``.  The *skeleton* is all that lies outside of the arrays:
+number ``a/b/c`` is the attribute ``c`` of the group ``a/b``.  Names that HDF5 would not find again are coded
+(`entry_names`).  The *skeleton* is all that lies outside of the arrays:
 HDF5's own structure, names, shapes, attributes.  Its CRC-32 is in a trailer behind the HDF5 data.  It is checked before
 the HDF5 library sees the file, since a damaged structure can crash that library, and the process with it.
 """
@@ -20,12 +21,14 @@ import numpy
 
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.input.hdf5 import h5py
+from mpidist.training.entry_names import coded, coded_attribute, decoded
 from mpidist.training.temporary_files import left_behind, temporary
 
 FORMAT = 2
 
 #: Attributes that are no numbers of the user.
 _FORMAT_NAME, _DTYPE_NAME, _CHECKSUM_NAME = "mpidist_format", "dtype", "crc32"
+_OF_ARRAYS = (_DTYPE_NAME, _CHECKSUM_NAME)
 
 #: HDF5 structures of version 1.8: attributes may be longer than 64 KiB; readable since 2008.
 LIBRARY_VERSIONS = ("v108", "v110")
@@ -97,17 +100,17 @@ def fill(
     ranges = []
     for name, array in arrays.items():
         if stored:
-            entry = content.create_dataset(name, data=storable(array))
+            entry = content.create_dataset(coded(name), data=storable(array))
         else:
-            entry = content.create_dataset(name, array.shape, storable(array).dtype)
+            entry = content.create_dataset(coded(name), array.shape, storable(array).dtype)
         entry.attrs[_DTYPE_NAME] = array.dtype.name
         entry.attrs[_CHECKSUM_NAME] = checksums[name]
         if array.size:
             ranges.append((entry.id.get_offset(), array.nbytes))
     for name, number in numbers.items():
-        group, _, attribute = name.rpartition("/")
+        group, _, attribute = coded(name).rpartition("/")
         holder = content if not group else content[group] if group in content else content.create_group(group)
-        holder.attrs[attribute] = _as_attribute(name, number)
+        holder.attrs[coded_attribute(attribute, _taken(group, holder))] = _as_attribute(name, number)
     return sorted(ranges)
 
 
@@ -117,8 +120,9 @@ def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
         with open(path, "rb") as file:
             check_skeleton(path, file)
             with h5py().File(file, "r") as content:
-                entries = list(_entries("", content))
-                arrays = {name: _read_array(path, entry, name) for name, entry in entries if hasattr(entry, "shape")}
+                entries = list(_entries(content))
+                found = {decoded(name): entry for name, entry in entries if hasattr(entry, "shape")}
+                arrays = {name: _read_array(path, entry, name) for name, entry in found.items()}
                 return arrays, {name: number for group in entries for name, number in _numbers(*group)}
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"there is no checkpoint {path}") from None
@@ -126,19 +130,27 @@ def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
 
 
-def _entries(name: str, entry: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, group or data set) for all that is in a group, and for itself."""
-    yield name, entry
-    if not hasattr(entry, "shape"):
-        for key in entry:
-            yield from _entries(f"{name}/{key}" if name else key, entry[key])
+def _entries(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (coded name, group or data set) for all that is in a file, and for itself."""
+    found = [("", content)]  # no recursion: names may have many parts
+    while found:
+        name, entry = found.pop()
+        yield name, entry
+        if not hasattr(entry, "shape"):
+            found.extend((f"{name}/{key}" if name else key, entry[key]) for key in reversed(list(entry)))
+
+
+def _taken(name: str, entry: Any) -> tuple[str, ...]:
+    """Return the attributes of a group or data set that are no numbers of the user."""
+    return _OF_ARRAYS if hasattr(entry, "shape") else () if name else (_FORMAT_NAME,)
 
 
 def _numbers(name: str, entry: Any) -> Iterator[tuple[str, Any]]:
-    ours = (_DTYPE_NAME, _CHECKSUM_NAME) if hasattr(entry, "shape") else () if name else (_FORMAT_NAME,)
+    taken = _taken(name, entry)
     for key, value in entry.attrs.items():
-        if key not in ours:
-            yield (f"{name}/{key}" if name else key), json.loads(value) if isinstance(value, str) else value.item()
+        if key not in taken:
+            number = json.loads(value) if isinstance(value, str) else value.item()
+            yield decoded(f"{name}/{key}" if name else key), number
 
 
 def _as_attribute(name: str, number: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy
 
 from mpidist.input.hdf5 import h5py
 from mpidist.training import hdf5_file
+from mpidist.training.entry_names import coded
 from mpidist.training.hdf5_file import Ranges
 
 #: Arrays of fewer bytes are written by the chief alone.
@@ -80,7 +81,7 @@ def write_parts(
         ranges = hdf5_file.fill(content, arrays, numbers, checksums, stored=False)
         for name, array in arrays.items():
             if array.size:
-                _write_part(content[name], hdf5_file.storable(array), rank, size)
+                _write_part(content[coded(name)], hdf5_file.storable(array), rank, size)
     return ranges
 
 

@@ -9,7 +9,6 @@ step.  This reduction begins before the step, and is waited for before the next 
 
 from __future__ import annotations
 
-import atexit
 import logging
 import signal
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import own_process
 from mpidist.cluster.join_notes import noting_exit
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.cluster.resolvers.base import ClusterResolver
@@ -149,14 +149,14 @@ class PreemptionCheckpointHandler:
         self.total_run_calls = 0
         self._communicator = world_communicator()
         self._vote = _StopVote(self._communicator)
-        atexit.register(self._vote.settle)
+        own_process.at_exit(self._vote.settle)
         self._noticed_at: float | None = None
         self._polled_at = -numpy.inf
         self._began_at: float | None = None
         self._longest_seconds = 0.0
         self._is_last = self._config.grace_period == 0
         self._is_over = False
-        self._previous: dict[signal.Signals, Any] = {}
+        self._handlers: dict[int, own_process.Handler] = {}
         self._watch_signals()
         self._manager.restore_or_initialize()
 
@@ -181,9 +181,9 @@ class PreemptionCheckpointHandler:
 
     def close(self) -> None:
         """Restore the signal handlers there were before.  Local."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
+        for handler in self._handlers.values():
+            handler.close()
+        self._handlers = {}
         self._vote.settle()
 
     # -- as a part of the checkpoint ----------------------------------------------------------------------------------
@@ -206,12 +206,13 @@ class PreemptionCheckpointHandler:
             return
         for name in self._config.signals:
             number = signal.Signals[name]
-            self._previous[number] = signal.signal(number, self._on_signal)
+            self._handlers[number] = own_process.Handler(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        previous = self._previous.get(signal.Signals(number))
-        if callable(previous) and self._communicator.control.failures.dead():
-            previous(number, frame)  # a launcher that ends a job in which a rank has died: nothing can be agreed on
+        handler = self._handlers.get(number)
+        if handler is not None and callable(handler.previous) and self._communicator.control.failures.dead():
+            # a launcher ends a job in which a rank has died: nothing can be agreed on
+            handler.pass_on(number, frame)
         elif self._noticed_at is None:
             self._noticed_at = time.monotonic()
 

@@ -18,6 +18,8 @@ from mpidist.transports.base import Transport, exchange_among
 from mpidist.transports.node_memory import Exchange, SharedSegments, map_together
 
 #: Shared memory that each rank of a node has: two segments for small collectives, places for long ones, in bytes.
+#: Longer arrays of broadcast and gather go by messages: MPI copies them once, shared memory twice.  On 2 ranks with one
+#: last-level cache a broadcast by messages takes 0.95 of the time at 256 KiB, 0.7 to 0.8 from 512 KiB, 1.2 at 64 KiB.
 _SEGMENT_BYTES, _PLACE_BYTES = 1 << 18, 1 << 20
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mpidist import own_process
 from mpidist.cluster.join_notes import joining, note_joined
 from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.cluster.resolvers.mpi import skip_finalize, start_mpi
@@ -160,7 +160,7 @@ def _await_members(mpi: Any, comm: Any, job_ranks: Sequence[int], what: str) -> 
             "give more time with MPIDIST_TIMEOUT_SECONDS"
         )
         if is_late:
-            atexit.register(mpi.COMM_WORLD.Abort, 1)  # MPI cannot be finalized: the barrier is under way
+            own_process.at_exit(mpi.COMM_WORLD.Abort, 1)  # MPI cannot be finalized: the barrier is under way
             raise TransportTimeoutError(text)
         warned = True
         print(f"mpidist: {text}", file=sys.stderr, flush=True)

@@ -227,6 +227,23 @@ def test_trees_without_leaves_and_with_empty_arrays():
     assert mj.broadcast_tree(jnp.zeros((0, 3))).shape == (0, 3)
 
 
+@pytest.mark.parametrize("weight", [None, 2])
+def test_gradients_of_integers_have_no_values_and_come_back(weight):
+    rank, size = place()
+
+    def scaled(model):
+        return model["w"].sum() * (rank + 1.0) + model["steps"].sum() * 0.0
+
+    model = {"w": jnp.ones(3), "steps": jnp.arange(4), "none": jnp.zeros((0, 2), int)}
+    gradients = jax.grad(scaled, allow_int=True)(model)
+    assert gradients["steps"].dtype == jax.dtypes.float0
+    for found in (mj.reduce_tree(gradients), mj.TreeReduction("mean")(gradients, weight)):
+        numpy.testing.assert_allclose(found["w"], numpy.full(3, (size + 1) / 2))
+        assert [found[name].dtype for name in ("steps", "none")] == [jax.dtypes.float0] * 2
+        assert [found[name].shape for name in ("steps", "none")] == [(4,), (0, 2)]
+    assert mj.broadcast_tree(gradients)["steps"].dtype == jax.dtypes.float0
+
+
 def test_any_pytree():
     rank, size = place()
     state = optax.adam(1e-3).init({"w": jnp.full(3, float(rank)), "static": None})

@@ -56,6 +56,24 @@ def test_other_operations(op, wanted, size, rank):
         hvd.all_reduce(tensor, op).sum().backward()
 
 
+@pytest.mark.parametrize("op, of_infinity", [
+    (hvd.Min, -math.inf), (hvd.Max, math.inf), (hvd.Sum, math.nan), (hvd.Average, math.nan)
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 40_000])
+def test_what_is_not_finite_on_one_rank(op, of_infinity, dtype, length, size, rank):
+    for who in range(size):
+        tensor = torch.ones(3, length, dtype=dtype)
+        tensor[0] = math.nan if rank == who else 1.0
+        tensor[1] = -math.inf if rank == who else math.inf
+        tensor[2] = -0.0
+        found = hvd.allreduce(tensor, op=op)
+        wanted = of_infinity if size > 1 else -math.inf
+        assert bool(found[0].isnan().all())
+        assert bool((found[1].isnan() if math.isnan(wanted) else found[1] == wanted).all())
+        assert bool((found[2] == 0).all()) and bool(found[2].signbit().all())
+
+
 def test_factors_before_and_after(size, rank):
     found = hvd.allreduce(torch.full((3,), 2.0), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
     assert found.tolist() == [3.0 * size] * 3
@@ -151,8 +169,6 @@ def test_what_is_refused():
         hvd.allreduce([1.0])
     with pytest.raises(ValueError, match="`average` or `op`, not both"):
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match="a single tensor is sent as it is"):
-        hvd.allreduce(torch.ones(1), compression="fp16")
     with pytest.raises(TypeError, match="synchronize takes what"):
         hvd.synchronize(3)
 

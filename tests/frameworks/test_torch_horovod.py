@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import mpidist.compression  # noqa: E402
 import mpidist.torch as hvd  # noqa: E402
+from mpidist.hints import _HINTS  # noqa: E402
 from tests.frameworks.torch_models import assert_alike, batches, part, tanh_model, trained_alone, world  # noqa: E402
 
 pytestmark = pytest.mark.mpi
@@ -147,7 +148,10 @@ def test_a_stage_with_error_feedback_is_not_for_single_tensors():
         hvd.reducescatter(own(), compression=hvd.Compression.fp16)
 
 
-@pytest.mark.parametrize("name", ["Adasum", "join", "cross_rank", "nccl_built", "grouped_allgather", "ProcessSet"])
+HINTED = [name.removeprefix("torch.") for names in _HINTS for name in names.split() if name.startswith("torch.")]
+
+
+@pytest.mark.parametrize("name", HINTED)
 def test_names_that_are_missing_have_a_hint(name):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; "):
         getattr(hvd, name)

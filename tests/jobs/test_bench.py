@@ -11,6 +11,8 @@ import pytest
 from mpidist.commands.launch.probe import without_launcher
 from tests.helpers.launch import ROOT, run_command, run_process
 
+pytestmark = pytest.mark.measures
+
 LITTLE = ("--sizes", "4", "64KiB", "--rounds", "3")
 
 

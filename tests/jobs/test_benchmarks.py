@@ -17,6 +17,8 @@ from benchmarks.suite.ps_work import ADAM, MOMENTUM, ONE
 from mpidist.commands.launch.probe import without_launcher
 from tests.helpers.launch import ROOT, run_command, run_process
 
+pytestmark = pytest.mark.measures
+
 #: As little as can be measured.
 LITTLE = ("--seconds", "0.01", "--rounds", "3")
 

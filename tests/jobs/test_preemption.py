@@ -59,3 +59,52 @@ def test_a_rank_that_is_killed_ends_the_job_all_the_same(tmp_path, nodes):
     assert re.search(r"rank 1\b|SIGNAL: 9|signal 9|SIGNALED|KILLED", ended.stderr + ended.stdout), ended.stderr
     assert "the job was told to end" not in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+CHILDREN = """
+import multiprocessing, os, sys
+
+import numpy
+import mpidist
+
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank = strategy.extended.replica_id
+with strategy.scope():
+    v = mpidist.Variable(numpy.zeros(3), name="v")
+handler = mpidist.experimental.PreemptionCheckpointHandler(None, mpidist.Checkpoint(v=v), sys.argv[1])
+handler.run(lambda: v.assign_add(strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", numpy.ones(3)))))
+fork = multiprocessing.get_context("fork")
+
+def wait(started):
+    started.set()
+    multiprocessing.Event().wait()
+
+def begun(**options):
+    started = fork.Event()
+    process = fork.Process(target=wait, args=(started,), **options)
+    process.start()
+    started.wait()
+    return process
+
+child = begun()
+child.terminate()
+child.join()
+with fork.Pool(2) as pool:
+    squares = pool.map(abs, [-1, 2])
+pool.join()
+own = os.fork()
+if not own:
+    sys.exit(5)
+status = os.WEXITSTATUS(os.waitpid(own, 0)[1])
+strategy.barrier()
+os.write(1, f"rank {rank}: {child.exitcode} {squares} {status} {v.value.tolist()}\\n".encode())
+begun(daemon=True)  # the end of the program terminates it, and waits for it
+"""
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_forked_children_end_as_without_a_handler(tmp_path, nodes):
+    ended = run_job(2, CHILDREN, [str(tmp_path)], env={"MPIDIST_VIRTUAL_NODES": nodes})
+    assert ended.returncode == 0, ended.stderr
+    expected = [f"rank {rank}: -15 [1, 2] 5 {[2.0] * 3}" for rank in range(2)]
+    assert sorted(ended.stdout.splitlines()) == expected

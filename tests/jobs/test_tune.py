@@ -11,17 +11,25 @@ import pytest
 from mpidist.commands.launch.probe import without_launcher
 from tests.helpers.launch import ROOT, run_process
 
+pytestmark = pytest.mark.measures
+
+#: What the command says when another program took the time that one half of its measurement lacks.
+DISTURBED = "other programs use these hosts"
 SMALL = ["--largest", "64KiB", "--seconds", "0.1"]
 
 
 @pytest.fixture
 def mpidist(tmp_path):
-    """Run the command with a store of its own."""
+    """Run the command with a store of its own, again where other programs disturb its measurement."""
 
     def run(*arguments, **variables):
         environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **variables}
         environ["MPIDIST_TUNING_FOLDER"] = str(tmp_path / "tuning")
-        return run_process([sys.executable, "-m", "mpidist", *arguments], environ, 90)
+        for _ in range(20):
+            result = run_process([sys.executable, "-m", "mpidist", *arguments], environ, 300)
+            if DISTURBED not in result.stderr:
+                break
+        return result
 
     return run
 

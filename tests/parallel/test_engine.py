@@ -29,6 +29,8 @@ from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.selection import Way
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
+from mpidist.schedules.table import names
+from mpidist.testing.conformance import assert_same_values, special, special_reduced
 from mpidist.transports.node_memory import SharedSegments
 from mpidist.world import world_communicator
 
@@ -134,6 +136,54 @@ def test_every_dtype_operation_and_length(communicator, monkeypatch, dtype, op):
             if not numpy.array_equal(given_one, _values(rank, count, dtype)):
                 problems.append(f"{way.label}, {count}: the caller's array was changed")
     _agree(communicator, "; ".join(problems))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=[dtype.name for dtype in FLOATS])
+@pytest.mark.parametrize("op", NUMPY)
+def test_special_values_by_every_way(communicator, monkeypatch, dtype, op):
+    """NaN, infinities, -0.0 and denormals: one meaning, whatever carries them; 16-bit floats are reduced in 32 bits."""
+    size, rank = communicator.size, communicator.rank
+    by_messages = ["native", *names("all_reduce"), "hierarchical"] if size > 1 else []
+    work = "f4" if dtype.itemsize == 2 else dtype
+    pattern = special_reduced(op, [special(dtype, each, size).astype(work) for each in range(size)]).astype(dtype)
+    problems = []
+    for way in _all_ways(communicator) + [Way(name) for name in by_messages]:
+        fused = _by(way, communicator, monkeypatch)
+        for count in (pattern.size, 40_000):  # of 32 bits, on both sides of what goes in one step
+            (found,) = fused([numpy.resize(special(dtype, rank, size), count)], op)
+            problems += _unlike(found, numpy.resize(pattern, count), f"{way.label}, {count}")
+    _agree(communicator, "; ".join(problems))
+
+
+@pytest.mark.parametrize("op", NUMPY)
+def test_special_values_by_every_verb(communicator, op):
+    size, rank = communicator.size, communicator.rank
+    total = special_reduced(op, [special("f4", each, size) for each in range(size)])
+    mine, problems = special("f4", rank, size), []
+    for algorithm in [None, "native", "ring"] if size > 1 else [None]:
+        if op != "mean":
+            in_place = mine.copy()
+            communicator.all_reduce(in_place, op, algorithm)
+            problems += _unlike(in_place, total, f"all_reduce, {algorithm}")
+        (bound,) = communicator.all_reduce_init([mine], op, algorithm=algorithm).start([mine]).wait()
+        problems += _unlike(bound, total, f"all_reduce_init, {algorithm}")
+    shares = [slice(each * total.size // size, (each + 1) * total.size // size) for each in range(size)]
+    problems += _unlike(communicator.reduce_scatter(mine, op), total[shares[rank]], "reduce_scatter")
+    problems += _unlike(communicator.reduce_scatter_init(mine, op)(mine), total[shares[rank]], "reduce_scatter_init")
+    public = {"prod": "product"}.get(op, op)
+    problems += _unlike(mpidist.all_reduce(mine, public), total, "mpidist.all_reduce")
+    problems += _unlike(mpidist.MultiWorkerMirroredStrategy().reduce(public, mine, axis=None), total, "Strategy.reduce")
+    _agree(communicator, "; ".join(problems))
+
+
+def _unlike(found, expected, what):
+    """Return a line if special values are not those that are expected."""
+    try:
+        assert found.dtype == expected.dtype
+        assert_same_values(found, expected)
+    except AssertionError as error:
+        return [f"{what}: {error}"]
+    return []
 
 
 @pytest.mark.parametrize("dtype", [FLOATS[1], BFLOAT16, INTEGERS[2]], ids=["float32", "bfloat16", "int32"])

@@ -1,6 +1,7 @@
 """Dependencies of mpidist's modules point one way, without circles; optional packages are imported where they belong.
 
-All imports count: those at the top, those inside functions, and those for type checkers only.
+All imports count, at the top and inside functions, but those for annotations: under ``if TYPE_CHECKING:`` nothing is
+loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 LAYERS = (
     ("hints",),
     ("lazy_names",),
-    ("errors", "options", "nest"),
+    ("errors", "options", "nest", "own_process"),
     ("context",),
     ("arrays", "cluster"),
     ("schedules",),
@@ -73,9 +74,9 @@ def top(path: str) -> str:
 
 
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and absolute dotted name of everything a file imports."""
+    """Yield line and absolute dotted name of everything a file imports when it runs."""
     package = ["mpidist", *path.split("/")[:-1]]
-    for node in ast.walk(parsed(text)):
+    for node in _that_run(parsed(text)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -83,6 +84,15 @@ def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             # "from mpidist import errors" imports mpidist.errors, so the names count too
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def _that_run(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below `tree`, without what stands under ``if TYPE_CHECKING:``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            node = ast.Module(node.orelse, [])
+        yield node
+        yield from _that_run(node)
 
 
 def layer_of(dotted: str, known: frozenset[str]) -> str | None:
@@ -109,7 +119,7 @@ def layer_breaches(files: Mapping[str, str]) -> list[str]:
 
 
 def imported_files(files: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return by file the other files of the package that it imports, for annotations only included."""
+    """Return by file the other files of the package that it imports."""
     file_of = {_module(path): path for path in files}
     found: dict[str, set[str]] = {}
     for path, text in files.items():
@@ -193,7 +203,7 @@ def test_the_package_has_no_breach(check):
 
 
 #: Of a function, its docstring not counted.
-MOST_LINES = 40
+MOST_LINES = 60
 
 
 def long_functions(files: Mapping[str, str]) -> list[str]:
@@ -213,11 +223,11 @@ def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return node.end_lineno - node.lineno + 1 - own
 
 
-def test_no_function_is_longer_than_a_screen():
+def test_no_function_is_too_long():
     assert long_functions(sources()) == []
 
 
-@pytest.mark.parametrize(("lines", "found"), [(39, 0), (40, 1)])
+@pytest.mark.parametrize(("lines", "found"), [(59, 0), (60, 1)])
 def test_a_long_function_is_found_and_its_docstring_is_not_counted(lines, found):
     text = "def f():\n" + '    """What it does.\n\n    More of it.\n    """\n' + "    x = 1\n" * lines
     assert len(long_functions({"errors.py": text})) == found
@@ -231,7 +241,7 @@ def test_there_are_no_circles_of_files():
     "text",
     [
         "from mpidist.context import a",
-        "if TYPE_CHECKING:\n    from mpidist.context.a import A",
+        "if TYPE_CHECKING:\n    pass\nelse:\n    from mpidist.context.a import A",
         "def f():\n    import mpidist.context.a",
         "from .a import A",
         "from mpidist.errors import E",
@@ -247,7 +257,7 @@ def test_imports_in_one_direction_are_no_circle():
     files = {
         "context.py": "from mpidist import errors, nest",
         "errors.py": "from .nest import x",
-        "nest.py": "import a",
+        "nest.py": "import a\nif TYPE_CHECKING:\n    from mpidist.context import Context",
     }
     assert circles(files) == set()
 
@@ -260,7 +270,6 @@ LOWEST = {"__init__.py": "", "errors.py": "", "options.py": "", "context.py": ""
     [
         ("errors.py", "from mpidist.context import get_strategy"),
         ("errors.py", "def f():\n    import mpidist.context"),
-        ("options.py", "if TYPE_CHECKING:\n    from mpidist import errors"),
         ("context.py", "from mpidist import transports"),
         ("context.py", "from .transports import mpi"),
         ("transports/mpi.py", "from mpidist import ReduceOp"),
@@ -278,6 +287,7 @@ def test_a_breach_of_layers_is_found(path, text):
         ("context.py", "from mpidist.errors import MpidistError\nimport mpidist.options"),
         ("transports/mpi.py", "from . import base\nfrom ..context import get_strategy\nimport numpy"),
         ("transports/mpi.py", "from mpidist.transports.base import Transport"),
+        ("errors.py", "import typing\nif typing.TYPE_CHECKING:\n    from mpidist.context import Context"),
     ],
 )
 def test_imports_from_below_and_from_the_same_folder_are_fine(path, text):

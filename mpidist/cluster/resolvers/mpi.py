@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mpidist import own_process
 from mpidist.cluster.join_notes import joining
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
 from mpidist.cluster.resolvers.base import ClusterResolver
@@ -139,7 +138,7 @@ def start_mpi(launcher: Launcher | None) -> Any:
         check_library(launcher, MPI.Get_library_version())
         with joining(launcher):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(_finalize, MPI, os.getpid())
+        own_process.at_exit(_finalize, MPI)
         _started.append(MPI)
     elif MPI not in _started:
         _check_threads(MPI)
@@ -162,15 +161,15 @@ def _check_threads(MPI: Any) -> None:
     )
 
 
-def _finalize(MPI: Any, process: int) -> None:
+def _finalize(MPI: Any) -> None:
     """Finalize MPI at the exit of the process that started it."""
-    if os.getpid() == process and not MPI.Is_finalized():
+    if not MPI.Is_finalized():
         MPI.Finalize()
 
 
 def skip_finalize() -> None:
     """Let this process end without finalizing MPI.  Local."""
-    atexit.unregister(_finalize)
+    own_process.not_at_exit(_finalize)
 
 
 def _import_mpi(launcher: Launcher | None) -> Any:

@@ -84,6 +84,8 @@ def kind_of(leaf: Any) -> LeafKind:
         return LeafKind(jax.Array, leaf.dtype, leaf.shape, leaf.sharding, is_weak, leaf.committed)
     if isinstance(leaf, (numpy.ndarray, numpy.generic)):
         return LeafKind(type(leaf), leaf.dtype, leaf.shape)
+    if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # in a type of JAX's own
+        return LeafKind(type(leaf), leaf.dtype, leaf.shape)
     return LeafKind(type(leaf), None, ())
 
 
@@ -113,6 +115,8 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
     if kind.type is jax.Array:
         _check_placement(kind, name, what)
         return _KeyLeaf(kind, name) if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key) else _JaxLeaf(kind, name)
+    if kind.dtype == jax.dtypes.float0:
+        return _NoGradientLeaf()
     if issubclass(kind.type, numpy.generic):
         return _ScalarLeaf(kind)
     if kind.type is numpy.ndarray:
@@ -220,6 +224,21 @@ class _HostLeaf:
     def given(self, result: Any, leaf: Any) -> Any:
         """Return the array, which is the caller's."""
         return result
+
+
+class _NoGradientLeaf(_HostLeaf):
+    """The gradient of an integer, float0: it has no values, and comes back as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(LeafKind(numpy.ndarray, numpy.dtype(numpy.uint8), (0,)))
+
+    def taken(self, leaf: Any) -> Any:
+        """Return an array without elements."""
+        return numpy.empty(self.shape, self.dtype)
+
+    def given(self, result: Any, leaf: Any) -> Any:
+        """Return the leaf."""
+        return leaf
 
 
 class _ScalarLeaf(_HostLeaf):

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+# Private: class -> the name by which it is registered; `tests/frameworks/test_keras_canaries.py` looks after it.
+from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
+
 #: The attribute of a distributed object that has its replica; None in its class, for copies that belong to none.
 REPLICA = "_mpidist_replica"
 
@@ -47,12 +50,21 @@ def distribute(obj: Any, methods: Mapping[str, Any], replica: Any) -> Any:
 def _derive(own: type, methods: Mapping[str, Any]) -> type:
     def over(name: str, method: Any) -> Any:
         below = getattr(own, name, None)
-        # Keras looks at signatures, such as that of `compute_loss`
-        return functools.wraps(below)(method) if callable(below) and callable(method) else method
+        if not (callable(below) and callable(method)):
+            return method
+
+        @functools.wraps(below)  # Keras looks at signatures, such as that of `compute_loss`
+        def in_place_of(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(self, *args, **kwargs)
+
+        return in_place_of
 
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
     namespace = {name: over(name, method) for name, method in methods.items()}
-    return type(own)(own.__name__, (own,), {**namespace, **names, _OWN_CLASS: own, REPLICA: None})
+    derived = type(own)(own.__name__, (own,), {**namespace, **names, _OWN_CLASS: own, REPLICA: None})
+    if own in GLOBAL_CUSTOM_NAMES:
+        GLOBAL_CUSTOM_NAMES[derived] = GLOBAL_CUSTOM_NAMES[own]  # what is saved is of the class that was registered
+    return derived
 
 
 def is_distributed(obj: Any) -> bool:
@@ -69,6 +81,17 @@ def stock(obj: Any) -> Any:
     """Return what has the methods below those of a distributed object: those of the class that it had.  Local."""
     derived = next(each for each in type(obj).__mro__ if _OWN_CLASS in vars(each))
     return super(derived, obj)
+
+
+@contextmanager
+def stock_class(obj: Any) -> Iterator[None]:
+    """Give a distributed object the class that it had, for the time of a ``with`` block.  Local."""
+    derived = type(obj)
+    obj.__class__ = getattr(derived, _OWN_CLASS)
+    try:
+        yield
+    finally:
+        obj.__class__ = derived
 
 
 @contextmanager

@@ -60,7 +60,9 @@ def adapter_of(
     size = batch_size or (math.ceil(rows / steps) if steps else _BATCH_SIZE)
     settings = {"batch_size": size, "shuffle": shuffle, "steps": steps}
     facts.compare_arrays(replica, f"Keras {what}", (x, y, sample_weight), settings)
-    return PartAdapter(replica, ArrayBatches(replica, (x, y, sample_weight), size, shuffle))
+    # a step is given as many parts as Keras gives it, and one part as it is
+    batches = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+    return PartAdapter(replica, ArrayBatches(replica, batches, size, shuffle))
 
 
 def are_arrays(given: Any) -> bool:

@@ -127,15 +127,15 @@ class ArrayBatches:
     Parameters
     ----------
     replica : ModelReplica
-    arrays : tuple
-        Of inputs, labels and weights, each nested arrays or None.
+    arrays : nested arrays
+        Inputs, labels and weights, as Keras packs them for a step.
     batch_size : int
         Of a global batch.
     shuffle : bool or str
         As for `fit` of Keras.
     """
 
-    def __init__(self, replica: ModelReplica, arrays: tuple[Any, ...], batch_size: int, shuffle: bool | str) -> None:
+    def __init__(self, replica: ModelReplica, arrays: Any, batch_size: int, shuffle: bool | str) -> None:
         self._replica = replica
         self._arrays = arrays
         self._rows = rows_of(arrays)
@@ -261,8 +261,7 @@ def rows_of(batch: Any) -> int:
 
 def given_rows(part: Any) -> int:
     """Return how many rows a part that was cut here has, by its first array: in each step, so it is quick.  Local."""
-    first = part[0]
-    return int(first.shape[0]) if hasattr(first, "shape") else rows_of(part)
+    return int(next(leaf for leaf in keras.tree.flatten(part) if leaf is not None).shape[0])
 
 
 def cut(batch: Any, share: BatchShare) -> Any:

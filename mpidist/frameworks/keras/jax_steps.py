@@ -15,13 +15,15 @@ import numpy
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
+from mpidist.frameworks.keras.half_precision import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.under_way import in_optimizer
 from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.options import ReduceOp
 
 
-def reduced(replica: ModelReplica, gradients: Sequence[Any]) -> list[Any]:
+def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
     """Return the sums of gradients over the replicas, outside of compiled code.  Collective.
 
     Raises
@@ -113,7 +115,8 @@ class _Halves:
         """Return logs, weighted gradients, variables that are not trained, those of metrics, weighted statistics."""
         replica = self._replica
         before = state[1]
-        replica.collected, replica.factor = [], factor
+        replica.collected, replica.factor, replica.weight = [], factor, weight
+        replica.weighted.clear()
         try:
             logs, after = stock(self._model).train_step(state, data)
             found, replica.collected = replica.collected, None
@@ -128,7 +131,8 @@ class _Halves:
         if not collected.is_in(after):
             raise _used_too_early()
         self._is_present = [gradient is not None for gradient in collected.gradients]
-        gradients = [_weighted(each, weight) for each in collected.gradients if each is not None]
+        part = weight if id(self._optimizer) not in replica.weighted else jnp.where(weight == 0, 0.0, 1.0)
+        gradients = [_weighted(each, part) for each in collected.gradients if each is not None]
         pairs = list(enumerate(zip(before, after[1], strict=True)))
         self.statistics = [at for at, (old, new) in pairs if new is not old and jnp.issubdtype(new.dtype, jnp.floating)]
         statistics = [_weighted(after[1][at], weight) for at in self.statistics]
@@ -141,11 +145,9 @@ class _Halves:
             next(results).astype(variable.dtype) if is_present else None
             for is_present, variable in zip(self._is_present, trainable, strict=True)
         ]
-        self._replica.is_applying = True
-        try:
+        given = overflown(given, self._model.trainable_variables, self._replica.halves)
+        with in_optimizer():
             return self._optimizer.stateless_apply(optimizer_variables, given, trainable)
-        finally:
-            self._replica.is_applying = False
 
 
 def _weighted(value: Any, weight: Any) -> Any:
@@ -163,7 +165,7 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
         return stock(self).make_train_function(force)
     if self.train_function is None or force:
         _require_host()
-        replica.steps = _Halves(self, replica)
+        replica.steps, replica.halves = _Halves(self, replica), half_variables(self)
         _without_jit(self, stock(self).make_train_function, force)
 
 

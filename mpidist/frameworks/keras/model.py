@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, ValuesView
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import keras
 from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras import backends, checks, metrics, predictions
 from mpidist.frameworks.keras.callbacks import with_agreement
-from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_classes
+from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_class, stock_classes
 from mpidist.frameworks.keras.given import adapter_of, on_host, split
 from mpidist.frameworks.keras.inputs import cut, rows_of
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
@@ -32,16 +32,30 @@ def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
 
 
 def _link_optimizers(model: Any) -> None:
-    """Distribute the optimizers that a model has as attributes."""
+    """Distribute the optimizers that a model has as attributes, or in lists and mappings that are attributes."""
     for value in list(vars(model).values()):
-        if isinstance(value, keras.optimizers.Optimizer):
-            distribute_optimizer(value, replica_of(model))
+        several = value.values() if isinstance(value, dict) else value
+        for each in list(several) if isinstance(several, (list, tuple, ValuesView)) else [value]:
+            if isinstance(each, keras.optimizers.Optimizer):
+                distribute_optimizer(each, replica_of(model))
 
 
 def _compile(self: Any, *args: Any, **kwargs: Any) -> None:
     stock(self).compile(*args, **kwargs)
     if replica_of(self) is not None:
         _link_optimizers(self)
+
+
+def _compile_from_config(self: Any, config: Any) -> None:
+    with stock_class(self):  # Keras leaves a model alone whose class has a `compile` of its own
+        self.compile_from_config(config)
+    if replica_of(self) is not None:
+        _link_optimizers(self)
+
+
+def _get_compile_config(self: Any) -> Any:
+    with stock_classes():
+        return self.get_compile_config()
 
 
 # -- training, evaluation, prediction ---------------------------------------------------------------------------------
@@ -240,6 +254,11 @@ def _forget_synchronization(model: Any) -> None:
         replica_of(model).is_synchronized = False
 
 
+def _reduce(self: Any) -> Any:
+    with stock_classes():
+        return self.__reduce__()
+
+
 def _save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     return _saved(stock(self).save, filepath, args, kwargs)
 
@@ -273,6 +292,8 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
 
 _ON_EVERY_BACKEND: dict[str, Any] = {
     "compile": _compile,
+    "compile_from_config": _compile_from_config,
+    "get_compile_config": _get_compile_config,
     "fit": _fit,
     "evaluate": _evaluate,
     "predict": _predict,
@@ -283,6 +304,7 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "stop_training": property(_is_stopped, _vote),
     "load_weights": _load_weights,
     "set_weights": _set_weights,
+    "__reduce__": _reduce,
     "save": _save,
     "save_weights": _save_weights,
 }

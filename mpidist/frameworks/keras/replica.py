@@ -12,6 +12,7 @@ import numpy
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.frameworks.keras.shares import BatchShare
+from mpidist.frameworks.keras.under_way import step_of, stepping
 from mpidist.options import ReduceOp
 
 
@@ -33,8 +34,10 @@ class ModelReplica:
         Of the step under way.
     collected : list or None
         Where gradients are put in place of being applied, while the first half of a step is traced.
-    is_applying : bool
-        Whether gradients that are applied have been reduced already.
+    weight : number
+        What a loss that is scaled is multiplied by in the step under way: this replica's part of the global batch.
+    weighted : set of int
+        The ids of the optimizers that have scaled, and weighted, the loss of the step under way.
     factor : number or None
         What the loss is multiplied by, where its reduction is a sum.
     is_for_one_batch : bool
@@ -57,7 +60,7 @@ class ModelReplica:
         self.count: int = strategy.extended.num_replicas
         self.communicator: Communicator = strategy.extended.communicator
         self.is_synchronized = False
-        self.is_applying = False
+        self.halves: set[int] = set()
         self.steps: Any = None
         self.test_step: Any = None
         self.last_share: BatchShare | None = None
@@ -69,6 +72,8 @@ class ModelReplica:
         self.shares: deque[BatchShare] = deque()
         self.share: BatchShare | None = None
         self.collected: list[Any] | None = None
+        self.weight: Any = 1.0
+        self.weighted: set[int] = set()
         self.factor: Any = None
         self.is_for_one_batch = False
         self.is_vote = self.is_stopped = False
@@ -99,7 +104,19 @@ class ModelReplica:
         return self._depth > 1
 
     def run(self, fn: Callable[[], Any]) -> Any:
-        """Call a function as this replica; an error in it is told to the other ranks.  Collective."""
+        """Call a function as this replica; an error in it is told to the other ranks.  Collective.
+
+        Raises
+        ------
+        RuntimeError
+            In a step: the function would take this replica's rows for those of all replicas.
+        """
+        if stepping() is not None:
+            raise RuntimeError(
+                f"{self.name}: fit, evaluate, predict, train_on_batch and test_on_batch of a distributed Keras model "
+                "take the rows of all replicas, and a step has those of one: inside of train_step, test_step or a "
+                "layer, call the model itself"
+            )
         self._depth += 1
         try:
             if self._depth > 1:
@@ -136,9 +153,11 @@ class ModelReplica:
     @contextmanager
     def step(self, share: BatchShare) -> Iterator[None]:
         """Take a step on a part of a batch."""
-        self.share = share
+        self.share, self.weight = share, share.weight
+        self.weighted.clear()
         try:
-            yield
+            with step_of(self):
+                yield
         finally:
             self.share = None
 

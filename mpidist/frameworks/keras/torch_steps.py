@@ -11,30 +11,41 @@ import torch
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
+from mpidist.frameworks.keras.half_precision import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import synchronize
 from mpidist.options import ReduceOp
 
 
-def reduced(replica: ModelReplica, gradients: Sequence[Any]) -> list[Any]:
+def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
     """Return gradients over the global batch: sums weighted by rows in a step of a model, plain sums outside.
 
     With the gradients go the statistics that the step has changed, and the vote for an end.  Collective.
+
+    Parameters
+    ----------
+    replica : ModelReplica
+    gradients : sequence of tensor or None
+    is_weighted : bool
+        Whether the gradients are those of a loss that was weighted.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     share, watched = replica.share, replica.steps
     statistics = watched.changed() if share is not None and watched is not None else []
     tensors = present + [each.value for each in statistics]
+    if not tensors:
+        return list(gradients)  # Keras says so
     arrays = [_on_host(tensor) for tensor in tensors]
     op = ReduceOp.SUM
     if share is not None:
         if not share.own_rows:
             arrays = [numpy.zeros_like(array) for array in arrays]
-        elif share.is_even:
+        elif share.is_even and not is_weighted:
             op = ReduceOp.MEAN
         else:
-            arrays = [array * array.dtype.type(share.weight) for array in arrays]
+            first = len(present) if is_weighted else 0
+            arrays[first:] = [array * array.dtype.type(share.weight) for array in arrays[first:]]
     arrays.append(numpy.array([replica.is_vote], arrays[0].dtype))
     *results, votes = replica.reduce(op, arrays)
     replica.is_stopped = replica.is_stopped or bool(votes[0])
@@ -90,7 +101,7 @@ def _make_train_function(self: Any, force: bool = False) -> Any:
     replica = replica_of(self)
     if replica is not None:
         _require_eager(self)
-        replica.steps = _BatchStatistics(self)
+        replica.steps, replica.halves = _BatchStatistics(self), half_variables(self)
     return stock(self).make_train_function(force)
 
 

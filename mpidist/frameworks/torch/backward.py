@@ -1,46 +1,109 @@
-"""The end of a backward pass: when every gradient that it gives has been accumulated.
+"""Where a backward pass begins and ends: the end is when every gradient that it gives has been accumulated.
 
-PyTorch has no public name for it.  `torch.nn.parallel.DistributedDataParallel` uses the same two private names as this
-module: ``Variable._execution_engine.queue_callback`` and ``torch._C._current_graph_task_id``.
+A pass may run others inside, as ``torch.utils.checkpoint`` does with ``use_reentrant=True``.  Only the end of the
+outermost one counts.  What waits for the end of one pass is called in the order in which it was made, which is the same
+on all ranks; the order in which gradients arrive may differ.
+
+PyTorch has no public name for any of this.  `torch.nn.parallel.DistributedDataParallel` uses two of the private names
+of this module: ``Variable._execution_engine.queue_callback`` and ``torch._C._current_graph_task_id``.  The third one is
+``torch._C._current_autograd_node``: at the end of a pass inside another it is the node of that one that runs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 from weakref import WeakMethod
 
 import torch
 
 _current_pass = torch._C._current_graph_task_id
+_current_node: Any = torch._C._current_autograd_node
 _at_the_end: Any = torch.autograd.Variable._execution_engine.queue_callback
 
+_orders = count()
+#: The passes at whose end `_over` is called; those that were broken off by an error stay until another one ends.
+_awaited: set[int] = set()
+#: What waits for the end of the outermost pass, by its order.
+_waiting: dict[int, PassWatch] = {}
 
-def call_at_the_end(parameters: Iterable[torch.Tensor], method: WeakMethod[Any]) -> list[Any]:
-    """Have a method called at the end of every backward pass that gives one of these parameters a gradient.  Local.
 
-    An error of the method is raised by ``backward()``.  Return the handles of the hooks.
+class PassWatch:
+    """Tells of the backward passes that give one of some parameters a gradient.
 
     Parameters
     ----------
-    parameters : iterable of Parameter
-    method : WeakMethod
-        Nothing is called any more when its object is dropped.
+    begin : WeakMethod
+        ``begin(parameter)`` is called when a pass, or one inside it, has given the first gradient.
+    end : WeakMethod
+        ``end()`` is called when the outermost pass is over.  An error of it is raised by ``backward()``.
+
+    Attributes
+    ----------
+    is_open : bool
+        Whether a pass has given gradients and is not over; also one that was broken off.
     """
-    last = -1
 
-    def over() -> None:
-        nonlocal last
-        last = -1
-        found = method()
-        if found is not None:
-            found()
+    def __init__(self, begin: WeakMethod[Any], end: WeakMethod[Any]) -> None:
+        self.is_open = False
+        self._begin, self._end = begin, end
+        self._order = next(_orders)
+        self._last = -1
 
-    def accumulated(parameter: torch.Tensor) -> None:
-        nonlocal last
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Watch some more parameters."""
+        for each in parameters:
+            each.register_post_accumulate_grad_hook(self._accumulated)
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
         number = _current_pass()
-        if number != last:  # a pass that was broken off by an error is never over, and its number does not come again
-            last = number
-            _at_the_end(over)
+        if number == self._last:
+            return
+        self._last = number
+        begin = self._begin()
+        if begin is None:  # who asked was dropped
+            return
+        _waiting[self._order] = self
+        begin(parameter)
+        self.is_open = True
+        _await(number)
 
-    return [each.register_post_accumulate_grad_hook(accumulated) for each in parameters]
+    def over(self) -> None:
+        """Say that the pass is over."""
+        self.is_open, self._last = False, -1
+        end = self._end()
+        if end is not None:
+            end()
+
+
+def _await(number: int) -> None:
+    if number not in _awaited:
+        _awaited.add(number)
+        _at_the_end(_over)
+
+
+def _over() -> None:
+    """End the outermost pass, or go on with the one that has run this one."""
+    node = _current_node()
+    if node is not None:
+        _await_outer(node)
+        return
+    _awaited.clear()
+    found = sorted(_waiting.items())
+    _waiting.clear()
+    for _, each in found:
+        each.over()
+
+
+def _await_outer(node: Any) -> None:
+    """Wait for the end of the pass that runs this one in a node; a function can be queued there only from inside it."""
+    handles: list[Any] = []
+
+    def is_back(*gradients: Any) -> None:
+        for each in handles:
+            each.remove()
+        handles.clear()
+        _await(_current_pass())
+
+    handles += [each.register_prehook(is_back) for each, _ in node.next_functions if each is not None]

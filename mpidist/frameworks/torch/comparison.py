@@ -95,7 +95,7 @@ class StepComparison:
         The parameters are compared with so many reductions each; 0 never.
     optimizer : torch.optim.Optimizer, optional
         The entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared.  Without one, those of the
-        optimizers that were `noted` since the last reduction.
+        optimizers of which `note` was told before the last reduction.
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class StepComparison:
         self._replicas, self._named, self._every, self._count = replicas, named, every, 0
         self._own = None if optimizer is None else _Groups(optimizer)
         self._known: WeakKeyDictionary[torch.optim.Optimizer, _Groups] = WeakKeyDictionary()
+        # since the last reduction, and before it: then ranks are known to have made the same steps
         self._noted: dict[torch.optim.Optimizer, _Groups] = {}
+        self._ready: dict[torch.optim.Optimizer, _Groups] = {}
         self._told: list[_Groups] = []
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
@@ -125,10 +127,10 @@ class StepComparison:
         if self._own is not None:
             return self._own.digest()
         found = 0
-        for groups in self._noted.values():
+        for groups in self._ready.values():
             found = (found * _ODD + groups.digest()) % 2**64
-        self._told = list(self._noted.values())
-        self._noted.clear()
+        self._told = list(self._ready.values())
+        self._ready, self._noted = self._noted, {}
         return found
 
     def _say(self) -> FactsAndAdvice:

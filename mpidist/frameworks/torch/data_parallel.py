@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, note_step
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.steps import watch_steps
 from mpidist.options import ReduceOp
 
 #: What PyTorch's own class puts before the names of the module's tensors.
@@ -112,7 +111,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         check_alike(replicas, "DistributedDataParallel", self._reduction.listed())
         if init_sync:
             broadcast_module(replicas, self.module)
-        _see_steps()
+        watch_steps(self._reduction)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
@@ -162,6 +161,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             self._follow(reduction.joining)
         finally:
             reduction.joining = None
+            reduction.restart()
 
     def _follow(self, joining: Joining) -> None:
         """Take part in what others do, and end with what they have.  Collective."""
@@ -190,12 +190,6 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a DistributedDataParallel belongs to its job: save or copy its `module`, or `state_dict()`")
-
-
-@cache
-def _see_steps() -> None:
-    """Have the steps of all optimizers told of, whose hyperparameters are compared then."""
-    register_optimizer_step_post_hook(note_step)
 
 
 class BufferBroadcast:

@@ -23,6 +23,9 @@ from mpidist.variables import IndexedSlices
 #: What stands for the flags among the names of a list.
 _FLAGS = "which gradients there are"
 
+#: How many notes of the caller's go with the flags.
+NOTES = 8
+
 
 class GradientList:
     """The gradients of a list of parameters, bound to one collective.
@@ -40,6 +43,14 @@ class GradientList:
         Whether sparse gradients are reduced as dense ones.
     compression : Compression, optional
         How dense gradients are coded on the wire.
+    owner : str
+        Whose gradients they are, so that no two lists are taken for each other.
+
+    Attributes
+    ----------
+    notes : array
+        What the caller tells the other replicas: set to 0 or 1 before a reduction, and not zero behind it where any
+        replica has set it.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class GradientList:
         sparse: frozenset[int] = frozenset(),
         sparse_as_dense: bool = False,
         compression: Compression | None = None,
+        owner: str = "",
     ) -> None:
         self.names, self.parameters, self.sparse = list(names), list(parameters), sparse
         self._replicas, self._sparse_as_dense, self._compression = replicas, sparse_as_dense, compression
@@ -58,9 +70,10 @@ class GradientList:
         dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c"]
         # in the dtype of gradients they go with these; as complex numbers, they are not coded
         kind = (dtypes[0] if dtypes else numpy.float32) if compression is None else numpy.complex64
-        self._flags = numpy.zeros(2 * len(names), kind)
-        self._has, self._is_sparse = self._flags[: len(names)], self._flags[len(names) :]
-        self._signatures = [*signatures, (_FLAGS, self._flags.dtype, self._flags.shape)]
+        self._flags = numpy.zeros(2 * len(names) + NOTES, kind)
+        self._has, self._is_sparse, self.notes = numpy.split(self._flags, [len(names), 2 * len(names)])
+        self._lacks_any = False
+        self._signatures = [*signatures, (f"{_FLAGS} {owner}", self._flags.dtype, self._flags.shape)]
         self._bound: dict[str, Any] = {}
         self._zeros: dict[int, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -102,7 +115,7 @@ class GradientList:
         for tensor, copy in self._copies:
             tensor.copy_(copy)
         self._copies.clear()
-        if self._has.all() and not self._is_sparse.any():
+        if not self._lacks_any and not self._is_sparse.any():
             return frozenset()
         return self._settle(op, scale)
 
@@ -111,6 +124,7 @@ class GradientList:
         found, has = [], self._has
         has.fill(1)
         self._is_sparse.fill(0)
+        self._lacks_any = False
         parameters = self.parameters
         for number in self._dense:
             gradient: Any = parameters[number].grad
@@ -127,6 +141,7 @@ class GradientList:
             found.append(array_of(gradient))
         for number in self.sparse:
             has[number] = parameters[number].grad is not None
+            self._lacks_any |= not has[number]
             self._is_sparse[number] = has[number]
         return found
 
@@ -141,6 +156,7 @@ class GradientList:
             parameter.grad = gradient.detach().to_dense()
             return parameter.grad
         self._has[number] = 0 if gradient is None else 1
+        self._lacks_any |= gradient is None
         self._is_sparse[number] = self._has[number]
         zeros = self._zeros.get(number)
         if zeros is None:

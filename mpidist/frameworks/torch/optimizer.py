@@ -164,7 +164,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
 
         Collective: every rank calls it in the same order.
         """
-        self._reduction.before_step()
+        self._reduction.before_step(self)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -254,7 +254,7 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if optimizer._is_skipped:
         return None
     if closure is None:
-        optimizer._reduction.before_step()
+        optimizer._reduction.before_step(optimizer)
         return None
     reduced = _reduced(optimizer, closure)
     if "closure" in kwargs:
@@ -267,9 +267,9 @@ def _reduced(optimizer: DistributedOptimizer, closure: Callable[[], Any]) -> Cal
 
     def reduced() -> Any:
         reduction = optimizer._reduction
-        reduction.after_step()
+        reduction.after_step(optimizer)
         loss = closure()
-        reduction.before_step()
+        reduction.before_step(optimizer)
         if loss is None:
             return None
         is_tensor = isinstance(loss, torch.Tensor)
@@ -280,4 +280,4 @@ def _reduced(optimizer: DistributedOptimizer, closure: Callable[[], Any]) -> Cal
 
 
 def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    optimizer._reduction.after_step()
+    optimizer._reduction.after_step(optimizer)

@@ -11,19 +11,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
-from weakref import WeakMethod, ref
+from weakref import WeakMethod, WeakSet, ref
 
 import numpy
 import torch
 
 from mpidist.compression import Compression
+from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.torch import crossing
-from mpidist.frameworks.torch.backward import call_at_the_end
+from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
-from mpidist.frameworks.torch.gradients import GradientList
+from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
+from mpidist.frameworks.torch.marks import GradientMarks, MarkState
 from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import Named, check_memory
+
+#: What a replica tells the others with its gradients: its number of steps, modulo this; whether its gradients are those
+#: that were reduced before, and were changed in place; whether it has added to those.
+_PHASES = NOTES - 4
+_NOT_LEFT, _LEFT, _CHANGED, _MIXED = range(_PHASES, NOTES)
 
 #: By the id of a parameter: itself, what reduces its gradient, and how that is called.
 _owners: dict[int, tuple[ref[torch.Tensor], ref[Any], str]] = {}
@@ -86,11 +93,19 @@ class GradientReduction:
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
         self._hooked: dict[int, ref[torch.Tensor]] = {}
-        self._seen = 0  # backward passes since gradients were reduced last
-        self._is_reduced = False  # since the last step
+        self._watch = PassWatch(WeakMethod(self.begin_backward), WeakMethod(self.end_backward))
+        self._marks = GradientMarks([])
+        self._seen = 0  # backward passes since gradients were reduced last, or cleared
+        self._has_reduced = False  # gradients have in them what was reduced
+        self._is_mixed = False  # and what was not
+        self._is_cleared = False  # before the pass that is going on
+        self._is_due = True  # nothing was reduced yet
+        self._steps = 0
+        self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since
+        self._steppers: WeakSet[Any] = WeakSet()  # that ever made one
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
-        self._mark: tuple[Any, int] | None = None  # a gradient as it was when it had been reduced
+        self._number = replicas.next_number()
         self._bind(self._trainable())
 
     def _trainable(self) -> list[Named]:
@@ -105,13 +120,21 @@ class GradientReduction:
         for name, parameter in new:
             _own(name, parameter, self)
             self._hooked[id(parameter)] = ref(parameter)
-        call_at_the_end([parameter for _, parameter in new], WeakMethod(self.end_of_backward))
+        self._watch.watch(parameter for _, parameter in new)
         names, parameters = zip(*named, strict=True)
         if self._list is not None and names != tuple(self._list.names):
             self._sparse = frozenset()  # numbers of another list
         self._list = GradientList(
-            self.replicas, names, parameters, self._sparse, self._sparse_as_dense, self._compression
+            self.replicas,
+            names,
+            parameters,
+            self._sparse,
+            self._sparse_as_dense,
+            self._compression,
+            f"of {self.owner} {self._number}",
         )
+        self._marks = GradientMarks(parameters)
+        self._steppers.clear()
         return self._list
 
     def _is_hooked(self, parameter: torch.Tensor) -> bool:
@@ -139,54 +162,122 @@ class GradientReduction:
 
     # -- when ---------------------------------------------------------------------------------------------------------
 
-    def end_of_backward(self) -> None:
+    def begin_backward(self, parameter: torch.Tensor) -> None:
+        """Look whether gradients were cleared before the pass that has just given this parameter's."""
+        if self._watch.is_open and self._is_cleared:
+            return  # a pass inside that pass
+        self._is_cleared = self._marks.state(parameter) is MarkState.CLEARED
+        if self._is_cleared:
+            self._seen, self._has_reduced = 0, False
+        self._is_mixed = self._has_reduced
+
+    def end_backward(self) -> None:
         """Reduce the gradients if this was the last pass before a step."""
         self._seen += 1
-        if self.is_held or self._seen < self._passes:
-            return
-        if self.op == "sum" and self._is_added_to_reduced():
-            raise RuntimeError(
-                f"{self.owner}: a backward pass has added to gradients that were summed over the replicas already. "
-                f"Ask for backward_passes_per_step={self._passes + 1} or more, or set gradients to zero in between"
-            )
-        self.reduce()
+        # added to those of a step that was made: of another loss, if they are set to zero next; else step() raises
+        is_foreign = self._is_mixed and self.op == "sum" and len(self._stepped) > 0
+        if self.is_held or self._seen < self._passes or is_foreign:
+            self._marks.set()
+        else:
+            self.reduce()
 
-    def before_step(self) -> None:
-        """Reduce the gradients if that was not done since the last step: others have made a backward pass.  Collective.
+    def before_step(self, optimizer: Any) -> None:
+        """Reduce what an optimizer would take that is not reduced yet; others may have made a backward pass.
 
-        Gradients that were reduced before count once.
+        Collective.  Gradients that were reduced before count once.
         """
-        if not self._is_reduced:
-            self.reduce(is_stale=self._seen == 0 and self._is_mark_untouched())
+        has_new = self._seen > 0 or self._watch.is_open
+        if has_new or self._is_due or optimizer in self._stepped:
+            self.reduce(MarkState.CLEARED if has_new or not self._has_reduced else self._marks.state())
 
-    def after_step(self) -> None:
-        """Take note that the step is over.  Local."""
-        self._is_reduced = False
+    def after_step(self, optimizer: Any) -> None:
+        """Take note that an optimizer has made its step.  Local."""
+        self._steps += 1
+        self._stepped.add(optimizer)
+        if self.comparison is not None:
+            self.comparison.note(optimizer)
+        if optimizer not in self._steppers:
+            self._steppers.add(optimizer)
+            taken = (each for known in self._steppers for group in known.param_groups for each in group["params"])
+            self._marks.narrow(taken)  # the others are set to zero by nobody
+            self._marks.set()
 
-    def reduce(self, is_stale: bool = False, is_joined: bool = False) -> None:
+    def takes(self, optimizer: Any) -> bool:
+        """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
+        return any(id(each) in self._hooked for group in optimizer.param_groups for each in group["params"])
+
+    def restart(self) -> None:
+        """Count steps from the beginning, after each rank has made its own number of them.  Local."""
+        self._steps = 0
+
+    def reduce(self, left: MarkState = MarkState.CLEARED, is_joined: bool = False) -> None:
         """Reduce the gradients, whatever has been done before.  Collective: every rank calls it in the same order.
 
         Parameters
         ----------
-        is_stale : bool
-            Whether they are those that were reduced before.
+        left : MarkState
+            What has been done to those that were reduced before, where there are no others.  They count only where no
+            replica has others.
         is_joined : bool
             Whether this replica has run out of rows, and follows others.
         """
         if self.joining is not None and not is_joined:
             self.joining.announce(GRADIENTS)
-        bound, compared = self._current(), None
+        bound, rows, compared = self._current(), self.rows, None
         if self.joining is None and self.comparison is not None:
             compared = self.comparison
             compared.compare_parameters()
-        op, scale = self._last = self._weight(is_stale)
+        is_left = left is not MarkState.CLEARED and self.replicas.size > 1
+        aside = _put_aside(bound.parameters) if is_left else []
+        op, scale = self._last = self._weight()
+        notes = bound.notes
+        notes.fill(0)
+        if not is_joined:
+            notes[self._steps % _PHASES] = 1
+            notes[_LEFT if is_left else _NOT_LEFT] = 1
+            notes[_CHANGED] = left is MarkState.CHANGED
+            notes[_MIXED] = self._is_mixed
         with torch.no_grad():
             sparse = bound.reduce(op, scale, self._staging is None, compared)
+        self._is_due, self._has_reduced, self._is_mixed, self._watch.is_open = False, True, False, False
+        self._seen = 0
+        self._stepped.clear()
         if sparse != self._sparse:
             self._sparse = self._sparse | sparse
             self._bind(self.listed())
-        self._seen, self._is_reduced = 0, True
-        self._mark = self._marked(bound)
+        self._marks.set()
+        if numpy.count_nonzero(notes) > 2:
+            self._judge(notes, is_joined)
+        if is_left and not notes[_NOT_LEFT]:
+            _put_back(aside)
+            if notes[_CHANGED]:  # perhaps the user's own, put in the place of those
+                self.rows = rows
+                self.reduce()
+            self._marks.set()
+
+    def _judge(self, notes: Any, is_joined: bool) -> None:
+        """Raise on all replicas if what they have told makes the gradients wrong.  Collective."""
+        if numpy.count_nonzero(notes[:_PHASES]) > 1:
+            told = self.replicas.exchange(b"" if is_joined else b"%d" % self._steps, "steps")
+            steps = ", ".join(f"rank {rank} {each.decode()}" for rank, each in enumerate(told) if each)
+            raise CollectiveMismatchError(
+                f"{self.owner}: ranks are not in the same step when gradients are reduced. Steps made: {steps}. Each "
+                "rank makes as many backward passes before a step; with no_sync() around all of them, step() reduces "
+                "what they gave, whatever their number"
+            )
+        if not notes[_MIXED]:
+            return
+        if self.op == "sum":
+            raise RuntimeError(
+                f"{self.owner}: a backward pass has added to gradients that were summed over the replicas already. "
+                f"Ask a DistributedOptimizer for backward_passes_per_step={self._passes + 1} or more, put no_sync() "
+                "around all passes but the last, or set gradients to zero in between"
+            )
+        if notes[_LEFT]:
+            raise RuntimeError(
+                f"{self.owner}: on some ranks a backward pass has added to gradients that were reduced already, and "
+                "others made none. Set gradients to zero on all ranks before each step's first pass"
+            )
 
     def reduced_loss(self, loss: float) -> float:
         """Return the loss of all replicas, reduced as the gradients were last.
@@ -198,7 +289,7 @@ class GradientReduction:
         self.replicas.reduce(op, [value], "loss")
         return float(value[0])
 
-    def _weight(self, is_stale: bool) -> tuple[str, float | None]:
+    def _weight(self) -> tuple[str, float | None]:
         """Return by what this replica's gradients are multiplied, and what is done with all of them.
 
         Collective where rows are weighted.
@@ -208,7 +299,7 @@ class GradientReduction:
         if self.joining is not None and not self.joining.by_all and self.op == "mean":
             return "sum", 1.0 / len(self.joining.active)
         if rows is None or self.op == "sum":
-            return self.op, 1.0 / self.replicas.size if is_stale and self.op == "sum" else None
+            return self.op, None
         if crossed != self._crossed:
             raise RuntimeError(
                 f"{self.owner}: rows={rows} weights gradients of which some come from other replicas' losses, by "
@@ -216,23 +307,8 @@ class GradientReduction:
             )
         total = numpy.array([rows], numpy.float64)
         self.replicas.reduce("sum", [total], "rows")
-        return "sum", float(rows / total[0]) if total[0] else 0.0
-
-    # -- gradients that were reduced before ---------------------------------------------------------------------------
-
-    def _marked(self, bound: GradientList) -> tuple[Any, int] | None:
-        """Return a gradient by which is told later whether all were set to zero."""
-        found = next((each.grad for each in bound.parameters if each.grad is not None), None)
-        return None if found is None else (ref(found), found._version)
-
-    def _is_added_to_reduced(self) -> bool:
-        """Return whether the marked gradient was changed once since, as by a backward pass without ``zero_grad``."""
-        found = None if self._mark is None else self._mark[0]()
-        return found is not None and self._mark is not None and found._version == self._mark[1] + 1
-
-    def _is_mark_untouched(self) -> bool:
-        found = None if self._mark is None else self._mark[0]()
-        return found is not None and self._mark is not None and found._version == self._mark[1]
+        # by no rows at all, what was reduced before stays
+        return "sum", float(rows / total[0]) if total[0] else 1.0 / self.replicas.size
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -270,6 +346,19 @@ class GradientOwner:
         self._reduction.rows = float(rows)
 
 
+def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the parameters that have gradients, with these, and leave them without."""
+    found = [(each, each.grad) for each in parameters if each.grad is not None]
+    for parameter, _ in found:
+        parameter.grad = None
+    return found
+
+
+def _put_back(aside: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for parameter, gradient in aside:
+        parameter.grad = gradient
+
+
 def _own(name: str, parameter: torch.Tensor, reduction: GradientReduction) -> None:
     """Take note who reduces a parameter's gradient; ValueError if somebody else does already."""
     other = _owner_of(parameter)
@@ -288,13 +377,3 @@ def _owner_of(parameter: torch.Tensor) -> str | None:
     found = _owners.get(id(parameter))
     is_owned = found is not None and found[0]() is parameter and found[1]() is not None
     return found[2] if found is not None and is_owned else None
-
-
-def note_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Tell those who reduce the gradients of an optimizer's parameters that it has made a step.  Local."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"][:1]:
-            found = _owners.get(id(parameter))
-            reduction = None if found is None or found[0]() is not parameter else found[1]()
-            if reduction is not None and reduction.comparison is not None:
-                reduction.comparison.note(optimizer)

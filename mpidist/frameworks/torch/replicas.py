@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import numpy
@@ -45,12 +46,17 @@ class TorchReplicas:
         self._communicator = communicator
         self._extended = extended
         self._bound: dict[Any, InPlace] = {}
+        self._numbers = count()
 
     @property
     def communicator(self) -> Communicator:
         """The ranks; AssertionError for one replica, which has nobody to talk to."""
         assert self._communicator is not None
         return self._communicator
+
+    def next_number(self) -> int:
+        """Return how often this was called before: it numbers what all ranks make in the same order.  Local."""
+        return next(self._numbers)
 
     def bind(self, op: str, signatures: Sequence[Signature], compression: Compression | None = None) -> InPlace:
         """Return what reduces lists of such arrays in place.

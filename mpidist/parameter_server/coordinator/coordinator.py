@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from mpidist import own_process
 from mpidist.cluster.server_roles import Roles
 from mpidist.input.dataset import Dataset
 from mpidist.parameter_server.coordinator import functions
@@ -112,7 +112,7 @@ class ClusterCoordinator:
             servers = {number: strategy._connections[server] for number, server in enumerate(strategy._roles.servers)}
             self._calls.watch_servers(strategy._client, servers, strategy._on_server_failure == "restore")
         self._next_look = 0.0
-        atexit.register(self._end)
+        own_process.at_exit(self._end)
 
     # -- scheduling ---------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class ClusterCoordinator:
 
     def _end(self) -> None:
         """Let the workers end, when the program of the chief does."""
-        atexit.unregister(self._end)
+        own_process.not_at_exit(self._end)
         self._calls.end()
 
     def __reduce__(self) -> NoReturn:

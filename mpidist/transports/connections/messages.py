@@ -10,7 +10,6 @@ free as soon as the transport is done with it, which may be before the peer rele
 
 from __future__ import annotations
 
-import atexit
 import struct
 import time
 import weakref
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import own_process
 from mpidist.errors import RankFailedError
 from mpidist.transports.base import Pending, Transport
 from mpidist.transports.connections.base import Area, Connection, Header, Message
@@ -47,7 +47,7 @@ def open_message_connections(transport: Transport, peers: Sequence[int], presenc
     """Return connections to `peers` over a transport that is used for nothing else.  Local."""
     connections = {peer: MessageConnection(peer, presence, transport) for peer in peers}
     if presence.control.settings.fault_tolerant:  # then MPI is not finalized, which would wait for what is under way
-        atexit.register(_send_off, list(connections.values()))
+        own_process.at_exit(_send_off, list(connections.values()))
     return dict(connections)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mpidist import own_process
 from mpidist.cluster.launchers import LAUNCHERS, detect_launcher
 from mpidist.cluster.resolvers.mpi import MPIClusterResolver, start_mpi
 from mpidist.errors import LaunchError, MissingDependencyError
@@ -106,13 +105,9 @@ def test_finalized_once_at_the_exit_of_the_process_that_started_it(
     installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mpi, at_exit = installed(recorded.SRUN_PMI2, ["n9"] * 3, "MPICH", "MPICH Version: 5.0"), []
-    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
+    monkeypatch.setattr(own_process, "at_exit", lambda *call: at_exit.append(call))
     start_mpi(detect_launcher(recorded.SRUN_PMI2))
     ((function, *arguments),) = at_exit
-    with monkeypatch.context() as child:
-        child.setattr(os, "getpid", lambda: -1)
-        function(*arguments)
-    assert "Finalize" not in mpi.calls
     function(*arguments)
     function(*arguments)
     assert mpi.calls.count("Finalize") == 1

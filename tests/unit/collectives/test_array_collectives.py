@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.collectives import plain
+from mpidist.collectives import all_to_all
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.transports import world
@@ -22,13 +22,6 @@ PLACES = {"one node": lambda size: ["a"] * size, "nodes": lambda size: list("aab
 DTYPES = ["f2", ml_dtypes.bfloat16, "f4", "f8", "i1", "u2", "i8", "?", "c8", "c16", ">f8", "U3", "S5", "M8[s]", "f4,i8"]
 
 places = pytest.mark.parametrize("hosts", PLACES.values(), ids=PLACES)
-
-
-@pytest.fixture(scope="module", autouse=True, params=[plain.SENT_BYTES, 2048], ids=["in memory", "long ones sent"])
-def _sent_bytes(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain, "SENT_BYTES", request.param)
-        yield
 
 
 def _full(shape, rank, dtype):
@@ -298,7 +291,15 @@ def tables(draw):
     return draw(st.lists(st.lists(rows, min_size=size, max_size=size), min_size=size, max_size=size))
 
 
+@pytest.fixture(scope="module", params=[all_to_all._SENT_BYTES, 2048], ids=["in memory", "long ones sent"])
+def _sent_bytes(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(all_to_all, "_SENT_BYTES", request.param)
+        yield
+
+
 @places
+@pytest.mark.usefixtures("_sent_bytes")
 @given(table=tables(), dtype=st.sampled_from(DTYPES), row=st.sampled_from([(), (2,), (0,)]))
 def test_all_to_all_brings_each_row_to_its_rank(hosts, table, dtype, row):
     size = len(table)

@@ -1,0 +1,165 @@
+"""Distributed Keras models in files and in configurations: what Keras does with models of the user's classes."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import warnings
+
+import numpy
+import pytest
+
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("there is no Keras", allow_module_level=True)
+
+import keras
+
+import mpidist
+from tests.frameworks.keras_models import (
+    BOUNDS,
+    X,
+    Y,
+    assert_histories,
+    assert_same,
+    compiled,
+    distributed,
+    sequential,
+    stock,
+)
+
+pytestmark = pytest.mark.mpi
+
+
+@keras.saving.register_keras_serializable("tests")
+class Registered(keras.Model):
+    """A class that Keras finds by the name that it was registered by."""
+
+    def __init__(self, units=6, **settings):
+        super().__init__(**settings)
+        self.units = units
+        self.hidden = keras.layers.Dense(units, activation="tanh")
+        self.last = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.last(self.hidden(inputs))
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnCompile(Registered):
+    """Its `compile` takes other arguments, and `compute_loss` one less."""
+
+    def compile(self, optimizer, loss_fn):
+        super().compile(optimizer)
+        self.loss_fn = loss_fn
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return keras.ops.mean(self.loss_fn(y, y_pred))
+
+    def get_compile_config(self):
+        return {"optimizer": keras.saving.serialize_keras_object(self.optimizer), "loss_fn": "mse"}
+
+    def compile_from_config(self, config):
+        optimizer = keras.saving.deserialize_keras_object(config["optimizer"])
+        self.compile(optimizer, keras.losses.get(config["loss_fn"]))
+        self.optimizer.build(self.trainable_variables)
+
+
+def registered(kind=Registered):
+    model = kind()
+    model(X[:1])
+    return model
+
+
+def own_compile():
+    return registered(OwnCompile)
+
+
+def compile_fn(model):
+    if isinstance(model, OwnCompile):
+        model.compile(keras.optimizers.Adam(0.02), keras.losses.get("mse"))
+    else:
+        compiled()(model)
+
+
+MODELS = [sequential, registered, own_compile]
+
+
+def train(model):
+    return model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_compiled_model_that_is_loaded_in_the_scope(make, tmp_path):
+    """It trains on from where it was, with the state of its optimizer."""
+    one = stock(make, compile_fn)
+    train(one)
+    one.save(tmp_path / "model.keras")
+    expected = train(one)
+    with mpidist.MultiWorkerMirroredStrategy().scope(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # "compile() was not called"
+        many = keras.models.load_model(tmp_path / "model.keras")
+    found = train(many)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
+def test_an_own_compile_without_its_configuration(tmp_path):
+    """Keras warns, and leaves the model uncompiled, in a scope as elsewhere."""
+
+    class Without(keras.Sequential):
+        def compile(self, **settings):
+            super().compile(**settings)
+
+    def make():
+        return Without([keras.Input((3,)), keras.layers.Dense(1)])
+
+    stock(make, lambda model: model.compile(optimizer="sgd", loss="mse")).save(tmp_path / "model.keras")
+    with mpidist.MultiWorkerMirroredStrategy().scope(), pytest.warns(UserWarning, match="is custom"):
+        model = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Without": Without})
+    assert not hasattr(model, "optimizer")
+
+
+def saved(model, path):
+    keras.saving.save_model(model, path)
+    return keras.models.load_model(path)
+
+
+COPIES = {
+    "save_model": saved,
+    "clone_model": lambda model, path: keras.models.clone_model(model),
+    "deepcopy": lambda model, path: copy.deepcopy(model),
+    "pickle": lambda model, path: pickle.loads(pickle.dumps(model)),
+    "to_json": lambda model, path: keras.models.model_from_json(model.to_json()),
+}
+
+
+@pytest.mark.parametrize("make", [sequential, registered])
+@pytest.mark.parametrize("how", COPIES)
+def test_copies(make, how, tmp_path):
+    model = distributed(make, compile_fn)
+    model.fit(X, Y, verbose=0)
+    again = COPIES[how](model, tmp_path / "model.keras")
+    assert isinstance(again, type(make()))
+    again.build((None, 3))
+    if how in ("save_model", "deepcopy", "pickle"):
+        numpy.testing.assert_allclose(again.predict(X, verbose=0), model.predict(X, verbose=0), **BOUNDS)
+    assert [each.shape for each in again.variables] == [each.shape for each in model.variables]
+
+
+def test_the_configuration_of_compile():
+    found = distributed(sequential, compile_fn).get_compile_config()
+    expected = stock(sequential, compile_fn).get_compile_config()
+    assert found["optimizer"]["class_name"] == expected["optimizer"]["class_name"] == "Adam"
+    assert found["optimizer"]["module"] == expected["optimizer"]["module"]
+    assert found["loss"] == expected["loss"] and found["metrics"] == expected["metrics"]
+
+
+def test_signatures_are_those_of_each_class():
+    """Keras asks whether `compute_loss` takes `training`."""
+    for make in (own_compile, registered, own_compile):
+        model = distributed(make, compile_fn)
+        assert len(model.fit(X, Y, verbose=0).history["loss"]) == 1

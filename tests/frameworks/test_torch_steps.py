@@ -1,0 +1,495 @@
+"""Whatever the backward passes before a step, and whoever makes them: a step takes the gradients of all ranks.
+
+Each test is made with a `DistributedOptimizer`, with a `DistributedDataParallel`, and with what a strategy distributes.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mpidist  # noqa: E402
+import mpidist.torch  # noqa: E402
+from mpidist.errors import CollectiveMismatchError  # noqa: E402
+from tests.frameworks.torch_models import assert_alike, assert_same_bits, batches, part, tanh_model, world  # noqa: E402
+
+pytestmark = pytest.mark.mpi
+
+WAYS = ["optimizer mean", "optimizer sum", "module mean", "module sum", "strategy", "strategy's module"]
+MEANS = [way for way in WAYS if "mean" in way]
+
+cross_entropy = torch.nn.functional.cross_entropy
+
+
+class Training:
+    """A model and its optimizer, distributed in one of the ways; `factor` makes of a part of a sum one of a mean."""
+
+    def __init__(self, way, bare, passes=1, make=None):
+        make = make or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01))
+        self.bare, self.model, self.optimizer = bare, bare, make(bare.parameters())
+        self.factor = world().size if "mean" in way else 1
+        self.holder = self.optimizer
+        op = "mean" if "mean" in way else "sum"
+        self.is_module = "module" in way
+        if way.startswith("optimizer"):
+            mpidist.torch.DistributedOptimizer(self.optimizer, op=op, backward_passes_per_step=passes)
+        elif way == "strategy":
+            strategy = mpidist.MultiWorkerMirroredStrategy()
+            strategy.distribute(bare, self.optimizer, backward_passes_per_step=passes)
+        elif way == "strategy's module":
+            self.model = self.holder = mpidist.MultiWorkerMirroredStrategy().distribute(bare)
+        else:
+            self.model = self.holder = mpidist.torch.DistributedDataParallel(bare, op=op)
+
+    def backward(self, loss, is_last=True):
+        """Make a pass; a module is told which is not the last one."""
+        if self.is_module and not is_last:
+            with self.model.no_sync():
+                (loss * self.factor).backward()
+        else:
+            (loss * self.factor).backward()
+
+
+def alone(bare):
+    """Return a copy with its own optimizer, for one process."""
+    model = copy.deepcopy(bare)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def step_alone(model, optimizer, batch):
+    optimizer.zero_grad()
+    cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+def micro(batch, count, kind="even"):
+    """Return this rank's rows of each micro-batch of a batch."""
+    x, y = batch
+    return [part((x[number::count], y[number::count]), kind) for number in range(count)]
+
+
+# -- gradients that some ranks do not have ----------------------------------------------------------------------------
+
+
+class Experts(torch.nn.Module):
+    """Each row goes to one expert, so that a rank may reach some of them only."""
+
+    def __init__(self, count=3):
+        super().__init__()
+        torch.manual_seed(2)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 2) for _ in range(count))
+        self.table = torch.nn.Embedding(5, 4)
+        self.double()
+
+    def forward(self, x, expert):
+        return self.experts[expert](torch.tanh(x @ self.table.weight[:4]))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_experts_that_are_reached_on_some_ranks_only(way, set_to_none):
+    """Every parameter has a gradient on some rank, and each rank lacks some."""
+    size, rank = world().size, world().rank
+    training = Training(way, Experts(max(size, 2)))
+    expected, optimizer = alone(training.bare)
+    x = torch.arange(8 * size, dtype=torch.float64).reshape(size, 2, 4) / 9
+    for turn in range(4):
+        for each in (training.optimizer, optimizer):
+            each.zero_grad(set_to_none)
+        chosen = [(other + turn) % max(size, 2) for other in range(size)]
+        sum(expected(x[other], chosen[other]).square().sum() for other in range(size)).backward()
+        training.backward(training.model(x[rank], chosen[rank]).square().sum())
+        for (name, found), wanted in zip(training.bare.named_parameters(), expected.parameters(), strict=True):
+            assert (found.grad is None) == (wanted.grad is None), (turn, name)
+            assert found.grad is None or torch.allclose(found.grad, wanted.grad, rtol=1e-12, atol=1e-12), (turn, name)
+        training.optimizer.step()
+        optimizer.step()
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_without_rows_that_makes_no_backward_pass(way, clears):
+    """All come to step(); the rank without rows may have left the gradients of the step before as they are."""
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for turn, batch in enumerate(batches(5, 12)):
+        x, y = part(batch, "empty" if turn % 2 else "even")
+        if len(x) or clears:
+            training.optimizer.zero_grad()
+        if len(x):
+            training.backward(cross_entropy(training.bare(x), y, reduction="sum") / 12)
+        torch.nn.utils.clip_grad_norm_(training.bare.parameters(), 1e9)
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", MEANS)
+def test_no_rows_and_no_pass_where_the_mean_is_weighted_by_rows(way):
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for turn, batch in enumerate(batches(4, 12)):
+        x, y = part(batch, "empty" if turn % 2 else "uneven")
+        training.holder.rows = len(x)
+        training.optimizer.zero_grad()
+        if len(x):
+            cross_entropy(training.bare(x), y).backward()
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+# -- other numbers of passes than were announced -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("announced, made", [(2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 4), (1, 3), (4, 1)])
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("way", MEANS)
+def test_any_number_of_passes_before_a_step(way, set_to_none, announced, made):
+    training = Training(way, tanh_model(), announced)
+    expected, optimizer = alone(training.bare)
+    for batch in batches(3, 12 * made):
+        training.optimizer.zero_grad(set_to_none)
+        for number, (x, y) in enumerate(micro(batch, made)):
+            is_last = (number + 1) % announced == 0  # as a loop has it that does not know of its own end
+            training.backward(cross_entropy(training.model(x), y, reduction="sum") / (12 * made), is_last)
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("announced, made", [(2, 1), (3, 2), (4, 4)])
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in MEANS])
+def test_fewer_passes_than_were_announced_are_summed(way, announced, made):
+    training = Training(way, tanh_model(), announced)
+    expected, optimizer = alone(training.bare)
+    for batch in batches(3, 12 * made):
+        training.optimizer.zero_grad()
+        for number, (x, y) in enumerate(micro(batch, made)):
+            training.backward(
+                cross_entropy(training.model(x), y, reduction="sum") / (12 * made), number + 1 == announced
+            )
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("announced, made", [(1, 2), (2, 3), (2, 4), (3, 5)])
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in MEANS])
+def test_more_passes_than_were_announced_are_no_sum(way, announced, made):
+    """An error on all ranks, and then all can go on."""
+    training = Training(way, tanh_model(), announced)
+    expected, optimizer = alone(training.bare)
+    with pytest.raises(RuntimeError, match="added to gradients that were summed over the replicas already"):
+        for number, (x, y) in enumerate(micro(batches(1, 12 * made)[0], made)):
+            training.backward(cross_entropy(training.model(x), y), (number + 1) % announced == 0)
+        training.optimizer.step()
+    for batch in batches(2, 12 * announced):
+        training.optimizer.zero_grad()
+        for number, (x, y) in enumerate(micro(batch, announced)):
+            is_last = number + 1 == announced
+            training.backward(cross_entropy(training.model(x), y, reduction="sum") / (12 * announced), is_last)
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", MEANS)
+def test_a_pass_more_without_rows_on_any_rank_takes_nothing_away(way):
+    """What was reduced stays, though nothing is weighted by nothing."""
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for batch in batches(2, 12):
+        training.optimizer.zero_grad()
+        for x, y in (part(batch, "uneven"), part((batch[0][:0], batch[1][:0]), "even")):
+            training.holder.rows = len(x)
+            cross_entropy(training.model(x), y, reduction="sum").div(max(len(x), 1)).backward()
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_many_passes_as_a_rank_likes_where_none_reduces(way):
+    """Each rank makes its own number of passes; step() reduces what they gave."""
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for batch in batches(3, 12):
+        x, y = part(batch, "even")
+        training.optimizer.zero_grad()
+        with training.holder.no_sync():
+            for at in range(world().rank + 1):
+                mine = slice(at, None, world().rank + 1)
+                loss = cross_entropy(training.model(x[mine]), y[mine], reduction="sum")
+                (loss * training.factor / 12).backward()
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_that_make_other_numbers_of_passes_hear_of_it(way):
+    training = Training(way, tanh_model())
+    error = (CollectiveMismatchError, RuntimeError)
+    with pytest.raises(error, match="not in the same step.*rank 0 0, rank 1 1|added to gradients that were summed"):
+        for x, y in micro(batches(1, 48)[0], 4):
+            training.optimizer.zero_grad()
+            for _ in range(2 if world().rank == 0 else 1):
+                cross_entropy(training.model(x), y).backward()
+            training.optimizer.step()
+    world().barrier()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_optimizer_of_some_parameters_only(way):
+    """Nobody sets the gradients of the others to zero."""
+    bare = tanh_model()
+    training = Training(way, bare, make=lambda parameters: torch.optim.SGD([*parameters][2:], lr=0.1))
+    expected, _ = alone(bare)
+    optimizer = torch.optim.SGD([*expected.parameters()][2:], lr=0.1)
+    for batch in batches(3, 12):
+        x, y = part(batch, "even")
+        training.optimizer.zero_grad()
+        training.backward(cross_entropy(training.model(x), y, reduction="sum") / 12)
+        torch.nn.utils.clip_grad_norm_(training.optimizer.param_groups[0]["params"], 0.05)
+        training.optimizer.step()
+        optimizer.zero_grad()
+        cross_entropy(expected(batch[0]), batch[1]).backward()
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.05)
+        optimizer.step()
+    assert_alike(bare, expected)
+
+
+# -- passes of another loss --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 2), (2, 2, 1), (3, 2, 1), (1, 1, 1)])
+@pytest.mark.parametrize("clears_with", ["zero_grad", "module", "zeros"])
+@pytest.mark.parametrize("way", WAYS)
+def test_two_nets_of_which_one_s_loss_runs_through_the_other(way, counts, clears_with):
+    """A GAN: the generator's passes leave gradients in the critic, which are set to zero before its next turn."""
+    announced, critic_passes, generator_passes = counts
+    torch.manual_seed(7)
+    nets = [torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 6)).double() for _ in "CG"]
+    trainings = [Training(way, net, announced) for net in nets]
+    others = [alone(net) for net in nets]
+
+    def clear(model, optimizer):
+        if clears_with == "module":
+            model.zero_grad()
+        else:
+            optimizer.zero_grad(set_to_none=clears_with == "zero_grad")
+
+    def turn(models, optimizers, backward, parts):
+        critic, generator = models
+        clear(critic, optimizers[0])
+        for number in range(critic_passes):
+            (x,) = parts(number, critic_passes)
+            loss = critic(x).tanh().sum() - critic(generator(x).detach()).tanh().sum()
+            backward(0, loss / 12, number + 1 == critic_passes)
+        optimizers[0].step()
+        clear(generator, optimizers[1])
+        for number in range(generator_passes):
+            (x,) = parts(number, generator_passes)
+            backward(1, critic(generator(x)).tanh().sum() / 12, number + 1 == generator_passes)
+        optimizers[1].step()
+
+    def backward(number, loss, is_last):
+        first, second = trainings
+        if number == 1 and first.is_module and not is_last:
+            with first.model.no_sync():
+                second.backward(loss, is_last)
+        else:
+            trainings[number].backward(loss, is_last)
+
+    for x, _ in batches(3, 12):
+        turn(
+            [each[0] for each in others],
+            [each[1] for each in others],
+            lambda _, loss, __: loss.backward(),
+            lambda number, count, x=x: (x[number::count],),
+        )
+        turn(
+            [each.model for each in trainings],
+            [each.optimizer for each in trainings],
+            backward,
+            lambda number, count, x=x: part((x[number::count],), "uneven"),
+        )
+    for training, (expected, _) in zip(trainings, others, strict=True):
+        assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parameters_that_were_added_count_no_pass_of_their_own(way):
+    if way.endswith(("module", "module mean", "module sum")):
+        pytest.skip("a module has the parameters that it has")
+    first, second = tanh_model(), tanh_model(seed=5)
+    training = Training(way, first, 2)
+    training.optimizer.add_param_group({"params": second.parameters()})
+    expected = torch.nn.ModuleList(copy.deepcopy([first, second]))
+    _, optimizer = expected, torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for batch in batches(3, 24):
+        training.optimizer.zero_grad()
+        for x, y in micro(batch, 2):
+            training.backward(cross_entropy(first(x) + second(x), y, reduction="sum") / 24)
+        training.optimizer.step()
+        optimizer.zero_grad()
+        cross_entropy(expected[0](batch[0]) + expected[1](batch[0]), batch[1]).backward()
+        optimizer.step()
+    assert_alike(torch.nn.ModuleList([first, second]), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pass_that_was_broken_off(way):
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+
+    def broken(gradient):
+        raise KeyError("broken off")
+
+    for turn, batch in enumerate(batches(3, 12)):
+        x, y = part(batch, "even")
+        training.optimizer.zero_grad()
+        if turn == 1:
+            handle = training.bare[0].weight.register_hook(broken)
+            with pytest.raises(KeyError, match="broken off"):
+                training.backward(cross_entropy(training.model(x), y))
+            handle.remove()
+            training.optimizer.zero_grad()
+        training.backward(cross_entropy(training.model(x), y, reduction="sum") / 12)
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_the_user_puts_in_place(way):
+    """No backward pass: step() reduces them, new ones and those written over the ones before."""
+    if "module" in way:
+        pytest.skip("a module reduces what backward() gives")
+    size, rank = world().size, world().rank
+    weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    training = Training(way, torch.nn.ParameterList([weight]), make=lambda each: torch.optim.SGD(each, lr=1.0))
+    total = sum(range(1, size + 1)) / (size if "mean" in way else 1)
+    weight.grad = torch.full_like(weight, rank + 1.0)
+    training.optimizer.step()
+    assert weight.tolist() == pytest.approx([-total] * 3)
+    weight.grad.copy_(torch.full_like(weight, rank + 1.0))
+    training.optimizer.step()
+    assert weight.tolist() == pytest.approx([-2 * total] * 3)
+
+
+def test_no_message_more_than_one_a_step():
+    """Where nothing is unusual."""
+    for way in WAYS:
+        training = Training(way, tanh_model(), 2)
+        before = world().control.call
+        for batch in batches(3, 24):
+            training.optimizer.zero_grad()
+            for number, (x, y) in enumerate(micro(batch, 2)):
+                training.backward(cross_entropy(training.model(x), y), number == 1)
+            training.optimizer.step()
+        assert world().control.call - before == (3 if world().size > 1 else 0), way
+        assert_same_bits(*training.bare.parameters())
+
+
+def test_a_module_that_was_dropped_hears_of_no_step():
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
+    gc.collect()
+    before = len(hooks)
+    training = Training("module mean", tanh_model())
+    assert len(hooks) == before + 1
+    del training
+    gc.collect()
+    assert len(hooks) == before
+
+
+# -- passes inside a pass ----------------------------------------------------------------------------------------------
+
+
+def reentrant(block, *args):
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(block, *args, use_reentrant=True)
+
+
+def two_blocks(model, x):
+    return reentrant(lambda x: model[2](model[1](x)), reentrant(model[0], x))
+
+
+def blocks_in_a_block(model, x):
+    return reentrant(lambda x: model[2](reentrant(model[1], reentrant(model[0], x))), x)
+
+
+def one_layer_twice(model, x):
+    return model[2](reentrant(lambda x: model[0](x).tanh(), torch.cat([reentrant(model[0], x), x], 1)[:, :6]))
+
+
+def some_outside(model, x):
+    return model[2](reentrant(model[1], model[0](x)))
+
+
+@pytest.mark.parametrize("forward", [two_blocks, blocks_in_a_block, one_layer_twice, some_outside])
+@pytest.mark.parametrize("kind", ["even", "uneven", "empty"])
+@pytest.mark.parametrize("way", WAYS)
+def test_checkpointed_blocks(way, kind, forward):
+    """Each block is a pass inside the pass; a backward pass is over when the outermost one is."""
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for batch in batches(3, 12):
+        x, y = part(batch, kind)
+        training.optimizer.zero_grad()
+        loss = cross_entropy(forward(training.bare, x.clone().requires_grad_()), y, reduction="sum")
+        if way in MEANS:
+            training.holder.rows = len(x)
+            loss.div(max(len(x), 1)).backward()
+        else:
+            loss.div(12).backward()
+        training.optimizer.step()
+        optimizer.zero_grad()
+        cross_entropy(forward(expected, batch[0].clone().requires_grad_()), batch[1]).backward()
+        optimizer.step()
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_checkpointed_blocks_and_several_passes(way):
+    training = Training(way, tanh_model(), 2)
+    expected, optimizer = alone(training.bare)
+    before = world().control.call
+    for batch in batches(3, 24):
+        training.optimizer.zero_grad(set_to_none=False)
+        for number, (x, y) in enumerate(micro(batch, 2)):
+            out = two_blocks(training.bare, x.clone().requires_grad_())
+            training.backward(cross_entropy(out, y, reduction="sum") / 24, number == 1)
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert world().control.call - before == (3 if world().size > 1 else 0)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_models_of_one_pass_are_reduced_in_one_order(way):
+    """Each rank's pass reaches them in an order of its own."""
+    first, second = (Training(way, tanh_model(seed=seed)) for seed in (1, 2))
+    (expected, optimizer), (other, other_optimizer) = alone(first.bare), alone(second.bare)
+    for batch in batches(2, 12):
+        x, y = part(batch, "even")
+        for each in (first.optimizer, second.optimizer, optimizer, other_optimizer):
+            each.zero_grad()
+        nets = [first.bare, second.bare][:: 1 if world().rank else -1]
+        between = reentrant(nets[1], x.clone().requires_grad_()).sum() * 0.0
+        loss = cross_entropy(nets[0](x + between) + nets[1](x), y, reduction="sum") / 12
+        first.backward(loss)
+        cross_entropy(expected(batch[0]) + other(batch[0]), batch[1]).backward()
+        for each in (first.optimizer, second.optimizer, optimizer, other_optimizer):
+            each.step()
+    assert_alike(first.bare, expected)
+    assert_alike(second.bare, other)
