@@ -10,7 +10,7 @@ from typing import Any
 from mpidist import own_process
 from mpidist.cluster.join_notes import joining
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
-from mpidist.cluster.parent_rank import check_is_rank, mark_rank
+from mpidist.cluster.own_rank import check_is_rank, mark_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.roles import number_roles, parse_roles
 from mpidist.cluster.spec import ClusterSpec, Task

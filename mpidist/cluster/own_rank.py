@@ -42,9 +42,9 @@ def check_is_rank(launcher: Launcher | None) -> None:
     of = "" if launcher.size is None else f" of {launcher.size}"
     raise LaunchError(
         f"this process ({os.getpid()}) is a child of rank {launcher.rank}{of} (process {parent}), such as a worker "
-        "of a data loader, and no rank itself: it cannot call mpidist, and MPI was not started in it. Let the rank make "
-        "strategies and ask for ranks, after `if __name__ == '__main__':` or in functions that only the rank calls, and "
-        "hand its children what they need. A child that is to work alone is started with MPIDIST_NO_MPI=1"
+        "of a data loader, and no rank itself: it cannot call mpidist, and MPI was not started in it. Let the rank "
+        "make strategies and ask for ranks, after `if __name__ == '__main__':` or in functions that only the rank "
+        "calls, and hand its children what they need. A child that is to work alone is started with MPIDIST_NO_MPI=1"
     )
 
 
