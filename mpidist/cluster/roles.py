@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from numbers import Integral
 
 from mpidist.cluster.spec import ClusterSpec, Task
 
@@ -126,11 +127,13 @@ def _check_jobs(cluster_spec: ClusterSpec) -> None:
 
 
 def _check_id(task_type: str, task_id: int | None, count: int) -> None:
-    if task_id is None or not 0 <= task_id < count:
+    if not isinstance(task_id, Integral) or not 0 <= int(task_id) < count:
         raise ValueError(f"there is no {task_type} {task_id}: the cluster has {count} of them, counted from 0")
 
 
-def _check_trains(task_type: str) -> None:
+def _check_trains(task_type: str | None) -> None:
+    if task_type is None:
+        raise ValueError(f"the task type is None, expected one of {', '.join(ROLES)}")
     if task_type == "ps":
         raise ValueError("a ps has no place among the workers: it holds variables and computes nothing")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 #: The tasks of one job: addresses in task order, or (when indices are missing) task index -> address; an index may be
 #: text, as it is in JSON.
@@ -66,7 +67,7 @@ class ClusterSpec:
     def task_address(self, job_name: str, task_index: int) -> str:
         """Return the address of one task; ValueError when there is no such job or task."""
         tasks = self._tasks(job_name)
-        if task_index not in tasks:
+        if not isinstance(task_index, Integral) or task_index not in tasks:
             raise ValueError(f"no task {task_index!r} in job {job_name!r}; its tasks are {_listed(tasks)}")
         return tasks[task_index]
 
@@ -76,7 +77,7 @@ class ClusterSpec:
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def _tasks(self, job_name: str) -> dict[int, str]:
-        if job_name not in self._jobs:
+        if not isinstance(job_name, str) or job_name not in self._jobs:
             raise ValueError(f"no job {job_name!r} in the cluster; its jobs are {_listed(self._jobs)}")
         return self._jobs[job_name]
 
@@ -111,8 +112,9 @@ def _addresses(job: str, tasks: Tasks) -> dict[int, str]:
 
 def _index(job: str, index: object) -> int:
     """Return the task index as an int."""
-    if isinstance(index, (int, str)) and int(index) >= 0:
-        return int(index)
+    is_text = isinstance(index, str) and index.isascii() and index.isdigit()
+    if is_text or (isinstance(index, int) and not isinstance(index, bool) and index >= 0):
+        return int(index)  # type: ignore[call-overload]
     raise ValueError(f"the indices of the tasks of job {job!r} must be integers of 0 or more, got {index!r}")
 
 

@@ -136,7 +136,15 @@ def main(argv: Sequence[str]) -> int:
     environ = {**without_launcher(os.environ), **line.environ}
     tagged = None if as_it_is or launcher.vendor not in WORDS else WORDS[launcher.vendor].tagged
     ended = supervise(
-        line.arguments, command, arguments.ranks, environ, arguments.timeout, terminal, destination, tagged
+        line.arguments,
+        command,
+        arguments.ranks,
+        environ,
+        arguments.timeout,
+        terminal,
+        destination,
+        tagged,
+        takes_input=not (arguments.hosts or arguments.hostfile),
     )
     return _report(ended, arguments)
 

@@ -10,6 +10,7 @@ from typing import Any
 from mpidist import own_process
 from mpidist.cluster.join_notes import joining
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
+from mpidist.cluster.own_rank import check_is_rank, mark_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.roles import number_roles, parse_roles
 from mpidist.cluster.spec import ClusterSpec, Task
@@ -129,13 +130,15 @@ def start_mpi(launcher: Launcher | None) -> Any:
     ------
     LaunchError
         The processes started together did not find each other, or have no MPI to do so; on all of them.  Or the program
-        has started MPI for one thread only.
+        has started MPI for one thread only.  Or this process is a child of a rank.
     MissingDependencyError
         There is no mpi4py, or it finds no MPI; and the process is alone.
     """
     MPI = _import_mpi(launcher)
     if not MPI.Is_initialized():
+        check_is_rank(launcher)
         check_library(launcher, MPI.Get_library_version())
+        mark_rank()
         with joining(launcher):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         own_process.at_exit(_finalize, MPI)

@@ -14,6 +14,8 @@ from mpidist.errors import ClusterResolutionError, LaunchError
 #: The type of a task that does not train with the others: it is started as a job of its own.
 _EVALUATOR = "evaluator"
 
+_UNREADABLE = "TF_CONFIG cannot be read:"
+
 #: Properties of a resolver -> their names in the ``task``, and their types.
 _OF_TASK = {"task_type": "type", "task_id": "index"}
 _TYPES = {"task_type": str, "task_id": int}
@@ -50,12 +52,17 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster, an empty one when the variable is not set; ValueError when it cannot be read."""
-        return ClusterSpec(self._config().get("cluster", {}))
+        cluster = self._config().get("cluster", {})
+        try:
+            return ClusterSpec(cluster)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{_UNREADABLE} its cluster: {error}; got {cluster!r}") from None
 
     def _value(self, name: str) -> Any:
         value = super()._value(name)
         if value is None:
             value = (self._task() if name in _OF_TASK else self._config()).get(_OF_TASK.get(name, name))
+            value = _index(value) if name == "task_id" else value
         return value if value is None or name not in _TYPES else _TYPES[name](value)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
@@ -85,7 +92,13 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def _config(self) -> dict[str, Any]:
         """Return the variable's content; json.JSONDecodeError (a ValueError) when it is no JSON."""
-        config = json.loads(self._environ.get("TF_CONFIG", "{}"))
+        text = self._environ.get("TF_CONFIG", "{}")
+        try:
+            config = json.loads(text)
+        except json.JSONDecodeError as error:
+            hint = ", where the quotes of the shell are part of it" if text[:1] == text[-1:] == "'" else ""
+            what = f"{_UNREADABLE} got {text!r}{hint}: {error.msg}"
+            raise json.JSONDecodeError(what, error.doc, error.pos) from None
         return _object(config, "TF_CONFIG")
 
     def _task(self) -> dict[str, Any]:
@@ -107,7 +120,8 @@ def tasks_that_train(environ: Mapping[str, str] | None = None) -> int:
     try:
         spec, task_type = resolver.cluster_spec(), resolver.task_type
     except (ValueError, TypeError) as error:
-        raise ValueError(f"TF_CONFIG cannot be read: {error}; got {environ['TF_CONFIG']!r}") from error
+        text = str(error) if str(error).startswith(_UNREADABLE) else f"{_UNREADABLE} {error}"
+        raise ValueError(f"{text}; got {environ['TF_CONFIG']!r}") from error
     return 0 if task_type == _EVALUATOR else sum(spec.num_tasks(job) for job in spec.jobs if job != _EVALUATOR)
 
 
@@ -128,6 +142,14 @@ def check_all_joined(tasks: int, size: int) -> None:
             f"`mpirun -n {tasks} python SCRIPT` or `srun -n {tasks} python SCRIPT`. To train on the ranks there are, "
             "unset TF_CONFIG"
         )
+
+
+def _index(value: Any) -> int | None:
+    """Return the index of the task; ValueError for what is no whole number of 0 or more, or the text of one."""
+    is_text = isinstance(value, str) and value.isascii() and value.isdigit()
+    if value is None or is_text or (type(value) is int and value >= 0):
+        return None if value is None else int(value)
+    raise ValueError(f'{_UNREADABLE} the "index" of its task must be an integer of 0 or more, got {value!r}')
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

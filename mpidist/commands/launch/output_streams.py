@@ -24,6 +24,7 @@ STDOUT, STDERR = 1, 2
 _CONNECT = """\
 r="${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-none}}"
 if [ -p "$0/$r.2" ]; then echo $$ >"$0/$r.process"; fi
+if [ -p "$0/$r.0" ]; then exec <"$0/$r.0"; fi
 if [ -p "$0/$r.1" ]; then exec >"$0/$r.1"; fi
 if [ -p "$0/$r.2" ]; then exec 2>"$0/$r.2"; fi
 exec "$@\""""
@@ -65,7 +66,7 @@ class OutputStreams:
         return pipe
 
     def command(self, program: Sequence[str]) -> list[str]:
-        """Return the command that runs `program` with its output connected to its rank's pipes."""
+        """Return the command that runs `program` connected to its rank's pipes."""
         return ["sh", "-c", _CONNECT, self.folder, *program]
 
     def add_launcher(self, pipe: int, descriptor: int) -> None:

@@ -17,6 +17,7 @@ from types import FrameType
 from mpidist.cluster.join_notes import asked_status
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.failures import FailedRank, FailureLog
+from mpidist.commands.launch.input_stream import InputStream
 from mpidist.commands.launch.killed_ranks import KilledRanks
 from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
@@ -72,11 +73,15 @@ def supervise(
     terminal: bool = False,
     destination: Terminal | None = None,
     tagged: re.Pattern[bytes] | None = None,
+    takes_input: bool = True,
 ) -> Ended:
-    """Run ``launcher program`` to its end from the main thread; with `terminal` the launcher shows standard output."""
+    """Run ``launcher program`` to its end from the main thread; with `terminal` the launcher shows standard output.
+
+    With `takes_input` rank 0 gets standard input from here, else from the launcher: it may be on another machine.
+    """
     # a launcher gives its ranks a terminal of its own, in which progress bars move; else lines are kept whole
     descriptors = (STDERR,) if terminal else (STDOUT, STDERR)
-    job = _Job(launcher, program, ranks, environ, descriptors, destination or Terminal(), tagged)
+    job = _Job(launcher, program, ranks, environ, descriptors, destination or Terminal(), tagged, takes_input)
     try:
         with _signals(job):
             job.wait(timeout_seconds)
@@ -97,6 +102,7 @@ class _Job:
         descriptors: Sequence[int],
         destination: Terminal,
         tagged: re.Pattern[bytes] | None,
+        takes_input: bool,
     ) -> None:
         self.token = uuid.uuid4().hex
         self.failures = FailureLog()
@@ -115,17 +121,32 @@ class _Job:
         self.leftovers = Leftovers(self.token)
         self.removed: list[str] = []
         self.watchdog = start_watchdog(self.token, self.streams.folder)
-        # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
-        self.process = subprocess.Popen(
-            [*launcher, *self.streams.command(program)],
-            env={**environ, TOKEN: self.token, RUN_FOLDER: self.streams.folder},
-            stdout=subprocess.PIPE if STDOUT in descriptors else None,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        variables = {**environ, TOKEN: self.token, RUN_FOLDER: self.streams.folder}
+        self.process = self._started(launcher, program, variables, STDOUT in descriptors, takes_input)
         for pipe, descriptor in ((self.process.stdout, STDOUT), (self.process.stderr, STDERR)):
             if pipe is not None:
                 self.streams.add_launcher(pipe.fileno(), descriptor)
+
+    def _started(
+        self,
+        launcher: Sequence[str],
+        program: Sequence[str],
+        environ: Mapping[str, str],
+        takes_output: bool,
+        takes_input: bool,
+    ) -> subprocess.Popen[bytes]:
+        """Return the launcher's process."""
+        if takes_input:
+            InputStream(self.streams.folder)
+        # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
+        return subprocess.Popen(
+            [*launcher, *self.streams.command(program)],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL if takes_input else None,
+            stdout=subprocess.PIPE if takes_output else None,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def _take_line(self, rank: int | None, line: str) -> None:
         self.failures.feed(rank, line)
