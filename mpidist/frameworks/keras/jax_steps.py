@@ -15,12 +15,12 @@ import numpy
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.half_precision import half_variables, overflown
+from mpidist.frameworks.keras.current_step import in_optimizer
+from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
-from mpidist.frameworks.keras.under_way import in_optimizer
 from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.options import ReduceOp
 

@@ -11,8 +11,8 @@ import numpy
 
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
+from mpidist.frameworks.keras.current_step import step_of, stepping
 from mpidist.frameworks.keras.shares import BatchShare
-from mpidist.frameworks.keras.under_way import step_of, stepping
 from mpidist.options import ReduceOp
 
 

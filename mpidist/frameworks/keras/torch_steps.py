@@ -11,7 +11,7 @@ import torch
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.half_precision import half_variables
+from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
 from mpidist.frameworks.keras.replica import ModelReplica
@@ -73,7 +73,7 @@ def _on_host(tensor: Any) -> numpy.ndarray:
     return tensor.float().numpy() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.numpy()
 
 
-class _Watched:
+class _WatchedState:
     """The state of the layers of a model, and whether a step has changed it."""
 
     def __init__(self, model: keras.Model) -> None:
@@ -139,7 +139,7 @@ def _prepare(model: Any) -> None:
             "a distributed Keras model on PyTorch cannot be compiled by torch.compile, which does not see the "
             "communication; call model.compile(..., jit_compile=False)"
         )
-    replica.steps, replica.halves = _Watched(model), half_variables(model)
+    replica.steps, replica.halves = _WatchedState(model), half_variables(model)
 
 
 def _train_step(self: Any, data: Any) -> Any:
