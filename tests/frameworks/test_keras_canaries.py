@@ -117,6 +117,32 @@ def test_the_class_of_a_model_can_be_replaced():
     assert len(model.fit(X, Y, verbose=0).history["loss"]) == 1
 
 
+def test_registered_classes_are_found_by_their_names():
+    """Else copies of a distributed model are not of the class that was registered."""
+    from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
+
+    kind = keras.saving.register_keras_serializable("canaries")(type("Named", (keras.Model,), {}))
+    assert GLOBAL_CUSTOM_NAMES.pop(kind) == "canaries>Named"
+
+
+def test_what_is_added_is_assigned():
+    """Else sums of variables of layers are not seen, or refused."""
+    variable = keras.Variable(numpy.zeros(2, "f4"), trainable=False, aggregation="sum")
+    assigned = []
+    vars(variable)["assign"] = assigned.append
+    variable.assign_add(numpy.ones(2, "f4"))
+    variable.assign_sub(numpy.ones(2, "f4"))
+    assert len(assigned) == 2 and variable.aggregation == "sum"
+
+
+def test_a_layer_says_what_it_computes_in():
+    """Else gradients that overflow in one process do not on several ranks."""
+    layer = keras.layers.Dense(1, dtype="mixed_float16")
+    layer.build((None, 3))
+    assert layer.compute_dtype == "float16"
+    assert [each._autocast for each in layer._trainable_variables] == [True, True]
+
+
 def test_arguments_have_their_names():
     """Else they are not seen."""
     named = {"x", "y", "sample_weight", "batch_size", "validation_data", "validation_split", "validation_batch_size"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 
 import numpy
 import pytest
@@ -143,8 +144,28 @@ def test_data_that_end_on_one_rank_first():
             if number < 3 or rank() > 0:
                 yield batch
 
-    with pytest.raises(CollectiveMismatchError, match="the next batch of Keras inputs"):
+    with pytest.raises(CollectiveMismatchError, match=r"none \(the data ended after 3 batches\) on rank 0"):
         model.fit(shorter(), verbose=0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_data_of_which_one_rank_has_fewer():
+    class Fewer(Batches):
+        @property
+        def num_batches(self):
+            return len(CUTS) - (rank() == 1)
+
+    model = distributed(functional, compiled())
+    with pytest.raises(CollectiveMismatchError, match=r"batches in an epoch: (4|5)"):
+        model.fit(Fewer(), verbose=0)
+
+
+def test_the_chief_alone_warns_of_shuffle():
+    model = distributed(functional, compiled())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(generator(), verbose=0)
+    assert sum("`shuffle=True` was passed" in str(each.message) for each in caught) == (rank() == 0)
 
 
 @pytest.mark.mpi(min_size=2)

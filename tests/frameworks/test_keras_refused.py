@@ -123,6 +123,16 @@ def test_a_mask_of_the_outputs():
         model.fit(tokens, tokens[..., None].astype("f4"), batch_size=6, verbose=0)
 
 
+def test_variables_that_are_overwritten_by_gradients():
+    def make():
+        model = sequential()
+        model.layers[0].kernel.overwrite_with_gradient = True
+        return model
+
+    with pytest.raises(NotImplementedError, match="kernel' is overwritten by its gradient.*mixed_bfloat16"):
+        distributed(make, compiled()).fit(X, Y, verbose=0)
+
+
 def test_a_loss_that_divides_by_weights():
     loss = crossentropy(reduction="mean_with_sample_weight")
     model = distributed(classifier, compiled(loss, metrics=[]))

@@ -68,7 +68,7 @@ GIVEN = set(
     indexed inverse iterator
     jax
     k keras
-    lamb lars learning linear logger loss lr
+    lamb lars layer learning linear logger loss lr
     map mean metric mirrored model monitor mpi mpidist mpirun multi
     n na nan nccl numeric numpy
     op ops optimizer optional

@@ -35,6 +35,13 @@ def require_trainable(model: keras.Model) -> None:
             f"a distributed Keras model has losses with the reductions {', '.join(sorted(map(str, reductions)))}; use "
             'one for all, such as "sum_over_batch_size"'
         )
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise NotImplementedError(
+                f"the variable {variable.path!r} is overwritten by its gradient, as those of float8 are: that is the "
+                "greatest value of a batch, of which a replica has a part. Train with another dtype policy, "
+                "such as mixed_bfloat16"
+            )
     for layer in model._flatten_layers():
         if getattr(layer, "activity_regularizer", None) is not None:
             raise NotImplementedError(

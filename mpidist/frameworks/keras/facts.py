@@ -14,6 +14,9 @@ from mpidist.input.agreement import checksum
 
 Facts = list[tuple[str, Any, tuple[int, ...]]]
 
+#: The call that is made of each batch of a loader or generator, and at its end.
+_NEXT_BATCH = "the next batch of Keras inputs"
+
 #: Checksums of all arrays together cover about so many bytes.
 _MOST_BYTES = 1 << 18
 
@@ -44,14 +47,19 @@ def compare_arrays(replica: ModelReplica, what: str, given: Any, settings: dict[
 def compare_batch(replica: ModelReplica, rows: int, leaves: Sequence[Any]) -> None:
     """Raise CollectiveMismatchError on all ranks unless they have the same batch of a loader or generator.  Collective.
 
-    It is a call of its own: of a rank whose data have ended, the others see that it makes another one.
+    A rank whose data have ended calls `compare_ends` in its place.
     """
     facts = [fact("rows", rows)]
     for place, leaf in enumerate(leaves):
         if not leaf.dtype.hasobject:
             shown = checksum(leaf, _MOST_BYTES // len(leaves))
             facts.append(fact(f"checksum of array {place} (every rank is given whole batches)", f"{shown:#010x}"))
-    replica.compare("the next batch of Keras inputs", facts)
+    replica.compare(_NEXT_BATCH, facts)
+
+
+def compare_ends(replica: ModelReplica, batches: int) -> None:
+    """Raise CollectiveMismatchError on all ranks unless the data of all of them have ended.  Collective."""
+    replica.compare(_NEXT_BATCH, [fact("rows", f"none (the data ended after {batches} batches)")])
 
 
 def compare_models(replica: ModelReplica, model: keras.Model, what: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy
 
+from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras import facts
 from mpidist.frameworks.keras.inputs import ArrayBatches, KerasBatches, PartAdapter, rows_of
 from mpidist.frameworks.keras.replica import ModelReplica
@@ -51,7 +52,9 @@ def adapter_of(
         return x
     if not are_arrays(arrays):
         _require_nothing_beside(x, y, sample_weight)
-        return PartAdapter(replica, KerasBatches(replica, x, shuffle, class_weight))
+        batches = KerasBatches(replica, x, shuffle, class_weight)
+        replica.compare(f"Keras {what}", [fact("batches in an epoch", batches.num_batches), fact("steps", steps)])
+        return PartAdapter(replica, batches)
     x, y, sample_weight = map(on_host, arrays)
     if class_weight is not None:
         sample_weight = _weights_of_classes(y, sample_weight, class_weight)

@@ -8,6 +8,7 @@ draws it there, so the batches are those of one process.
 from __future__ import annotations
 
 import random
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -199,19 +200,25 @@ class KerasBatches:
             if shuffle and x.num_batches is not None:
                 x = _ReorderedBatches(replica, x)
             shuffle = False
-        self._adapter = get_data_adapter(x, shuffle=shuffle, class_weight=class_weight)
+        with warnings.catch_warnings():
+            if not replica.is_chief:
+                warnings.filterwarnings("ignore", "`shuffle=True` was passed")
+            self._adapter = get_data_adapter(x, shuffle=shuffle, class_weight=class_weight)
 
     @property
     def num_batches(self) -> int | None:
         return self._adapter.num_batches
 
     def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
+        batches = 0
         for batch in getattr(self._adapter, iterator_name)():
+            batches += 1
             leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
             rows = rows_of(leaves)
             facts.compare_batch(self._replica, rows, [keras.ops.convert_to_numpy(leaf) for leaf in leaves])
             share = BatchShare.of(rows, self._replica.number, self._replica.count)
             yield share, cut(batch, share)
+        facts.compare_ends(self._replica, batches)
 
     def on_epoch_begin(self) -> None:
         self._adapter.on_epoch_begin()

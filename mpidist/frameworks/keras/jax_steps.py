@@ -15,10 +15,12 @@ import numpy
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.half_precision import half_variables, overflown
+from mpidist.frameworks.keras.current_step import in_optimizer
+from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
+from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.under_way import in_optimizer
+from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.options import ReduceOp
 
@@ -98,6 +100,60 @@ def collect(
     return collected.trainable, collected.optimizer
 
 
+class _Changed:
+    """The variables of layers that a step changes: which ones is known when it was traced."""
+
+    def __init__(self, model: Any, replica: ModelReplica) -> None:
+        self.variables = layer_variables(model)
+        self._number = replica.number
+        self._found: list[LayerVariable] = []
+
+    def given(self, before: Sequence[Any], after: Sequence[Any], weight: Any) -> list[Any]:
+        """Return what this replica adds to their values, in a step that is traced."""
+        self._found = [each for each in self.variables if after[each.place] is not before[each.place]]
+        return [each.given(jnp, before[each.place], after[each.place], weight, self._number) for each in self._found]
+
+    def settle(self, before: Sequence[Any], after: Sequence[Any], totals: Sequence[Any]) -> list[Any]:
+        """Return the values after a step, those that it has changed of all replicas."""
+        after = list(after)
+        for each, total in zip(self._found, totals, strict=True):
+            value = each.result(numpy.asarray(before[each.place]), total)
+            after[each.place] = jnp.asarray(value, after[each.place].dtype)
+        return after
+
+
+class _Forward:
+    """A step of an evaluation or a prediction, compiled unless the model is run eagerly."""
+
+    def __init__(self, model: Any, replica: ModelReplica, name: str) -> None:
+        self._model, self._replica, self._name = model, replica, name
+        is_compiled = model.jit_compile and not model.run_eagerly
+        self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
+        self._changed = _Changed(model, replica)
+
+    def _traced(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
+        """Return what the model's own step returns, and what it has changed."""
+        self._replica.factor = factor
+        try:
+            with only_added_to(self._changed.variables):
+                found, after = getattr(stock(self._model), self._name)(state, data)
+        finally:
+            self._replica.factor = None
+        others = after[1] if self._name == "test_step" else after
+        return found, after, self._changed.given(state[1], others, weight)
+
+    def __call__(self, state: Any, data: Any, share: BatchShare | None) -> Any:
+        """Return what the model's own step returns.  Collective if it changes variables of layers and has a share."""
+        if share is None:  # `predict_on_batch`, where every rank has all rows
+            return self._step(state, data, 1.0, 1.0)[:2]
+        with self._replica.step(share):
+            found, after, arrays = self._step(state, data, share.weight, share.rows / share.given_rows)
+            totals = self._replica.reduce(ReduceOp.SUM, [numpy.asarray(each) for each in arrays]) if arrays else []
+        if self._name == "test_step":
+            return found, (after[0], self._changed.settle(state[1], after[1], totals), after[2])
+        return found, self._changed.settle(state[1], after, totals)
+
+
 class _Halves:
     """The two halves of a training step, compiled unless the model is run eagerly."""
 
@@ -108,17 +164,16 @@ class _Halves:
         self.second: Callable[..., Any] = jax.jit(self._second, donate_argnums=(0, 1)) if is_compiled else self._second
         self._optimizer: Any = None
         self._is_present: list[bool] = []
-        #: Numbers of the variables that are not trained and that the step changes, known when it was traced.
-        self.statistics: list[int] = []
+        self.changed = _Changed(model, replica)
 
     def _first(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
-        """Return logs, weighted gradients, variables that are not trained, those of metrics, weighted statistics."""
+        """Return logs, weighted gradients, variables that are not trained, those of metrics, and what is changed."""
         replica = self._replica
-        before = state[1]
         replica.collected, replica.factor, replica.weight = [], factor, weight
         replica.weighted.clear()
         try:
-            logs, after = stock(self._model).train_step(state, data)
+            with only_added_to(self.changed.variables):
+                logs, after = stock(self._model).train_step(state, data)
             found, replica.collected = replica.collected, None
         finally:
             replica.collected = replica.factor = None
@@ -133,10 +188,7 @@ class _Halves:
         self._is_present = [gradient is not None for gradient in collected.gradients]
         part = weight if id(self._optimizer) not in replica.weighted else jnp.where(weight == 0, 0.0, 1.0)
         gradients = [_weighted(each, part) for each in collected.gradients if each is not None]
-        pairs = list(enumerate(zip(before, after[1], strict=True)))
-        self.statistics = [at for at, (old, new) in pairs if new is not old and jnp.issubdtype(new.dtype, jnp.floating)]
-        statistics = [_weighted(after[1][at], weight) for at in self.statistics]
-        return logs, gradients, after[1], after[3], statistics
+        return logs, gradients, after[1], after[3], self.changed.given(state[1], after[1], weight)
 
     def _second(self, trainable: Any, optimizer_variables: Any, gradients: Any) -> Any:
         """Return the updated variables, and those of the optimizer."""
@@ -183,21 +235,17 @@ def _make_test_function(self: Any, force: bool = False) -> Any:
     if replica is None:
         return stock(self).make_test_function(force)
     if self.test_function is None or force:
-        replica.test_step = _test_function(self, replica)
+        replica.test_step = _Forward(self, replica, "test_step")
         _without_jit(self, stock(self).make_test_function, force)
 
 
-def _test_function(model: Any, replica: ModelReplica) -> Callable[..., Any]:
-    """Return the model's own step of an evaluation, which takes the loss factor too."""
-
-    def step(state: Any, data: Any, factor: Any) -> Any:
-        replica.factor = factor
-        try:
-            return stock(model).test_step(state, data)
-        finally:
-            replica.factor = None
-
-    return jax.jit(step) if model.jit_compile and not model.run_eagerly else step
+def _make_predict_function(self: Any, force: bool = False) -> Any:
+    replica = replica_of(self)
+    if replica is None:
+        return stock(self).make_predict_function(force)
+    if self.predict_function is None or force:
+        replica.predict_step = _Forward(self, replica, "predict_step")
+        _without_jit(self, stock(self).make_predict_function, force)
 
 
 def _without_jit(model: Any, make: Callable[[bool], Any], force: bool) -> None:
@@ -216,19 +264,18 @@ def _train_step(self: Any, state: Any, data: Any) -> Any:
     share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
-    trainable, _, optimizer_variables, metrics_variables = state
+    trainable, before, optimizer_variables, metrics_variables = state
     halves = replica.steps
     with replica.step(share):
-        logs, gradients, others, new_metrics, statistics = halves.first(
+        logs, gradients, others, new_metrics, changed = halves.first(
             state, data, share.weight, share.rows / share.given_rows
         )
-        arrays = [numpy.asarray(each) for each in (*gradients, *statistics)]
+        arrays = [numpy.asarray(each) for each in (*gradients, *changed)]
         arrays.append(numpy.array([replica.is_vote], arrays[0].dtype))
         *results, votes = replica.reduce(ReduceOp.SUM, arrays)
         replica.is_stopped = replica.is_stopped or bool(votes[0])
         trainable, optimizer_variables = halves.second(trainable, optimizer_variables, results[: len(gradients)])
-    for at, value in zip(halves.statistics, results[len(gradients) :], strict=True):
-        others[at] = jnp.asarray(value, others[at].dtype)
+    others = halves.changed.settle(before, others, results[len(gradients) :])
     kept = new_metrics if share.own_rows else metrics_variables
     logs = _logs_of_batch(self, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
     return logs, (trainable, others, optimizer_variables, kept)
@@ -241,11 +288,17 @@ def _test_step(self: Any, state: Any, data: Any) -> Any:
     share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, self, state)
-    with replica.step(share):
-        logs, after = replica.test_step(state, data, share.rows / share.given_rows)
+    logs, after = replica.test_step(state, data, share)
     kept = after[2] if share.own_rows else state[2]
     logs = _logs_of_batch(self, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
     return logs, (after[0], after[1], kept)
+
+
+def _predict_step(self: Any, state: Any, data: Any) -> Any:
+    replica = replica_of(self)
+    if replica is None:
+        return stock(self).predict_step(state, data)
+    return replica.predict_step(state, data, replica.next_share(given_rows(data)) if replica.shares else None)
 
 
 def _logs_of_batch(model: Any, replica: ModelReplica, logs: Any, values: Any, rows: int) -> Any:
@@ -274,6 +327,8 @@ def is_concrete(value: Any) -> bool:
 METHODS = {
     "make_train_function": _make_train_function,
     "make_test_function": _make_test_function,
+    "make_predict_function": _make_predict_function,
     "train_step": _train_step,
     "test_step": _test_step,
+    "predict_step": _predict_step,
 }

@@ -36,15 +36,21 @@ def results(replica: ModelReplica, variables: Sequence[Any], values: Sequence[An
 def over_replicas(
     replica: ModelReplica, variables: Sequence[Any], values: Sequence[numpy.ndarray]
 ) -> list[numpy.ndarray]:
-    """Return the values of all replicas put together: their sum, or their mean if a variable says so.  Collective."""
+    """Return the values of all replicas put together: their sum, or what else a variable says.  Collective.
+
+    Others are their mean, and that of the first replica.
+    """
     if not values:
         return []
+    rules = [getattr(variable, "aggregation", "sum") for variable in variables]
+    if not replica.is_chief:
+        pairs = zip(rules, values, strict=True)
+        values = [numpy.zeros_like(value) if rule == "only_first_replica" else value for rule, value in pairs]
     total = replica.sum(numpy.concatenate([value.reshape(-1) for value in values], dtype="float64"))
     parts = numpy.split(total, numpy.cumsum([value.size for value in values])[:-1])
     found = []
-    for variable, part, value in zip(variables, parts, values, strict=True):
-        is_mean = getattr(variable, "aggregation", "sum") == "mean"
-        found.append((part / replica.count if is_mean else part).reshape(value.shape).astype(value.dtype))
+    for rule, part, value in zip(rules, parts, values, strict=True):
+        found.append((part / replica.count if rule == "mean" else part).reshape(value.shape).astype(value.dtype))
     return found
 
 

@@ -25,7 +25,7 @@ from mpidist.frameworks.keras.shares import BatchShare
 def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
     """Let a model train over all replicas; also one whose constructor has not run yet.  Local."""
     distribute(model, _methods(), replica)
-    for name in ("train_function", "test_function"):
+    for name in ("train_function", "test_function", "predict_function"):
         if name in vars(model):  # made of the steps of one rank
             setattr(model, name, None)
     _link_optimizers(model)

@@ -14,9 +14,9 @@ import keras
 from mpidist import context
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock
-from mpidist.frameworks.keras.half_precision import overflown
+from mpidist.frameworks.keras.current_step import in_optimizer, is_in_optimizer, stepping
+from mpidist.frameworks.keras.float_range import overflown
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.under_way import in_optimizer, is_in_optimizer, stepping
 
 
 def distribute_optimizer(optimizer: keras.optimizers.Optimizer, replica: ModelReplica) -> None:

@@ -11,8 +11,8 @@ import numpy
 
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
+from mpidist.frameworks.keras.current_step import step_of, stepping
 from mpidist.frameworks.keras.shares import BatchShare
-from mpidist.frameworks.keras.under_way import step_of, stepping
 from mpidist.options import ReduceOp
 
 
@@ -44,7 +44,7 @@ class ModelReplica:
         Whether `train_on_batch` or `test_on_batch` is under way.
     is_synchronized : bool
         Whether all replicas have the chief's weights.
-    steps, test_step : object
+    steps, test_step, predict_step : object
         What the seam of the backend keeps for the model's steps.
     last_share : BatchShare or None
         Of the last step.
@@ -63,6 +63,7 @@ class ModelReplica:
         self.halves: set[int] = set()
         self.steps: Any = None
         self.test_step: Any = None
+        self.predict_step: Any = None
         self.last_share: BatchShare | None = None
         self._bound: dict[Any, Any] = {}
         self._depth = 0

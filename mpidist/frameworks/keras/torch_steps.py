@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -11,9 +11,11 @@ import torch
 
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.half_precision import half_variables
+from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
+from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.variables import synchronize
 from mpidist.options import ReduceOp
 
@@ -32,30 +34,29 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
     """
     present = [gradient for gradient in gradients if gradient is not None]
     share, watched = replica.share, replica.steps
-    statistics = watched.changed() if share is not None and watched is not None else []
-    tensors = present + [each.value for each in statistics]
-    if not tensors:
+    changed = watched.changed() if share is not None and watched is not None else []
+    if not present and not changed:
         return list(gradients)  # Keras says so
-    arrays = [_on_host(tensor) for tensor in tensors]
-    op = ReduceOp.SUM
-    if share is not None:
-        if not share.own_rows:
-            arrays = [numpy.zeros_like(array) for array in arrays]
-        elif share.is_even and not is_weighted:
-            op = ReduceOp.MEAN
-        else:
-            first = len(present) if is_weighted else 0
-            arrays[first:] = [array * array.dtype.type(share.weight) for array in arrays[first:]]
-    arrays.append(numpy.array([replica.is_vote], arrays[0].dtype))
-    *results, votes = replica.reduce(op, arrays)
-    replica.is_stopped = replica.is_stopped or bool(votes[0])
-    found = [torch.from_numpy(result).to(tensor.dtype) for result, tensor in zip(results, tensors, strict=True)]
-    for variable, value in zip(statistics, found[len(present) :], strict=True):
-        variable.assign(value)
-    if statistics:
-        watched.look()
-    left = iter(found)
+    is_plain = not changed and not is_weighted
+    op = ReduceOp.MEAN if share is not None and share.is_even and is_plain else ReduceOp.SUM
+    arrays = [_on_host(tensor) for tensor in present]
+    if share is not None and not share.own_rows:
+        arrays = [numpy.zeros_like(array) for array in arrays]
+    elif share is not None and op == ReduceOp.SUM and not is_weighted:
+        arrays = [array * array.dtype.type(share.weight) for array in arrays]
+    results = _with_vote(replica, op, arrays + watched.given(replica, changed) if changed else arrays)
+    if changed:
+        watched.settle(changed, results[len(present) :])
+    pairs = zip(results[: len(present)], present, strict=True)
+    left = iter([torch.from_numpy(result).to(tensor.dtype) for result, tensor in pairs])
     return [None if gradient is None else next(left) for gradient in gradients]
+
+
+def _with_vote(replica: ModelReplica, op: ReduceOp, arrays: list[numpy.ndarray]) -> list[numpy.ndarray]:
+    """Return arrays reduced over the replicas; this rank's vote for an end goes with them.  Collective."""
+    *results, votes = replica.reduce(op, [*arrays, numpy.array([replica.is_vote], arrays[0].dtype)])
+    replica.is_stopped = replica.is_stopped or bool(votes[0])
+    return results
 
 
 def _on_host(tensor: Any) -> numpy.ndarray:
@@ -72,51 +73,73 @@ def _on_host(tensor: Any) -> numpy.ndarray:
     return tensor.float().numpy() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.numpy()
 
 
-class _BatchStatistics:
-    """The variables of a model that are not trained and that its layers change in training, such as moving averages."""
+class _WatchedState:
+    """The state of the layers of a model, and whether a step has changed it."""
 
     def __init__(self, model: keras.Model) -> None:
-        trained = {id(each) for each in model.trainable_variables}
-        self._variables = [
-            each
-            for each in model.non_trainable_variables
-            if id(each) not in trained and keras.backend.is_float_dtype(each.dtype)
-        ]
+        self.variables = layer_variables(model)
         self.look()
 
     def look(self) -> None:
-        """Take note of how often each was written."""
-        self._versions = [each.value._version for each in self._variables]
+        """Take note of how often each was written, and of what sums are."""
+        self._versions = [each.variable.value._version for each in self.variables]
+        self._before = [_copied(each) for each in self.variables]
 
-    def changed(self) -> list[Any]:
-        """Return those that were written since."""
-        pairs = zip(self._variables, self._versions, strict=True)
-        return [each for each, version in pairs if each.value._version != version]
+    def changed(self) -> list[int]:
+        """Return the numbers of those that were written since."""
+        pairs = enumerate(zip(self.variables, self._versions, strict=True))
+        return [at for at, (each, version) in pairs if each.variable.value._version != version]
+
+    def given(self, replica: ModelReplica, changed: Sequence[int]) -> list[numpy.ndarray]:
+        """Return what this replica adds to the results."""
+        weight = replica.share.weight if replica.share is not None else 1.0
+        return [self.variables[at].given(numpy, *self._old_and_new(at), weight, replica.number) for at in changed]
+
+    def settle(self, changed: Sequence[int], totals: Sequence[numpy.ndarray]) -> None:
+        """Give those that were written their values over all replicas."""
+        for at, total in zip(changed, totals, strict=True):
+            each = self.variables[at]
+            value = torch.as_tensor(each.result(self._old_and_new(at)[0], total))
+            type(each.variable).assign(each.variable, value.to(each.variable.value.dtype))
+        self.look()
+
+    def _old_and_new(self, at: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+        new, old = self.variables[at].variable.value, self._before[at]
+        return _on_host(new if old is None else old), _on_host(new)
+
+
+def _copied(each: LayerVariable) -> Any:
+    return each.variable.value.detach().clone() if each.rule == "sum" else None
 
 
 # -- put over the methods of a model ----------------------------------------------------------------------------------
 
 
 def _make_train_function(self: Any, force: bool = False) -> Any:
-    replica = replica_of(self)
-    if replica is not None:
-        _require_eager(self)
-        replica.steps, replica.halves = _BatchStatistics(self), half_variables(self)
+    _prepare(self)
     return stock(self).make_train_function(force)
 
 
 def _make_test_function(self: Any, force: bool = False) -> Any:
-    if replica_of(self) is not None:
-        _require_eager(self)
+    _prepare(self)
     return stock(self).make_test_function(force)
 
 
-def _require_eager(model: Any) -> None:
+def _make_predict_function(self: Any, force: bool = False) -> Any:
+    _prepare(self)
+    return stock(self).make_predict_function(force)
+
+
+def _prepare(model: Any) -> None:
+    replica = replica_of(model)
+    if replica is None:
+        return
     if model.jit_compile:
         raise NotImplementedError(
             "a distributed Keras model on PyTorch cannot be compiled by torch.compile, which does not see the "
             "communication; call model.compile(..., jit_compile=False)"
         )
+    replica.steps, replica.halves = _WatchedState(model), half_variables(model)
 
 
 def _train_step(self: Any, data: Any) -> Any:
@@ -133,16 +156,34 @@ def _test_step(self: Any, data: Any) -> Any:
     return _step(self, replica, data, stock(self).test_step)
 
 
+def _predict_step(self: Any, data: Any) -> Any:
+    replica = replica_of(self)
+    if replica is None or not replica.shares:  # `predict_on_batch`, where every rank has all rows
+        return stock(self).predict_step(data)
+    share = replica.next_share(given_rows(data))
+    return _settled(replica, share, lambda: stock(self).predict_step(data))
+
+
+def _settled(replica: ModelReplica, share: BatchShare, step: Callable[[], Any]) -> Any:
+    """Take a step; what it has changed, and not reduced, is reduced then.  Collective."""
+    watched = replica.steps
+    watched.look()
+    with replica.step(share):
+        with only_added_to(watched.variables):
+            found = step()
+        changed = watched.changed()
+        if changed:
+            watched.settle(changed, _with_vote(replica, ReduceOp.SUM, watched.given(replica, changed)))
+    return found
+
+
 def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
     share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         synchronize(replica, model)
-    if replica.steps is not None:
-        replica.steps.look()
     replica.factor = share.rows / share.given_rows
     kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
-    with replica.step(share):
-        logs = stock_step(data)
+    logs = _settled(replica, share, lambda: stock_step(data))
     for variable, value in kept:
         variable.assign(value)
     if not replica.is_for_one_batch:
@@ -159,6 +200,8 @@ def is_concrete(value: Any) -> bool:
 METHODS = {
     "make_train_function": _make_train_function,
     "make_test_function": _make_test_function,
+    "make_predict_function": _make_predict_function,
     "train_step": _train_step,
     "test_step": _test_step,
+    "predict_step": _predict_step,
 }

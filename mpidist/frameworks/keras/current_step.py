@@ -1,4 +1,4 @@
-"""What is under way in this thread: the step of a distributed model, and an optimizer that has reduced gradients."""
+"""The step of a model that is under way in this thread, and whether an optimizer in it has the reduced gradients."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _UnderWay(threading.local):
+class _CurrentStep(threading.local):
     replica: Any = None
     is_in_optimizer = False
 
 
-_here = _UnderWay()
+_here = _CurrentStep()
 
 
 @contextmanager
