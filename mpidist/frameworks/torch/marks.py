@@ -58,7 +58,8 @@ class GradientMarks:
         found = MarkState.CLEARED
         for parameter, mark, version in self._marked:
             gradient = parameter.grad
-            if gradient is None or gradient is not mark():
+            is_same = gradient is mark()
+            if gradient is None or not is_same:
                 continue
             now = gradient._version
             if parameter is added:
