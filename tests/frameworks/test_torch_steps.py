@@ -214,6 +214,40 @@ def test_a_pass_more_without_rows_on_any_rank_takes_nothing_away(way):
     assert_alike(training.bare, expected)
 
 
+@pytest.mark.parametrize("way", MEANS)
+def test_rows_of_several_passes(way):
+    """The second pass has fewer rows, of which each rank has the same part."""
+    size, rank = world().size, world().rank
+    training = Training(way, tanh_model(), 2)
+    expected, optimizer = alone(training.bare)
+    total = size * (size + 1) // 2
+    for batch in batches(2, 3 * total):
+        training.optimizer.zero_grad()
+        for number, count in enumerate((2, 1)):  # times rank + 1
+            start = number * 2 * total + count * rank * (rank + 1) // 2
+            x, y = (each[start : start + count * (rank + 1)] for each in batch)
+            training.holder.rows = len(x)
+            loss = cross_entropy(training.model(x), y) * count / 3 / training.factor
+            training.backward(loss, number == 1)
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", MEANS)
+def test_rows_of_several_passes_that_no_one_factor_is_right_for(way):
+    training = Training(way, tanh_model(), 2)
+    batch = batches(1, 12)[0]
+    with pytest.raises(
+        RuntimeError, match=r"parts of the rows differ from pass to pass: rank 0 \[.*rank 1 \[3.0, 3.0\]"
+    ):
+        for number, count in enumerate((3, 3 if world().rank else 4)):
+            training.holder.rows = count
+            training.backward(cross_entropy(training.model(batch[0][:count]), batch[1][:count]), number == 1)
+    world().barrier()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_as_many_passes_as_a_rank_likes_where_none_reduces(way):
     """Each rank makes its own number of passes; step() reduces what they gave."""

@@ -12,6 +12,7 @@ of this module: ``Variable._execution_engine.queue_callback`` and ``torch._C._cu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakMethod
@@ -23,10 +24,8 @@ _current_node: Any = torch._C._current_autograd_node
 _at_the_end: Any = torch.autograd.Variable._execution_engine.queue_callback
 
 _orders = count()
-#: The passes at whose end `_over` is called; those that were broken off by an error stay until another one ends.
-_awaited: set[int] = set()
-#: What waits for the end of the outermost pass, by its order.
-_waiting: dict[int, PassWatch] = {}
+#: By the number of a pass, which is its own in the process: what waits for its end, by its order.
+_waiting: dict[int, dict[int, PassWatch]] = {}
 
 
 class PassWatch:
@@ -64,10 +63,9 @@ class PassWatch:
         begin = self._begin()
         if begin is None:  # who asked was dropped
             return
-        _waiting[self._order] = self
         begin(parameter)
         self.is_open = True
-        _await(number)
+        _those_that_wait(number)[self._order] = self
 
     def over(self) -> None:
         """Say that the pass is over."""
@@ -77,26 +75,26 @@ class PassWatch:
             end()
 
 
-def _await(number: int) -> None:
-    if number not in _awaited:
-        _awaited.add(number)
-        _at_the_end(_over)
+def _those_that_wait(number: int) -> dict[int, PassWatch]:
+    """Return what waits for the end of the pass that is going on, by its order."""
+    found = _waiting.get(number)
+    if found is None:
+        found = _waiting[number] = {}
+        _at_the_end(partial(_over, number))
+    return found
 
 
-def _over() -> None:
-    """End the outermost pass, or go on with the one that has run this one."""
-    node = _current_node()
+def _over(number: int) -> None:
+    """End a pass, or have what waits for its end wait for that of the pass that runs it."""
+    found, node = _waiting.pop(number), _current_node()
     if node is not None:
-        _await_outer(node)
+        _wait_for_outer(node, found)
         return
-    _awaited.clear()
-    found = sorted(_waiting.items())
-    _waiting.clear()
-    for _, each in found:
+    for _, each in sorted(found.items()):
         each.over()
 
 
-def _await_outer(node: Any) -> None:
+def _wait_for_outer(node: Any, waiting: dict[int, PassWatch]) -> None:
     """Wait for the end of the pass that runs this one in a node; a function can be queued there only from inside it."""
     handles: list[Any] = []
 
@@ -104,6 +102,6 @@ def _await_outer(node: Any) -> None:
         for each in handles:
             each.remove()
         handles.clear()
-        _await(_current_pass())
+        _those_that_wait(_current_pass()).update(waiting)
 
     handles += [each.register_prehook(is_back) for each, _ in node.next_functions if each is not None]

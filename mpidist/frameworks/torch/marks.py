@@ -58,8 +58,9 @@ class GradientMarks:
         """
         found = MarkState.CLEARED
         for parameter, mark, version in self._marked:
-            gradient: Any = parameter.grad
-            if gradient is None or gradient is not mark():
+            gradient = parameter.grad
+            is_same = gradient is mark()
+            if gradient is None or not is_same:
                 continue
             now = gradient._version
             if parameter is added:

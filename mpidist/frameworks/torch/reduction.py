@@ -25,6 +25,7 @@ from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
 from mpidist.frameworks.torch.marks import GradientMarks, MarkState
 from mpidist.frameworks.torch.replicas import TorchReplicas
+from mpidist.frameworks.torch.row_parts import RowParts
 from mpidist.frameworks.torch.tensors import Named, check_memory
 
 #: What a replica tells the others with its gradients: its number of steps, modulo this; whether its gradients are those
@@ -103,6 +104,7 @@ class GradientReduction:
         self._steps = 0
         self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since
         self._steppers: WeakSet[Any] = WeakSet()  # that ever made one
+        self._parts = RowParts(replicas, owner)
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
         self._number = replicas.next_number()
@@ -169,11 +171,13 @@ class GradientReduction:
         self._is_cleared = self._marks.state(parameter) is MarkState.CLEARED
         if self._is_cleared:
             self._seen, self._has_reduced = 0, False
+            self._parts.clear()
         self._is_mixed = self._has_reduced
 
     def end_backward(self) -> None:
         """Reduce the gradients if this was the last pass before a step."""
         self._seen += 1
+        self._parts.note(self.rows)
         # added to those of a step that was made: of another loss, if they are set to zero next; else step() raises
         is_foreign = self._is_mixed and self.op == "sum" and len(self._stepped) > 0
         if self.is_held or self._seen < self._passes or is_foreign:
@@ -242,6 +246,7 @@ class GradientReduction:
         self._is_due, self._has_reduced, self._is_mixed, self._watch.is_open = False, True, False, False
         self._seen = 0
         self._stepped.clear()
+        self._parts.clear()
         if sparse != self._sparse:
             self._sparse = self._sparse | sparse
             self._bind(self.listed())
@@ -305,10 +310,7 @@ class GradientReduction:
                 f"{self.owner}: rows={rows} weights gradients of which some come from other replicas' losses, by "
                 "SyncBatchNorm. Divide each loss by the rows of the global batch (compute_average_loss), with op='sum'"
             )
-        total = numpy.array([rows], numpy.float64)
-        self.replicas.reduce("sum", [total], "rows")
-        # by no rows at all, what was reduced before stays
-        return "sum", float(rows / total[0]) if total[0] else 1.0 / self.replicas.size
+        return "sum", self._parts.part(rows)
 
     @contextmanager
     def held(self) -> Iterator[None]:
