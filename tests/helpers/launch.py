@@ -26,8 +26,13 @@ from mpidist.commands.launch.rank_processes import TOKEN, end_processes, process
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: How long ranks may take to vanish after their launcher has ended.
-_VANISH_SECONDS = 2.0
+#: After so long a job is ended, and its test fails: far above any honest wait, however busy the machine is.
+LIMIT_SECONDS = 300.0
+
+#: How long ranks, and names of shared memory, may take to vanish after the launcher has ended.
+_VANISH_SECONDS = 60.0
+
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def run_job(
     ranks: int,
     script: str | Path,
     args: Sequence[str] = (),
-    timeout_seconds: float = 120.0,
+    timeout_seconds: float = LIMIT_SECONDS,
     env: Mapping[str, str] | None = None,
 ) -> JobResult:
     """Run a Python script under mpirun and return how it ended.
@@ -90,7 +95,7 @@ def run_job(
 
 
 def run_command(
-    ranks: int, command: Sequence[str], timeout_seconds: float = 120.0, env: Mapping[str, str] | None = None
+    ranks: int, command: Sequence[str], timeout_seconds: float = LIMIT_SECONDS, env: Mapping[str, str] | None = None
 ) -> JobResult:
     """Run any command on `ranks` ranks under mpirun; as `run_job`."""
     environ = environment(env)
@@ -162,6 +167,21 @@ def survivors(token: str) -> list[int]:
     while (left := sorted(processes_of(token))) and time.monotonic() < end:
         time.sleep(0.01)
     return left
+
+
+@contextmanager
+def no_shared_memory_left() -> Iterator[None]:
+    """Fail if names of mpidist's shared memory stay behind the block; other jobs have some for moments."""
+    before = _names_of_shared_memory()
+    yield
+    end = time.monotonic() + _VANISH_SECONDS
+    while (left := _names_of_shared_memory() - before) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left, f"shared memory was left behind: {sorted(left)}"
+
+
+def _names_of_shared_memory() -> set[str]:
+    return {path.name for path in _SHARED_MEMORY.glob("mpidist*")}
 
 
 def _text(file) -> str:

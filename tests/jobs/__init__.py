@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from tests.helpers.launch import ROOT, JobResult, JobTimeout, environment, run_command, run_job, run_process
+from tests.helpers.launch import (
+    ROOT,
+    JobResult,
+    JobTimeout,
+    environment,
+    no_shared_memory_left,
+    run_command,
+    run_job,
+    run_process,
+)
 
-__all__ = ["ROOT", "JobResult", "JobTimeout", "environment", "run_command", "run_job", "run_process"]
+__all__ = [
+    "ROOT",
+    "JobResult",
+    "JobTimeout",
+    "environment",
+    "no_shared_memory_left",
+    "run_command",
+    "run_job",
+    "run_process",
+]

@@ -270,7 +270,7 @@ def run_tolerant(ranks: int, script: str, folder: Path, env: Mapping[str, str] |
     path = folder / "script.py"
     path.write_text(script)
     command = [sys.executable, "-m", "mpidist", "run", "--fault-tolerant", "-n", str(ranks), str(path)]
-    return run_process(command, environment(env), timeout_seconds=120)
+    return run_process(command, environment(env), timeout_seconds=300)
 
 
 @needs_ulfm

@@ -10,20 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import JobResult, environment, run_job, run_process
+from tests.jobs import JobResult, environment, no_shared_memory_left, run_job, run_process
 
 #: Seconds within which a job must have ended after a failure; starting and MPI's own clean-up included.
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 
 #: Seconds after an exception on one rank within which all processes of its job must have ended.
-END_SECONDS = 5
-
-#: What MPI libraries and theirs make in /dev/shm, and leave there when a job is aborted: nothing of mpidist's.
-OF_MPI = re.compile(
-    r"mpich_shm_"  # MPICH
-    r"|(sm|vader)_segment\."  # Open MPI 5 and 4
-    r"|ucx_shm_posix_"  # UCX, below either
-)
+END_SECONDS = 60
 
 STEPS = """
 import os, signal, sys, time
@@ -60,17 +53,11 @@ del os.memfd_create
 
 
 def _run(body: str, ranks: int = 3, before: str = "", **env: str) -> JobResult:
-    names = _shared_memory()
-    with tempfile.TemporaryDirectory() as folder:
+    with no_shared_memory_left(), tempfile.TemporaryDirectory() as folder:
         env = {"TMPDIR": folder, **env}
         result = run_job(ranks, before + STEPS + body, timeout_seconds=LIMIT_SECONDS, env=env)
         assert not list(Path(folder).glob("mpidist*")), "temporary files were left behind"
-    assert _shared_memory() <= names, "shared memory was left behind"
     return result
-
-
-def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("*") if not OF_MPI.match(path.name)}
 
 
 def _ended_in_time(result: JobResult) -> bool:
@@ -96,7 +83,7 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_last(nodes):
 
 
 def test_an_exception_while_the_others_compute_ends_the_job_too():
-    result = _run('if rank == BAD: fail(ValueError("boom"))\ntime.sleep(60)')
+    result = _run('if rank == BAD: fail(ValueError("boom"))\ntime.sleep(600)')
     assert result.returncode != 0 and _ended_in_time(result)
     assert _last_said(result).endswith("ValueError: boom\n")
 
@@ -110,7 +97,7 @@ def test_the_same_exception_on_all_ranks_is_printed_once():
 
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_collective_that_one_rank_never_joins_ends_at_its_deadline_and_names_it(nodes):
-    result = _run("if rank == BAD: time.sleep(60)\nsteps(1, timeout_seconds=1)", ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
+    result = _run("if rank == BAD: time.sleep(600)\nsteps(1, timeout_seconds=1)", ranks=4, MPIDIST_VIRTUAL_NODES=nodes)
     assert result.returncode != 0
     error = _last_said(result)
     assert "TransportTimeoutError" in error
@@ -241,7 +228,7 @@ def test_no_shared_memory_falls_back_to_messages():
     "end", ["", 'if rank == BAD: fail(ValueError("boom"))', "if rank == BAD: os.kill(os.getpid(), signal.SIGKILL)"]
 )
 def test_a_file_for_shared_memory_is_not_left_behind_however_the_job_ends(end):
-    """`_run` compares what is in /dev/shm before and after; the ranks say that there has been such a file."""
+    """`_run` looks what stays in /dev/shm; the ranks say that there has been such a file."""
     body = """
 with open("/proc/self/maps") as maps:
     mapped = any("/mpidist-" in line and "(deleted)" in line for line in maps)

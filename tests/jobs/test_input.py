@@ -11,7 +11,7 @@ import pytest
 
 from tests.jobs.test_run import RANK, command, environ
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 
 #: Each rank tells what it reads; the line that input() takes is told by rank 0.
 READING = (

@@ -265,7 +265,7 @@ def run_dying(folder, *arguments, tolerant=True):
     path.write_text(DYING)
     options = ["--fault-tolerant"] if tolerant else []
     command = [sys.executable, "-m", "mpidist", "run", *options, "-n", "5", str(path), *map(str, arguments)]
-    return run_process(command, environment({"MPIDIST_TIMEOUT_SECONDS": "30"}), timeout_seconds=90)
+    return run_process(command, environment({"MPIDIST_TIMEOUT_SECONDS": "30"}), timeout_seconds=300)
 
 
 @needs_ulfm

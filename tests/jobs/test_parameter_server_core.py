@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.launch import environment, launcher, run_job, run_process
 
-LIMIT_SECONDS = 90.0
+LIMIT_SECONDS = 300.0
 
 TOLERANT = launcher().vendor == "Open MPI" and launcher().version >= (5,)
 

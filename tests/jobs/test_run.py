@@ -47,7 +47,7 @@ def command(*arguments):
 def run(tmp_path, script, *options, ranks=2, arguments=()):
     path = tmp_path / "script.py"
     path.write_text(script)
-    return run_process(command("-n", str(ranks), *options, str(path), *arguments), environ(), 60)
+    return run_process(command("-n", str(ranks), *options, str(path), *arguments), environ(), 300)
 
 
 def traceback_again(result, rank):
@@ -75,7 +75,7 @@ def test_ranks_form_one_world(tmp_path):
 
 def test_a_module_and_any_program_can_be_run():
     for program in (["-m", "platform"], [sys.executable, "-c", "print('here')"]):
-        result = run_process(command("-n", "2", "--quiet", *program), environ(), 60)
+        result = run_process(command("-n", "2", "--quiet", *program), environ(), 300)
         assert result.returncode == 0
         assert len(result.stdout.split("\n")) == 3
 
@@ -255,7 +255,7 @@ def test_ranks_on_other_hosts_get_the_variables_that_are_named(tmp_path):
     options = ["--quiet", "--hostfile", str(hosts), "-x", "FOO", "--tag", "--launcher-args", own]
     path = tmp_path / "script.py"
     path.write_text(SPEAKING)
-    result = run_process(command("-n", "2", *options, str(path)), {**environ(), "FOO": "here"}, 60)
+    result = run_process(command("-n", "2", *options, str(path)), {**environ(), "FOO": "here"}, 300)
     assert (result.returncode, sorted(result.stdout.splitlines())) == (0, ["[0] out here", "[1] out here"])
 
 
@@ -308,8 +308,8 @@ class Started:
         assert set(said) <= {"ready", "and so on"} and said[0] == "ready"
 
     def line(self):
-        ready, _, _ = select.select([self.process.stdout], [], [], 30)
-        assert ready, "the job printed nothing for 30 s"
+        ready, _, _ = select.select([self.process.stdout], [], [], 300)
+        assert ready, "the job printed nothing for 300 s"
         return self.process.stdout.readline().decode().strip()
 
     def tokens(self):

@@ -29,7 +29,7 @@ def run(tmp_path, script, *options, ranks=3, **settings):
     path = tmp_path / "script.py"
     path.write_text(script)
     environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **settings}
-    return run_process([sys.executable, "-m", "mpidist", "run", "-n", str(ranks), *options, str(path)], environ, 60)
+    return run_process([sys.executable, "-m", "mpidist", "run", "-n", str(ranks), *options, str(path)], environ, 300)
 
 
 def test_a_rank_that_raises_before_the_first_strategy(tmp_path):
@@ -56,7 +56,7 @@ def test_a_late_rank_is_named_once_and_the_job_goes_on(tmp_path):
     script.write_text(SCRIPT.format(late))
     environ = {**without_launcher(os.environ), "PYTHONPATH": str(ROOT), "MPIDIST_WARN_SECONDS": "0.5"}
     command = f'exec "$0" -m mpidist run -n 3 {script} 2>{tmp_path / "stderr"}'
-    result = run_process(["sh", "-c", command, sys.executable], environ, 60)
+    result = run_process(["sh", "-c", command, sys.executable], environ, 300)
     assert result.returncode == 0
     assert sorted(result.stdout.split("\n")) == ["", "rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]
     assert (tmp_path / "stderr").read_text().count("mpidist run: warning: ") == 1
@@ -72,7 +72,7 @@ def test_a_rank_that_never_comes(tmp_path):
 @pytest.mark.parametrize("way", ["sys.exit(0)", "from mpi4py import MPI; sys.exit(0)"])
 def test_under_another_launcher_the_start_has_a_deadline_too(gone, way):
     script = SCRIPT.replace("rank == 1", f"rank == {gone}").format(way)
-    result = run_job(3, script, timeout_seconds=60, env={"MPIDIST_WARN_SECONDS": "1", "MPIDIST_TIMEOUT_SECONDS": "4"})
+    result = run_job(3, script, timeout_seconds=300, env={"MPIDIST_WARN_SECONDS": "1", "MPIDIST_TIMEOUT_SECONDS": "4"})
     assert result.returncode != 0
     assert "has waited 1 s in MPI's start-up for the other ranks" in result.stderr
     assert "has waited 4 s in MPI's start-up for the other ranks. A rank has ended before it made" in result.stderr

@@ -85,7 +85,7 @@ with communicator.control.turnstile:
     ],
 )
 def test_values_and_bits(ranks: int, nodes: int, described: str):
-    result = run_job(ranks, START + VALUES, timeout_seconds=120, env={"MPIDIST_VIRTUAL_NODES": str(nodes)})
+    result = run_job(ranks, START + VALUES, timeout_seconds=300, env={"MPIDIST_VIRTUAL_NODES": str(nodes)})
     assert result.returncode == 0, result.stderr
     assert f"checked on {described}\n" in result.stdout
 
@@ -111,7 +111,7 @@ if detect_launcher().rank == 0:
     script += START + VALUES.replace('algorithm="two_level"', 'algorithm="auto"')
     script += '\nif rank == 0:\n    print("has", communicator.facts())'
     env = {"MPIDIST_VIRTUAL_NODES": "2", "MPIDIST_TUNING_FOLDER": str(tmp_path)}
-    result = run_job(4, script, timeout_seconds=120, env=env)
+    result = run_job(4, script, timeout_seconds=300, env=env)
     assert result.returncode == 0, result.stderr
     assert re.search(r"has .*has_segments=False", result.stdout)
     assert "none left" in result.stderr

@@ -10,7 +10,7 @@ import pytest
 from tests.jobs import JobResult, environment, run_job, run_process
 
 #: Seconds within which a job must have ended, the start of MPI included.
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 
 HEAD = """
 import os, sys, threading, time

@@ -71,11 +71,11 @@ MISFITS = {
     "an object that raises": (lambda: {"extra": {"a": Kept((0, 1))}}, "on ranks .*LookupError: not mine"),
     "an object that raises on one rank": (
         lambda: {"extra": {"a": Kept((1,))}},
-        r"on ranks \[1\].*LookupError: not mine",
+        r"on ranks 1;.*LookupError: not mine",
     ),
     "an object that can be checked": (
         lambda: {"extra": {"a": Checked((1,))}},
-        r"ranks \[1\]; rank 1: 'a': LookupError",
+        r"ranks 1; rank 1: 'a': LookupError",
     ),
     "an object that was not there": (lambda: {"extra": {"a": Kept(), "b": Kept()}}, "it has nothing for 'b'"),
 }
