@@ -218,7 +218,7 @@ def test_each_line_has_its_rank(tmp_path):
 )
 def test_with_files_for_the_output_the_errors_of_who_failed_first_are_still_shown(tmp_path, end, told, status):
     # how a rank ended that is gone before anybody looks at it is not known; and none is left to be killed for another
-    script = SPEAKING + f"import time\ntime.sleep(0.3 + 0.3 * rank)\nif rank == 1: {end}\n"
+    script = SPEAKING + f"import time\ntime.sleep(1 + rank)\nif rank == 1: {end}\n"
     logs = tmp_path / "new" / "logs"
     result = run(tmp_path, script, "--quiet", "--log-dir", str(logs), "-x", "FOO=1")
     assert result.returncode == status
