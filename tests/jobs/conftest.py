@@ -16,11 +16,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return visible_cores().count * 3
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Warn of every test that was run a second time; `.ci/run` counts them from the file that RERUNS names."""
-    names = [report.nodeid for report in terminalreporter.getreports("rerun")]
-    for name in names:
-        terminalreporter.write_line(f"warning: run a second time: {name}", yellow=True)
-    if names and "RERUNS" in os.environ:
+    if hasattr(config, "workerinput"):
+        return  # one of pytest-xdist's processes, whose reports come together in the first
+    found = {report.nodeid: report.longreprtext for report in terminalreporter.getreports("rerun")}
+    for name, text in found.items():
+        terminalreporter.write_line(f"warning: run a second time: {name}, which failed first:\n{text}", yellow=True)
+    if found and "RERUNS" in os.environ:
         with Path(os.environ["RERUNS"]).open("a") as file:
-            file.writelines(f"{name}\n" for name in names)
+            file.writelines(f"{name}\n" for name in found)
