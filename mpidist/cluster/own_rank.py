@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mpidist.cluster.launchers import Launcher
+from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.errors import LaunchError
 
 #: The variable of the mark: a process, and what its launcher has told it.
@@ -51,7 +51,7 @@ def check_is_rank(launcher: Launcher | None) -> None:
 def _parent_rank() -> int | None:
     """Return the process of the rank that this process is a child of; None if it is not."""
     parent = multiprocessing.parent_process()
-    if parent is not None:  # of the same program: it is the one whose launcher's variables these are
+    if parent is not None and not _was_started_by_hand(parent.pid):  # these variables are that process's
         return parent.pid
     number, _, told = os.environ.get(_MARK, "").partition(" ")
     if not number or number == str(os.getpid()) or told != _told(os.environ):
@@ -62,6 +62,16 @@ def _parent_rank() -> int | None:
         if name.startswith(_LAUNCHERS):
             return None
     return int(number)
+
+
+def _was_started_by_hand(process: int | None) -> bool:
+    """Return whether no launcher has started a process, as far as the system tells: what its child has is its own."""
+    try:
+        raw = Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return False
+    items = (os.fsdecode(item).partition("=") for item in raw.split(b"\0"))
+    return detect_launcher({name: value for name, _, value in items if name}) is None
 
 
 def _told(environ: Mapping[str, str]) -> str:

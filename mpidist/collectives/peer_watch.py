@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpidist.collectives.peer_standoff import PeerStandoffs, Waited
 from mpidist.collectives.ranks import Ranks
 from mpidist.errors import RankFailedError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import Watch
+
+#: After so many seconds of waiting it may be for ever.
+_LONG_SECONDS = 0.5
 
 
 class PeerWatch(Watch):
@@ -16,10 +20,9 @@ class PeerWatch(Watch):
     Parameters
     ----------
     ranks : Ranks
-    what : str
-    peer : int
-        The other rank.
-    timeout_seconds : float, optional
+    waited : Waited
+        What this rank waits for.
+    standoffs : PeerStandoffs
 
     Attributes
     ----------
@@ -27,11 +30,12 @@ class PeerWatch(Watch):
         Whether the function given to `run` raised on another rank: the rank that is waited for may never come.
     """
 
-    __slots__ = ("_peer", "_has_left", "is_missed")
+    __slots__ = ("_waited", "_standoffs", "_peer", "_has_left", "is_missed")
 
-    def __init__(self, ranks: Ranks, what: str, peer: int, timeout_seconds: float | None) -> None:
-        super().__init__(ranks.control, what, timeout_seconds, 0)
-        self._peer = ranks.transport.world_ranks[peer]  # as the control channel knows it
+    def __init__(self, ranks: Ranks, waited: Waited, standoffs: PeerStandoffs) -> None:
+        super().__init__(ranks.control, waited.what, waited.timeout_seconds, 0)
+        self._waited, self._standoffs = waited, standoffs
+        self._peer = ranks.transport.world_ranks[waited.peer]  # as the control channel knows it
         self._has_left = self.is_missed = False
 
     def _look(self, waited: float) -> None:
@@ -43,6 +47,10 @@ class PeerWatch(Watch):
             text = f"{name} left (its program ended, or called sys.exit), while this rank is in {self.what}"
             raise control.error(RankFailedError, text, self._peer)
         self._has_left = control.failures.state_of(self._peer)[0] == states.LEFT
+        if waited > _LONG_SECONDS and not self.is_missed and not self._waited.is_over:
+            text = self._standoffs.found(self._waited)
+            if text is not None:
+                raise control.give_up(text)
 
     def _warn(self, waited: float) -> None:
         control = self.control

@@ -22,6 +22,7 @@ from mpidist import arrays
 from mpidist.collectives.box import LINE_BYTES, Box, box_bytes
 from mpidist.collectives.call import Call
 from mpidist.collectives.mismatch import fact
+from mpidist.collectives.peer_standoff import PeerStandoffs
 from mpidist.collectives.peer_watch import PeerWatch
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.ranks import Ranks
@@ -49,9 +50,13 @@ class Transfer:
     ----------
     peer : int
     timeout_seconds : float or None
+    sends : bool
+        Whether it is a send.
     is_over : bool
     result : array or None
     """
+
+    sends: bool
 
     def __init__(self, lines: PointToPoint, peer: int, timeout_seconds: float | None) -> None:
         self.peer, self.timeout_seconds = peer, timeout_seconds
@@ -62,6 +67,11 @@ class Transfer:
     @property
     def what(self) -> str:
         """The send or receive in a few words, for messages."""
+        raise NotImplementedError
+
+    @property
+    def number(self) -> int:
+        """The message of the pair that the other rank must come to before this transfer can be over."""
         raise NotImplementedError
 
     def poll(self) -> None:
@@ -90,6 +100,8 @@ class Transfer:
 class _Sending(Transfer):
     """A send that was started."""
 
+    sends = True
+
     def __init__(
         self,
         lines: PointToPoint,
@@ -107,6 +119,11 @@ class _Sending(Transfer):
     def what(self) -> str:
         """The send in a few words."""
         return f"send of {_described(*self._signature)} to rank {self.peer}"
+
+    @property
+    def number(self) -> int:
+        """The last message that was posted: the next one is posted when it has been taken."""
+        return self._lines.targets[self.peer].number
 
     def poll(self) -> None:
         self._lines.targets[self.peer].poll()
@@ -128,6 +145,8 @@ class _Sending(Transfer):
 class _Receiving(Transfer):
     """A receive that was started: those of one rank are served in order."""
 
+    sends = False
+
     def __init__(self, lines: PointToPoint, peer: int, timeout_seconds: float | None, expected: Any) -> None:
         super().__init__(lines, peer, timeout_seconds)
         self.expected = expected
@@ -137,6 +156,12 @@ class _Receiving(Transfer):
     def what(self) -> str:
         """The receive in a few words."""
         return f"receive {'' if self.expected is None else f'of {_described(*self.expected)} '}from rank {self.peer}"
+
+    @property
+    def number(self) -> int:
+        """The message that is to come next, or is coming."""
+        source = self._lines.sources[self.peer]
+        return source.number + (not source.is_coming)
 
     def poll(self) -> None:
         source = self._lines.sources[self.peer]
@@ -150,13 +175,17 @@ class _Receiving(Transfer):
         return result
 
 
-class _Destination:
-    """What goes to one other rank, in order."""
+class _Side:
+    """What goes to one other rank, or comes from it, in order; `number` is that of the last message."""
 
     def __init__(self, lines: PointToPoint, peer: int, box: Box | None) -> None:
-        self.waiting: deque[_Sending] = deque()
+        self.waiting: deque[Any] = deque()
+        self.number = 0
         self._lines, self._peer, self._box = lines, peer, box
-        self._number = 0
+
+
+class _Destination(_Side):
+    """What goes to one other rank, in order."""
 
     def poll(self) -> None:
         """Move on with what comes first."""
@@ -166,9 +195,9 @@ class _Destination:
     def has_put(self, head: bytes, start: int, array: Any) -> bool:
         """Send a short array by the box, if nothing else is under way; return whether it was."""
         box = self._box
-        if self.waiting or box is None or not box.put(self._number + 1, head, start, array):
+        if self.waiting or box is None or not box.put(self.number + 1, head, start, array):
             return False
-        self._number += 1
+        self.number += 1
         return True
 
     def post(self, head: bytes, start: int, array: Any) -> list[tuple[Transport, Pending]] | None:
@@ -176,25 +205,24 @@ class _Destination:
 
         Return what to wait for, None if it cannot be posted now.
         """
-        number = self._number + 1
+        number = self.number + 1
         if self._box is not None:
             if not self._box.put(number, head, start, array):
                 return None
-            self._number = number
+            self.number = number
             return []
-        self._number = number
+        self.number = number
         raw = head if array is None else head.ljust(start, b"\0") + array.tobytes()
         heads = self._lines.heads
         return [(heads, [heads.send(numpy.frombuffer(raw.ljust(_HEAD_BYTES, b"\0"), numpy.uint8), self._peer)])]
 
 
-class _Incoming:
+class _Incoming(_Side):
     """What comes from one other rank."""
 
     def __init__(self, lines: PointToPoint, peer: int, box: Box | None) -> None:
-        self.waiting: deque[_Receiving] = deque()
-        self._lines, self._peer, self._box = lines, peer, box
-        self._number = 0
+        super().__init__(lines, peer, box)
+        self.is_coming = False  # whether a message has begun to come, and not ended
         self._head: Any = numpy.empty(_HEAD_BYTES if box is None else 0, numpy.uint8)
         self._content = self._head.data if box is None else box.content
         self._pending: Pending = None
@@ -207,7 +235,7 @@ class _Incoming:
 
     def taken(self, head: bytes, start: int, dtype: Any, shape: tuple[int, ...]) -> Any:
         """Return a short array with that head, if it comes soon and nothing was to come before it; else None."""
-        box, number = self._box, self._number + 1
+        box, number = self._box, self.number + 1
         if self.waiting or box is None:
             return None
         for _ in _SPINS:
@@ -220,12 +248,12 @@ class _Incoming:
         found = numpy.empty(shape, dtype)
         found[...] = box.values(start, dtype, shape, found.nbytes)
         box.take(number)
-        self._number = number
+        self.number = number
         return found
 
     def _box_is_filled(self) -> bool:
         assert self._box is not None
-        if not self._box.holds(self._number + 1):
+        if not self._box.holds(self.number + 1):
             return False
         self._read()
         return True
@@ -250,7 +278,7 @@ class _Incoming:
             self._lines.is_behind, self._poll_fn = True, self._is_read_now
             return
         self._is_void = missed < last
-        self._number += 1
+        self.number += 1
         behind = _LENGTHS.size + described
         if behind > room:
             self._follow(numpy.empty(described, numpy.uint8), lambda raw: self._array_comes(raw.tobytes(), 0, nbytes))
@@ -269,6 +297,7 @@ class _Incoming:
 
     def _follow(self, raw: Any, then: Callable[[Any], object]) -> None:
         """Receive what follows the head."""
+        self.is_coming = True
         pending = [self._lines.bodies.receive(raw, self._peer)]
 
         def come() -> bool:
@@ -294,10 +323,11 @@ class _Incoming:
             self._end(result, signature)
 
     def _end(self, result: Any, signature: Any) -> None:
+        self.is_coming = False
         if self._box is None:
             self._poll_fn = self._begin
         else:
-            self._box.take(self._number)
+            self._box.take(self.number)
             self._poll_fn = self._box_is_filled
         if self._is_void:
             return
@@ -307,7 +337,7 @@ class _Incoming:
         if expected is not None and expected != signature:
             receiving.wrong = (
                 f"{self._lines.own_name}: {receiving.what} expected {_described(*expected)}, got "
-                f"{_described(*signature)}; both ranks must name the same array (message {self._number} of this pair)"
+                f"{_described(*signature)}; both ranks must name the same array (message {self.number} of this pair)"
             )
 
 
@@ -323,6 +353,7 @@ class PointToPoint:
     heads, bodies : Transport
     targets, sources : dict
         By rank, what goes to it, and what comes from it.
+    standoffs : PeerStandoffs
     is_behind : bool
         Whether a message has come from a later step than that in which this rank waits.
     """
@@ -347,6 +378,7 @@ class PointToPoint:
         self.targets = {peer: _Destination(self, peer, box(rank, peer)) for peer in peers}
         self.sources = {peer: _Incoming(self, peer, box(peer, rank)) for peer in peers}
         self._room = box_bytes(segments) - 2 * LINE_BYTES if has_boxes else _HEAD_BYTES
+        self.standoffs = PeerStandoffs(ranks, self)
         self.is_behind = False
         self._open: list[Transfer] = []
         self._pause: Any = None
@@ -369,6 +401,10 @@ class PointToPoint:
         start = _start_of(len(description))
         head = _LENGTHS.pack(len(description), nbytes, self.last_missed) + description
         return (head, start) if start + nbytes <= self._room else (None, 0)
+
+    def side(self, peer: int, peer_sends: bool) -> _Side:
+        """Return this rank's side of what another one sends, or receives."""
+        return self.sources[peer] if peer_sends else self.targets[peer]
 
     @property
     def own_name(self) -> str:
@@ -423,7 +459,7 @@ class PointToPoint:
                 self._move_on()
                 if transfer.is_over:
                     return
-            watch = PeerWatch(self._ranks, transfer.what, transfer.peer, transfer.timeout_seconds)
+            watch = PeerWatch(self._ranks, transfer, self.standoffs)
             self._move_on()
             while not transfer.is_over and not watch.is_missed and not self.is_behind:
                 watch.tick()  # in which all that is open moves on, see `_opened`

@@ -231,6 +231,12 @@ class ControlChannel:
         self.board.set_state(self.board_index, states.EXPIRED, text)
         return self.breaks(self.error(TransportTimeoutError, text))
 
+    def give_up(self, text: str) -> MpidistError:
+        """As `expire`, for what this rank knows of itself to be in vain for all; the ranks of other nodes raise too."""
+        if self.arbiter is not None:
+            self.arbiter.tell_verdict(text)
+        return self.expire(text)
+
     # -- names and errors --------------------------------------------------------------------------------------------
 
     def world_rank(self, rank: int) -> int:

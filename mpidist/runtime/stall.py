@@ -77,6 +77,10 @@ class Arbiter:
         """Tell rank 0 that this rank leaves; rank 0 tells every rank of another node."""
         self._tell(self._told_of_leaving, kind="left", call=self._control.call)
 
+    def tell_verdict(self, text: str) -> None:
+        """Tell every rank of another node the text of the error that all ranks raise."""
+        self._tell(self._away, kind="verdict", text=text)
+
     @property
     def _told_of_leaving(self) -> list[int]:
         """The ranks with which this rank exchanges notices of leaving."""
@@ -213,4 +217,4 @@ class Arbiter:
         self.ask()
         control = self._control
         self._verdict = control.attendance.deadline_text(what, call, waited)
-        self._tell(self._away, kind="verdict", text=self._verdict)
+        self.tell_verdict(self._verdict)

@@ -36,6 +36,9 @@ LIBRARY_VERSIONS = ("v108", "v110")
 #: The end of the file: length and CRC-32 of the trailer's JSON text before it, and a mark.
 _FOOTER = struct.Struct("<QI8s")
 _MARK = b"mpidist\x02"
+
+#: What the trailer says of the names; older ones say nothing, and names stand in the file as they were given.
+_NAMES = "coded"
 _READ_BYTES = 1 << 20
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -118,12 +121,12 @@ def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
     """Return the arrays and the numbers of a file, all of them checked.  Local."""
     try:
         with open(path, "rb") as file:
-            check_skeleton(path, file)
+            name_of = decoded if check_skeleton(path, file) else str
             with h5py().File(file, "r") as content:
                 entries = list(_entries(content))
-                found = {decoded(name): entry for name, entry in entries if hasattr(entry, "shape")}
+                found = {name_of(name): entry for name, entry in entries if hasattr(entry, "shape")}
                 arrays = {name: _read_array(path, entry, name) for name, entry in found.items()}
-                return arrays, {name: number for group in entries for name, number in _numbers(*group)}
+                return arrays, {name_of(name): number for group in entries for name, number in _numbers(*group)}
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"there is no checkpoint {path}") from None
     except OSError as error:
@@ -150,7 +153,7 @@ def _numbers(name: str, entry: Any) -> Iterator[tuple[str, Any]]:
     for key, value in entry.attrs.items():
         if key not in taken:
             number = json.loads(value) if isinstance(value, str) else value.item()
-            yield decoded(f"{name}/{key}" if name else key), number
+            yield (f"{name}/{key}" if name else key), number
 
 
 def _as_attribute(name: str, number: Any) -> Any:
@@ -183,15 +186,22 @@ def _read_array(path: Path, entry: Any, name: str) -> numpy.ndarray:
 def add_trailer(file: BinaryIO, ranges: Ranges) -> None:
     """Write the trailer behind a finished HDF5 file, and wait until all is on the disk.  Local."""
     end = file.seek(0, os.SEEK_END)
-    text = json.dumps({"format": FORMAT, "arrays": ranges, "crc32": _skeleton_checksum(file, ranges, end)}).encode()
+    checksum_of_skeleton = _skeleton_checksum(file, ranges, end)
+    text = json.dumps({"format": FORMAT, "names": _NAMES, "arrays": ranges, "crc32": checksum_of_skeleton}).encode()
     file.seek(end)
     file.write(text + _FOOTER.pack(len(text), zlib.crc32(text), _MARK))
     file.flush()
     os.fsync(file.fileno())
 
 
-def check_skeleton(path: Path, file: BinaryIO) -> None:
-    """Raise CheckpointError unless the file is one of ours and its structure is whole; rewinds the file.  Local."""
+def check_skeleton(path: Path, file: BinaryIO) -> bool:
+    """Return whether the names in a file are coded, and rewind it.  Local.
+
+    Raises
+    ------
+    CheckpointError
+        The file is none of ours, or its structure is not whole.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - _FOOTER.size, 0))
     footer = file.read()
@@ -208,6 +218,7 @@ def check_skeleton(path: Path, file: BinaryIO) -> None:
     ranges = [(offset, length) for offset, length in trailer["arrays"]]
     _require_checksum(path, "the HDF5 structure", _skeleton_checksum(file, ranges, end), trailer["crc32"])
     file.seek(0)
+    return bool(trailer.get("names") == _NAMES)
 
 
 def _skeleton_checksum(file: BinaryIO, ranges: Ranges, end: int) -> int:

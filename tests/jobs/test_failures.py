@@ -238,3 +238,34 @@ steps(1)
     result = _run(body + end + "\nsteps(1)", before=NAMED_FILES)
     assert (result.returncode == 0) == (end == ""), result.stderr
     assert {"mapped 0 True", "mapped 1 True", "mapped 2 True"} <= set(result.stdout.splitlines())
+
+
+STANDOFF = """
+import sys
+from mpi4py import MPI
+import numpy, mpidist
+from mpidist.errors import TransportTimeoutError
+
+rank, size = mpidist.rank(), mpidist.size()
+array = numpy.zeros((1000, 300), "f4")
+try:
+    mpidist.send(array, (rank + 1) % size) if sys.argv[1] == "send" else mpidist.receive((rank + 1) % size)
+except TransportTimeoutError as error:
+    assert "wait for each other" in str(error) and "start() one of the sends" in str(error), error
+    what = "send of float32[1000, 300] to" if sys.argv[1] == "send" else "receive from"
+    for each in range(size):
+        assert f"waits in {what} rank {(each + 1) % size}" in str(error), error
+    found = MPI.COMM_WORLD.gather("told")  # mpidist's own channel has ended
+    if rank == 0:
+        print(found, flush=True)
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"MPIDIST_VIRTUAL_NODES": "2", "MPIDIST_SHARED_MEMORY": "0"}], ids=["node", "nodes"]
+)
+@pytest.mark.parametrize(("ranks", "verb"), [(2, "send"), (3, "send"), (2, "receive")])
+def test_ranks_that_wait_for_each_others_sends_or_receives_are_all_told(ranks, verb, env):
+    result = run_job(ranks, STANDOFF, [verb], env=env)
+    assert str(["told"] * ranks) in result.stdout, result.stdout + result.stderr

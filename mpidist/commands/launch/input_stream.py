@@ -1,7 +1,7 @@
 """The standard input of `mpidist run` for rank 0, as mpirun does it: through a named pipe in the run's folder.
 
 A thread passes it on, which waits for rank 0 to take it.  Rank 0 finds its end where it is at its end here, or where
-there is none.  A rank 0 on another machine cannot reach the folder: it has the input that the launcher gives it.
+there is none.  A rank 0 on another machine cannot reach the folder: there the launcher has the pipe, and passes it on.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class InputStream:
 
     Parameters
     ----------
-    folder : str
-        Of the run; the pipe in it is called as those of the ranks' output are.
+    path : str
+        Of the pipe, which is made.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._path = os.path.join(folder, f"0.{STDIN}")
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._is_there = sys.stdin is not None  # else the descriptor is another file's
         os.mkfifo(self._path, 0o600)
         # A daemon: it may be waiting for input, or for rank 0, when the job is over.
@@ -50,9 +50,14 @@ class InputStream:
 
 def _read() -> bytes:
     """Return what comes next; nothing at the end."""
-    while os.isatty(STDIN):
-        # a terminal stops a job in the background that reads from it
-        if os.tcgetpgrp(STDIN) == os.getpgrp() and select.select([STDIN], [], [], _LOOK_SECONDS)[0]:
-            break
+    while os.isatty(STDIN) and not (_may_read() and select.select([STDIN], [], [], _LOOK_SECONDS)[0]):
         threading.Event().wait(_LOOK_SECONDS)
     return os.read(STDIN, _READ_BYTES)
+
+
+def _may_read() -> bool:
+    """Return whether the terminal lets this process read: it stops a job in the background that tries to."""
+    try:
+        return os.tcgetpgrp(STDIN) == os.getpgrp()
+    except OSError:  # it is not the terminal of this session, and stops nobody in it
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from types import FrameType
 from mpidist.cluster.join_notes import asked_status
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.failures import FailedRank, FailureLog
-from mpidist.commands.launch.input_stream import InputStream
+from mpidist.commands.launch.input_stream import STDIN, InputStream
 from mpidist.commands.launch.killed_ranks import KilledRanks
 from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
@@ -77,7 +78,7 @@ def supervise(
 ) -> Ended:
     """Run ``launcher program`` to its end from the main thread; with `terminal` the launcher shows standard output.
 
-    With `takes_input` rank 0 gets standard input from here, else from the launcher: it may be on another machine.
+    With `takes_input` rank 0 takes standard input here, else by way of the launcher: it may be on another machine.
     """
     # a launcher gives its ranks a terminal of its own, in which progress bars move; else lines are kept whole
     descriptors = (STDERR,) if terminal else (STDOUT, STDERR)
@@ -136,17 +137,18 @@ class _Job:
         takes_input: bool,
     ) -> subprocess.Popen[bytes]:
         """Return the launcher's process."""
-        if takes_input:
-            InputStream(self.streams.folder)
+        pipe = os.path.join(self.streams.folder, f"{0 if takes_input else 'launcher'}.{STDIN}")
+        InputStream(pipe)
         # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
-        return subprocess.Popen(
-            [*launcher, *self.streams.command(program)],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL if takes_input else None,
-            stdout=subprocess.PIPE if takes_output else None,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        with open(os.devnull if takes_input else pipe, "rb", buffering=0) as given:
+            return subprocess.Popen(
+                [*launcher, *self.streams.command(program)],
+                env=dict(environ),
+                stdin=given,
+                stdout=subprocess.PIPE if takes_output else None,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
 
     def _take_line(self, rank: int | None, line: str) -> None:
         self.failures.feed(rank, line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import ml_dtypes
@@ -18,7 +19,7 @@ from mpidist.errors import (
     TransportTimeoutError,
     UnsupportedDtypeError,
 )
-from mpidist.testing import run_ranks
+from mpidist.testing import Faults, run_ranks
 from mpidist.world import world_communicator
 
 DTYPES = ["f2", ml_dtypes.bfloat16, "f4", "i1", "?", "c16", ">f8", "U3", "M8[s]", "f4,i8"]
@@ -183,6 +184,110 @@ def test_two_ranks_that_both_wait_for_their_sends_are_told_what_to_do():
             communicator.barrier()
 
     run_ranks(2, on_rank)
+
+
+LONG_ARRAY = numpy.zeros(4000)
+
+#: By rank: whether it sends first, to whom or from whom, and what it then is said to wait in.
+CIRCLES = {
+    "two send": [("send", 1), ("send", 0)],
+    "two receive": [("receive", 1), ("receive", 0)],
+    "all send in a ring": [("send", 1), ("send", 2), ("send", 0)],
+    "one receives in a ring": [("send", 1), ("receive", 2), ("send", 0)],
+    "a third waits for the circle": [("send", 1), ("send", 2), ("send", 1)],
+}
+
+
+@pytest.mark.parametrize("hosts", [["a"] * 3, list("aab")], ids=["one node", "nodes"])
+@pytest.mark.parametrize("name", CIRCLES)
+def test_ranks_that_wait_for_each_other_are_told_so_long_before_the_deadline(hosts, name):
+    circle = CIRCLES[name]
+
+    def on_rank():
+        communicator = world_communicator()
+        verb, peer = circle[communicator.rank]
+        with pytest.raises(TransportTimeoutError) as caught:
+            communicator.receive(peer) if verb == "receive" else communicator.send(LONG_ARRAY, peer)
+        return str(caught.value)
+
+    size = len(circle)
+    waiting = range(1, 3) if "third" in name else range(size)
+    for text in run_ranks(size, on_rank, hosts=hosts[:size]):
+        assert "wait for each other" in text and "send_init(array, to).start(array)" in text
+        for rank in waiting:
+            verb, peer = circle[rank]
+            what = "receive from" if verb == "receive" else "send of float64[4000] to"
+            assert text.count(f"rank {rank} ({hosts[rank]}) waits in {what} rank {peer}") == 1
+
+
+def test_a_circle_after_messages_that_got_through_and_some_that_were_started():
+    def on_rank():
+        communicator = world_communicator()
+        rank, other = communicator.rank, 1 - communicator.rank
+        send = communicator.send_init(LONG_ARRAY, other)
+        for _ in range(3):
+            sending = send.start(LONG_ARRAY)
+            communicator.receive(other)
+            sending.wait()
+        send.start(LONG_ARRAY)
+        if rank:
+            communicator.receive(other)
+        with pytest.raises(TransportTimeoutError, match="wait for each other"):
+            send.start(LONG_ARRAY).wait() if rank else communicator.send(LONG_ARRAY, other)
+
+    run_ranks(2, on_rank)
+
+
+@places
+def test_ranks_that_wait_long_in_a_chain_are_in_no_circle(hosts):
+    is_probed = threading.Event()
+
+    def on_rank():
+        communicator = world_communicator()
+        rank = communicator.rank
+        if rank == 2:  # computes until both others are sure to have asked who waits for whom
+            while not is_probed.wait(60):
+                pass
+            communicator.send(LONG_ARRAY, 1)
+            return None
+        heard = communicator.point_to_point.standoffs
+        hear = heard._hear
+        heard._hear = lambda *note: (hear(*note), is_probed.set()) if rank == 1 else hear(*note)
+        if rank == 0:
+            communicator.send(LONG_ARRAY, 1)
+            return communicator.receive(1).size
+        waiting = communicator.receive(2).size
+        communicator.receive(0)
+        communicator.send(LONG_ARRAY, 0)
+        return waiting
+
+    assert run_ranks(3, on_rank, hosts=hosts)[:2] == [4000, 4000]
+
+
+def test_a_rank_that_waits_for_one_which_it_serves_is_in_no_circle():
+    looks = {0: 0, 1: 0}
+
+    def on_rank():
+        communicator = world_communicator()
+        rank, other = communicator.rank, 1 - communicator.rank
+        standoffs = communicator.point_to_point.standoffs
+        found = standoffs.found
+
+        def counted(waited):
+            looks[rank] += 1
+            return found(waited)
+
+        standoffs.found = counted
+        sending = communicator.send_init(LONG_ARRAY, other).start(LONG_ARRAY) if rank == 0 else None
+        got = communicator.receive(other).size if rank == 0 else communicator.send(LONG_ARRAY, other)
+        if rank == 1:
+            got = communicator.receive(other).size
+        if sending is not None:
+            sending.wait()
+        return got
+
+    assert run_ranks(2, on_rank, faults=Faults(delay_seconds=1.0)) == [4000, 4000]
+    assert min(looks.values()) > 1  # looks while a message was under way
 
 
 def test_a_receive_that_nobody_sends_ends_at_its_deadline():

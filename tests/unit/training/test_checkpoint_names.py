@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import h5py
 import numpy
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from mpidist import optimizers
 from mpidist.errors import CheckpointError
 from mpidist.testing import run_ranks
-from mpidist.training import Checkpoint, CheckpointManager
+from mpidist.training import Checkpoint, CheckpointManager, hdf5_file
 from mpidist.training.entry_names import MOST_BYTES, coded, coded_attribute, decoded
 from mpidist.variables import Variable
 
@@ -102,6 +104,18 @@ def test_other_names_stand_in_the_file_as_they_are(tmp_path):
     Checkpoint(model={"a": {"kernel:0": Variable(1.0)}}).save(tmp_path / "all.h5")
     with h5py.File(tmp_path / "all.h5") as file:
         assert list(file["model/a"]) == ["kernel:0"]
+
+
+@pytest.mark.parametrize("name", ["a%b", "a%25b", "%", "50%.x", "b/%2E", "plain"])
+def test_names_stand_as_they_were_given_in_files_from_before_they_were_coded(tmp_path, monkeypatch, name):
+    path, dumps = tmp_path / "old.h5", json.dumps
+    with monkeypatch.context() as patch:  # the trailer had no word of names then
+        patch.setattr(hdf5_file, "coded", str)
+        patch.setattr(hdf5_file.json, "dumps", lambda value: dumps({**value, "names": None}))
+        hdf5_file.write(path, {f"m/{name}": numpy.arange(3.0)}, {f"m/{name}/step": 7})
+    arrays, numbers = hdf5_file.read(path)
+    assert {key: array.tolist() for key, array in arrays.items()} == {f"m/{name}": [0.0, 1.0, 2.0]}
+    assert numbers == {f"m/{name}/step": 7}
 
 
 @given(names=st.sets(TEXTS, min_size=2))

@@ -1,0 +1,211 @@
+"""Standoffs of pairs: ranks each of which waits, in a send or a receive, for the next, in a circle.
+
+They are found by probes, as Chandy, Misra and Haas have it ("Distributed deadlock detection", 1983).  A rank that has
+waited for a while sends a probe to the rank that it waits for.  A rank that gets one passes it on to the rank that it
+waits for itself, if it has not done its part of what the sender waits for: then that one still waits.  So a probe that
+comes back has been round a circle in which nobody can go on.  A rank that computes does not look at probes.
+
+What a rank waits for is a number of a message of the pair.  A message that is under way is no reason for an alarm.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy
+
+from mpidist.collectives.ranks import Ranks
+from mpidist.transports.base import Pending, Transport
+
+#: A note has these bytes, and begins with: its kind, the number of the message that its sender waits for, the rank that
+#: sent the probe first, which of its probes it is, how many ranks the probe has been to, and the length of the text.
+_NOTE_BYTES, _HEAD = 2048, struct.Struct("=6q")
+
+#: Kinds of notes: an answer, by which a rank says that it has read one; a probe of a rank that sends or receives.
+_ANSWER, _SENDS, _RECEIVES = range(3)
+
+#: The channel of notes.
+_NOTES = 4
+
+#: So many ranks are named in a message, each in so many characters.
+_NAMED, _NAMED_CHARACTERS = 8, 180
+
+#: A probe has to come back so many times: a rank may have given up waiting behind the back of the first.
+_ROUNDS = 2
+
+
+class Side(Protocol):
+    """What comes from one other rank, or goes to it: the number of the last message, and what was started since."""
+
+    number: int
+
+    @property
+    def waiting(self) -> Sized: ...
+
+
+class Waited(Protocol):
+    """A send or a receive that a rank waits for."""
+
+    peer: int
+    sends: bool
+    timeout_seconds: float | None
+    is_over: bool
+
+    @property
+    def what(self) -> str:
+        """In a few words, for messages."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """The message that the other rank must come to before this rank can go on."""
+        ...
+
+
+class Pairs(Protocol):
+    """The messages of one rank with all others."""
+
+    def side(self, peer: int, peer_sends: bool) -> Side:
+        """Return this rank's side of what another one sends, or receives."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A probe as it was read, or is to be sent."""
+
+    kind: int
+    number: int
+    origin: int
+    serial: int
+    hops: int
+    path: str
+
+    def packed(self) -> Any:
+        """Return the bytes of a note."""
+        text = self.path.encode(errors="replace")[: _NOTE_BYTES - _HEAD.size]
+        head = _HEAD.pack(self.kind, self.number, self.origin, self.serial, self.hops, len(text))
+        return numpy.frombuffer((head + text).ljust(_NOTE_BYTES, b"\0"), numpy.uint8)
+
+
+def _unpacked(raw: bytes) -> _Probe:
+    """Return the probe of a note."""
+    *numbers, length = _HEAD.unpack_from(raw)
+    return _Probe(*numbers, raw[_HEAD.size : _HEAD.size + length].decode(errors="ignore"))
+
+
+class PeerStandoffs:
+    """The probes of one rank.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    pairs : Pairs
+    """
+
+    def __init__(self, ranks: Ranks, pairs: Pairs) -> None:
+        self._ranks, self._pairs = ranks, pairs
+        self._notes: Transport = ranks.transport.among(range(ranks.size), _NOTES)
+        self._receives: dict[int, tuple[Any, Pending]] = {}
+        self._sends: list[Pending] = []
+        self._unanswered: set[int] = set()  # so notes that nobody reads do not pile up
+        self._read: dict[tuple[int, int], _Probe] = {}  # by sender and origin
+        self._passed: dict[int, int] = {}
+        self._to_send: dict[int, _Probe] = {}
+        self._place: Any = None
+        self._serial = self._rounds = 0
+
+    def found(self, waited: Waited) -> str | None:
+        """Return the text of the error if this rank waits in a standoff; to be asked again and again.  Local."""
+        self._take_in()
+        place = weakref.ref(waited), waited.number
+        if place != self._place:
+            self._place, self._rounds = place, 0
+            self._passed.clear()
+            self._to_send.clear()
+            self._send_own(waited)
+        for key, probe in list(self._read.items()):
+            side = self._pairs.side(key[0], probe.kind == _SENDS)
+            if side.number >= probe.number:
+                del self._read[key]
+            elif not side.waiting:
+                if probe.origin != self._ranks.rank:
+                    self._pass_on(probe, waited)
+                elif self._is_round(self._read.pop(key), waited):
+                    return _text(probe)
+        self._send(waited.peer)
+        return None
+
+    def _is_round(self, probe: _Probe, waited: Waited) -> bool:
+        """Take note that an own probe has come back, and return whether it is the last one."""
+        if probe.serial == self._serial:
+            self._rounds += 1
+            if self._rounds == _ROUNDS:
+                return True
+            self._send_own(waited)
+        return False
+
+    def _send_own(self, waited: Waited) -> None:
+        """Begin a round of an own probe."""
+        self._serial += 1
+        self._to_send[self._ranks.rank] = self._extended(_Probe(0, 0, self._ranks.rank, self._serial, 0, ""), waited)
+
+    def _pass_on(self, probe: _Probe, waited: Waited) -> None:
+        """Pass on the probe of another rank, once; one that goes round in a circle without that rank has an end."""
+        if self._passed.get(probe.origin) != probe.serial and probe.hops < self._ranks.size:
+            self._passed[probe.origin] = probe.serial
+            self._to_send[probe.origin] = self._extended(probe, waited)
+
+    def _extended(self, probe: _Probe, waited: Waited) -> _Probe:
+        control, own = self._ranks.control, self._ranks.transport.world_ranks[self._ranks.rank]
+        path = probe.path
+        if probe.hops < _NAMED:
+            path += ("; " if path else "") + f"{control.name(own)} waits in {waited.what}"[:_NAMED_CHARACTERS]
+        kind = _SENDS if waited.sends else _RECEIVES
+        return _Probe(kind, waited.number, probe.origin, probe.serial, probe.hops + 1, path)
+
+    # -- notes ------------------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        """Read the notes that are there, and answer them."""
+        for peer in range(self._ranks.size):
+            if peer != self._ranks.rank:
+                if peer not in self._receives:
+                    raw = numpy.empty(_NOTE_BYTES, numpy.uint8)
+                    self._notes.abandon([raw])  # the world may be closed before it is written into
+                    self._receives[peer] = raw, self._notes.receive(raw, peer)
+                raw, pending = self._receives[peer]
+                while self._notes.poll([pending]):
+                    self._hear(peer, _unpacked(raw.tobytes()))
+                    pending = self._notes.receive(raw, peer)
+                self._receives[peer] = raw, pending
+
+    def _hear(self, peer: int, probe: _Probe) -> None:
+        if probe.kind == _ANSWER:
+            self._unanswered.discard(peer)
+        else:
+            self._read[peer, probe.origin] = probe
+            self._post(peer, _Probe(_ANSWER, 0, 0, 0, 0, ""))
+
+    def _send(self, peer: int) -> None:
+        """Send what is to be passed on, when the other rank has read what was sent before."""
+        if self._to_send and peer not in self._unanswered:
+            self._unanswered.add(peer)
+            self._post(peer, self._to_send.pop(next(iter(self._to_send))))
+
+    def _post(self, peer: int, probe: _Probe) -> None:
+        self._sends = [each for each in self._sends if not self._notes.poll([each])]
+        self._sends.append(self._notes.send(probe.packed(), peer))
+
+
+def _text(probe: _Probe) -> str:
+    more = f"; and {probe.hops - _NAMED} ranks more" if probe.hops > _NAMED else ""
+    return (
+        f"these ranks wait for each other, so none of them can go on: {probe.path}{more}. Let one of them send where "
+        "the other receives first; or start() one of the sends, as in send_init(array, to).start(array), and wait() "
+        "for it after the receive"
+    )
