@@ -95,8 +95,9 @@ class _Probe:
 
 def _unpacked(raw: bytes) -> _Probe:
     """Return the probe of a note."""
-    *numbers, length = _HEAD.unpack_from(raw)
-    return _Probe(*numbers, raw[_HEAD.size : _HEAD.size + length].decode(errors="ignore"))
+    kind, number, origin, serial, hops, length = _HEAD.unpack_from(raw)
+    text = raw[_HEAD.size : _HEAD.size + length].decode(errors="ignore")
+    return _Probe(kind, number, origin, serial, hops, text)
 
 
 class PeerStandoffs:
