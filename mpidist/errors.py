@@ -57,7 +57,7 @@ class TransportError(MpidistError, RuntimeError):
 
 
 class TransportTimeoutError(TransportError, TimeoutError):
-    """A deadline passed; the message names the ranks that did not come."""
+    """A deadline passed, or would for certain; the message names the ranks that did not come, or wait in a ring."""
 
     on_all_ranks = True
 

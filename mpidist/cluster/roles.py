@@ -127,7 +127,7 @@ def _check_jobs(cluster_spec: ClusterSpec) -> None:
 
 
 def _check_id(task_type: str, task_id: int | None, count: int) -> None:
-    if not isinstance(task_id, Integral) or not 0 <= int(task_id) < count:
+    if not isinstance(task_id, Integral) or isinstance(task_id, bool) or not 0 <= int(task_id) < count:
         raise ValueError(f"there is no {task_type} {task_id}: the cluster has {count} of them, counted from 0")
 
 

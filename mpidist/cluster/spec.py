@@ -35,7 +35,8 @@ class ClusterSpec:
     Raises
     ------
     TypeError
-        `cluster` is no mapping, the tasks of a job are neither a list nor a mapping, or an address is no string.
+        `cluster` is no mapping, the tasks of a job are neither a list nor a mapping, or a name or an address is no
+        string.
     ValueError
         A task index is not an integer of 0 or more.
     """
@@ -67,7 +68,7 @@ class ClusterSpec:
     def task_address(self, job_name: str, task_index: int) -> str:
         """Return the address of one task; ValueError when there is no such job or task."""
         tasks = self._tasks(job_name)
-        if not isinstance(task_index, Integral) or task_index not in tasks:
+        if not isinstance(task_index, Integral) or isinstance(task_index, bool) or task_index not in tasks:
             raise ValueError(f"no task {task_index!r} in job {job_name!r}; its tasks are {_listed(tasks)}")
         return tasks[task_index]
 
@@ -96,6 +97,8 @@ class ClusterSpec:
 
 def _addresses(job: str, tasks: Tasks) -> dict[int, str]:
     """Return index -> address, in ascending order of the index."""
+    if not isinstance(job, str):
+        raise TypeError(f"the names of jobs must be strings, got {job!r}")
     if isinstance(tasks, Mapping):
         found = {_index(job, index): address for index, address in tasks.items()}
     elif isinstance(tasks, (list, tuple)):

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy
 
 from mpidist.collectives.ranks import Ranks
+from mpidist.errors import RankFailedError
 from mpidist.transports.base import Pending, Transport
 
 #: A note has these bytes, and begins with: its kind, the number of the message that its sender waits for, the rank that
@@ -94,8 +95,9 @@ class _Probe:
 
 def _unpacked(raw: bytes) -> _Probe:
     """Return the probe of a note."""
-    *numbers, length = _HEAD.unpack_from(raw)
-    return _Probe(*numbers, raw[_HEAD.size : _HEAD.size + length].decode(errors="ignore"))
+    kind, number, origin, serial, hops, length = _HEAD.unpack_from(raw)
+    text = raw[_HEAD.size : _HEAD.size + length].decode(errors="ignore")
+    return _Probe(kind, number, origin, serial, hops, text)
 
 
 class PeerStandoffs:
@@ -172,17 +174,22 @@ class PeerStandoffs:
 
     def _take_in(self) -> None:
         """Read the notes that are there, and answer them."""
-        for peer in range(self._ranks.size):
-            if peer != self._ranks.rank:
-                if peer not in self._receives:
-                    raw = numpy.empty(_NOTE_BYTES, numpy.uint8)
-                    self._notes.abandon([raw])  # the world may be closed before it is written into
-                    self._receives[peer] = raw, self._notes.receive(raw, peer)
-                raw, pending = self._receives[peer]
+        if not self._receives:
+            others = (peer for peer in range(self._ranks.size) if peer != self._ranks.rank)
+            self._receives = {peer: self._expected(peer) for peer in others}
+        for peer, (raw, pending) in list(self._receives.items()):
+            try:
                 while self._notes.poll([pending]):
                     self._hear(peer, _unpacked(raw.tobytes()))
                     pending = self._notes.receive(raw, peer)
                 self._receives[peer] = raw, pending
+            except RankFailedError:  # the watch of who waits for that rank tells of it; the others can do without
+                del self._receives[peer]
+
+    def _expected(self, peer: int) -> tuple[Any, Pending]:
+        raw = numpy.empty(_NOTE_BYTES, numpy.uint8)
+        self._notes.abandon([raw])  # the world may be closed before it is written into
+        return raw, self._notes.receive(raw, peer)
 
     def _hear(self, peer: int, probe: _Probe) -> None:
         if probe.kind == _ANSWER:

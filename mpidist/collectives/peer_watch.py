@@ -48,9 +48,9 @@ class PeerWatch(Watch):
             raise control.error(RankFailedError, text, self._peer)
         self._has_left = control.failures.state_of(self._peer)[0] == states.LEFT
         if waited > _LONG_SECONDS and not self.is_missed and not self._waited.is_over:
-            text = self._standoffs.found(self._waited)
-            if text is not None:
-                raise control.give_up(text)
+            standoff = self._standoffs.found(self._waited)
+            if standoff is not None:
+                raise control.give_up(standoff)
 
     def _warn(self, waited: float) -> None:
         control = self.control

@@ -16,9 +16,11 @@ _EVALUATOR = "evaluator"
 
 _UNREADABLE = "TF_CONFIG cannot be read:"
 
-#: Properties of a resolver -> their names in the ``task``, and their types.
+#: Properties of a resolver -> their names in the ``task``.
 _OF_TASK = {"task_type": "type", "task_id": "index"}
-_TYPES = {"task_type": str, "task_id": int}
+
+#: Messages quote so many characters of the variable.
+_QUOTED = 1000
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -60,10 +62,11 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def _value(self, name: str) -> Any:
         value = super()._value(name)
-        if value is None:
-            value = (self._task() if name in _OF_TASK else self._config()).get(_OF_TASK.get(name, name))
-            value = _index(value) if name == "task_id" else value
-        return value if value is None or name not in _TYPES else _TYPES[name](value)
+        if value is not None:
+            return int(value) if name == "task_id" else value
+        entry = _OF_TASK.get(name, name)
+        value = (self._task() if name in _OF_TASK else self._config()).get(entry)
+        return _index(value) if name == "task_id" else _text(value, entry)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the ``session_master`` if there is one, "" for a cluster of one task, else the task's address.
@@ -75,7 +78,7 @@ class TFConfigClusterResolver(ClusterResolver):
         ValueError
             There is no such task.
         """
-        session_master = self._config().get("session_master")
+        session_master = _text(self._config().get("session_master"), "session_master")
         if session_master is not None:
             return session_master
         cluster = self.cluster_spec()
@@ -88,7 +91,11 @@ class TFConfigClusterResolver(ClusterResolver):
                 f"TF_CONFIG has {cluster}, but does not say which task this process is; "
                 f'add "task": {{"type": ..., "index": ...}} to it'
             )
-        return with_protocol(cluster.task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+        try:
+            address = cluster.task_address(task_type, task_id)
+        except ValueError as error:
+            raise ValueError(f"TF_CONFIG: {error}") from None
+        return with_protocol(address, rpc_layer or self.rpc_layer)
 
     def _config(self) -> dict[str, Any]:
         """Return the variable's content; json.JSONDecodeError (a ValueError) when it is no JSON."""
@@ -97,7 +104,7 @@ class TFConfigClusterResolver(ClusterResolver):
             config = json.loads(text)
         except json.JSONDecodeError as error:
             hint = ", where the quotes of the shell are part of it" if text[:1] == text[-1:] == "'" else ""
-            what = f"{_UNREADABLE} got {text!r}{hint}: {error.msg}"
+            what = f"{_UNREADABLE} got {text[:_QUOTED]!r}{hint}: {error.msg}"
             raise json.JSONDecodeError(what, error.doc, error.pos) from None
         return _object(config, "TF_CONFIG")
 
@@ -121,7 +128,7 @@ def tasks_that_train(environ: Mapping[str, str] | None = None) -> int:
         spec, task_type = resolver.cluster_spec(), resolver.task_type
     except (ValueError, TypeError) as error:
         text = str(error) if str(error).startswith(_UNREADABLE) else f"{_UNREADABLE} {error}"
-        raise ValueError(f"{text}; got {environ['TF_CONFIG']!r}") from error
+        raise ValueError(f"{text}; got {environ['TF_CONFIG'][:_QUOTED]!r}") from error
     return 0 if task_type == _EVALUATOR else sum(spec.num_tasks(job) for job in spec.jobs if job != _EVALUATOR)
 
 
@@ -150,6 +157,13 @@ def _index(value: Any) -> int | None:
     if value is None or is_text or (type(value) is int and value >= 0):
         return None if value is None else int(value)
     raise ValueError(f'{_UNREADABLE} the "index" of its task must be an integer of 0 or more, got {value!r}')
+
+
+def _text(value: Any, entry: str) -> str | None:
+    """Return an entry that is text, or None; ValueError for anything else."""
+    if value is None or isinstance(value, str):
+        return value
+    raise ValueError(f'{_UNREADABLE} "{entry}" must be text, got {value!r}')
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

@@ -22,6 +22,21 @@ def test_an_index_that_is_no_whole_number_is_quoted(index):
     assert "TF_CONFIG" in str(caught.value) and "index" in str(caught.value) and repr(index) in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [3, ["worker"], {}, True])
+def test_a_type_of_a_task_that_is_no_text_is_quoted(kind):
+    text = json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": 0}})
+    with pytest.raises(ValueError, match="TF_CONFIG.*type") as caught:
+        _ = TFConfigClusterResolver(environ={"TF_CONFIG": text}).task_type
+    assert repr(kind) in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "index"), [("worker", 2), ("nosuch", 0), ("", 0)])
+def test_a_task_that_the_cluster_has_not_is_quoted(kind, index):
+    text = json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": index}})
+    with pytest.raises(ValueError, match=f"TF_CONFIG: no .*{index if kind == 'worker' else repr(kind)}"):
+        TFConfigClusterResolver(environ={"TF_CONFIG": text}).master()
+
+
 @pytest.mark.parametrize("text", ["", "'{}'", "{", "one", '"one"', '{"task": 1}', '{"task": "x"}'])
 def test_a_text_that_cannot_be_read_is_quoted(text):
     with pytest.raises(ValueError, match="TF_CONFIG"):
@@ -39,6 +54,11 @@ def test_a_cluster_that_cannot_be_read_is_quoted(cluster):
         TFConfigClusterResolver(environ={"TF_CONFIG": json.dumps({"cluster": cluster})}).cluster_spec()
 
 
+def test_a_name_of_a_job_that_is_no_text():
+    with pytest.raises(TypeError, match="names of jobs must be strings, got None"):
+        ClusterSpec({None: ["a:1"]})
+
+
 @pytest.mark.parametrize("name", [None, [], {}, 3])
 def test_no_name_of_a_job(name):
     for fn in (SPEC.num_tasks, SPEC.task_indices, SPEC.job_tasks, lambda job: SPEC.task_address(job, 0)):
@@ -46,7 +66,7 @@ def test_no_name_of_a_job(name):
             fn(name)
 
 
-@pytest.mark.parametrize("index", [None, [], "0", 1.0])
+@pytest.mark.parametrize("index", [None, [], "0", 1.0, True])
 def test_no_index_of_a_task(index):
     with pytest.raises(ValueError, match="no task"):
         SPEC.task_address("worker", index)
