@@ -1,10 +1,12 @@
 """Whatever the backward passes before a step, and whoever makes them: a step takes the gradients of all ranks.
 
-Each test is made with a `DistributedOptimizer`, with a `DistributedDataParallel`, and with what a strategy distributes.
+Each test is made with a `DistributedOptimizer` and a `DistributedDataParallel` that give means, and with what a
+strategy makes of an optimizer and of a module, which are the same two with sums.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 
@@ -19,9 +21,10 @@ from tests.frameworks.torch_models import assert_alike, assert_same_bits, batche
 
 pytestmark = pytest.mark.mpi
 
-WAYS = ["optimizer mean", "optimizer sum", "module mean", "module sum", "strategy", "strategy's module"]
+MEANS = ["optimizer mean", "module mean"]
+SUMS = ["strategy", "strategy's module"]
+WAYS = [*MEANS, *SUMS]
 OPTIMIZERS = [way for way in WAYS if "module" not in way]
-MEANS = [way for way in WAYS if "mean" in way]
 
 cross_entropy = torch.nn.functional.cross_entropy
 
@@ -148,10 +151,11 @@ def test_no_rows_and_no_pass_where_the_mean_is_weighted_by_rows(way):
 # -- other numbers of passes than were announced -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("announced, made", [(2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 4), (1, 3), (4, 1)])
-@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize(
+    "announced, made, set_to_none", [(2, 1, True), (2, 3, False), (3, 4, True), (2, 4, False), (1, 3, True)]
+)
 @pytest.mark.parametrize("way", MEANS)
-def test_any_number_of_passes_before_a_step(way, set_to_none, announced, made):
+def test_any_number_of_passes_before_a_step(way, announced, made, set_to_none):
     training = Training(way, tanh_model(), announced)
     expected, optimizer = alone(training.bare)
     for batch in batches(3, 12 * made):
@@ -164,8 +168,8 @@ def test_any_number_of_passes_before_a_step(way, set_to_none, announced, made):
     assert_alike(training.bare, expected)
 
 
-@pytest.mark.parametrize("announced, made", [(2, 1), (3, 2), (4, 4)])
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in MEANS])
+@pytest.mark.parametrize("announced, made", [(3, 2), (4, 1)])
+@pytest.mark.parametrize("way", SUMS)
 def test_fewer_passes_than_were_announced_are_summed(way, announced, made):
     training = Training(way, tanh_model(), announced)
     expected, optimizer = alone(training.bare)
@@ -180,8 +184,8 @@ def test_fewer_passes_than_were_announced_are_summed(way, announced, made):
     assert_alike(training.bare, expected)
 
 
-@pytest.mark.parametrize("announced, made", [(1, 2), (2, 3), (2, 4), (3, 5)])
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in MEANS])
+@pytest.mark.parametrize("announced, made", [(1, 2), (2, 4), (3, 5)])
+@pytest.mark.parametrize("way", SUMS)
 def test_more_passes_than_were_announced_are_no_sum(way, announced, made):
     """An error on all ranks, and then all can go on."""
     training = Training(way, tanh_model(), announced)
@@ -301,11 +305,282 @@ def test_an_optimizer_of_some_parameters_only(way):
     assert_alike(bare, expected)
 
 
+# -- gradients that the user changes before they are reduced ----------------------------------------------------------
+
+
+def reduced_in_place(gradient, total):
+    gradient.copy_(total)
+    return gradient
+
+
+def reduced_unseen(gradient, total):
+    """Write as MPI's own calls and ``.data`` do, of which PyTorch takes no note."""
+    gradient.numpy()[...] = total.numpy()
+    return gradient
+
+
+def reduced_elsewhere(gradient, total):
+    return total
+
+
+@pytest.mark.parametrize("put", [reduced_in_place, reduced_unseen, reduced_elsewhere])
+@pytest.mark.parametrize("is_said", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_are_reduced_by_hand(way, is_said, put):
+    """Where all ranks have the same, their mean is what they are; of a sum it must be said."""
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for batch in batches(3, 12):
+        x, y = part(batch, "uneven")
+        training.optimizer.zero_grad()
+        with training.holder.no_sync():
+            (cross_entropy(training.model(x), y, reduction="sum") / 12).backward()
+        for each in training.bare.parameters():
+            each.grad = put(each.grad, mpidist.torch.all_reduce(each.grad, "sum"))
+        if not is_said and way in SUMS and world().size > 1:
+            with pytest.raises(RuntimeError, match=r"changed .* before they were reduced.*skip_synchronize\(\)"):
+                training.optimizer.step()
+        if is_said or way in SUMS:
+            with training.holder.skip_synchronize():
+                training.optimizer.step()
+        else:
+            training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+def clipped(training):
+    torch.nn.utils.clip_grad_norm_(training.bare.parameters(), 0.01)
+
+
+def clipped_on_rank_0(training):
+    if world().rank == 0:
+        clipped(training)
+
+
+def looked_at_by_a_scaler(training):
+    """As GradScaler does for fused optimizers: infinities of this rank would make it leave out a step of its own."""
+    training.optimizer.found_inf = torch.zeros(())
+
+
+@pytest.mark.parametrize("change", [clipped, clipped_on_rank_0, looked_at_by_a_scaler])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_are_changed_before_they_are_reduced(way, change):
+    """An error on all ranks; after synchronize() the reduced ones are changed, as in one process."""
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for turn, batch in enumerate(batches(3, 12)):
+        x, y = part(batch, "even")
+        for is_asked in (False, True)[turn % 2 :]:
+            training.optimizer.zero_grad()
+            with training.holder.no_sync():
+                training.backward(cross_entropy(training.model(x), y, reduction="sum") / 12)
+            if is_asked:
+                training.holder.synchronize()
+                clipped(training)
+                training.optimizer.step()
+            elif world().size > 1:
+                change(training)
+                with pytest.raises(RuntimeError, match=r"changed .* before they were reduced.*Call synchronize\(\)"):
+                    training.optimizer.step()
+            vars(training.optimizer).pop("found_inf", None)
+        optimizer.zero_grad()
+        cross_entropy(expected(batch[0]), batch[1]).backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.01)
+        optimizer.step()
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_no_pass_that_all_ranks_have(way):
+    """They may be sums already: that must be said, where it matters."""
+    size = world().size
+    weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    training = Training(way, torch.nn.ParameterList([weight]), make=lambda each: torch.optim.SGD(each, lr=1.0))
+    for _ in range(2):
+        weight.grad = torch.full_like(weight, 2.0)
+        if way in SUMS and size > 1:
+            with pytest.raises(RuntimeError, match="no backward pass are the same on all ranks"):
+                training.optimizer.step()
+        weight.grad = torch.full_like(weight, 2.0)
+        with training.holder.skip_synchronize():
+            training.optimizer.step()
+        weight.grad = torch.full_like(weight, 2.0)
+        training.holder.synchronize()
+        training.optimizer.step()
+    each = 2.0 * (size if way in SUMS else 1)
+    assert weight.tolist() == pytest.approx([-2 * (2.0 + each)] * 3)
+
+
+# -- what users' loops have in them -----------------------------------------------------------------------------------
+
+
+def mean_of(model, batch):
+    return cross_entropy(model(batch[0]), batch[1], reduction="sum") / 12
+
+
+def plain(training, batch):
+    training.optimizer.zero_grad()
+    training.backward(mean_of(training.model, batch))
+
+
+def zeroed_by_data(training, batch):
+    """As old loops do, of which PyTorch takes no note."""
+    for each in training.bare.parameters():
+        if each.grad is not None:
+            each.grad.data.zero_()
+    training.backward(mean_of(training.model, batch))
+
+
+def new_zeros(training, batch):
+    for each in training.bare.parameters():
+        each.grad = torch.zeros_like(each)
+    training.backward(mean_of(training.model, batch))
+
+
+def in_a_thread(training, batch):
+    from threading import Thread
+
+    thread = Thread(target=plain, args=(training, batch))
+    thread.start()
+    thread.join()
+
+
+def one_graph_twice(training, batch):
+    training.optimizer.zero_grad()
+    loss = mean_of(training.model, batch) * training.factor / 2
+    with training.holder.no_sync():
+        loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def with_a_penalty(training, batch):
+    """The gradient of a gradient, as in WGAN-GP."""
+    training.optimizer.zero_grad()
+    x = batch[0].clone().requires_grad_()
+    out = training.model(x).tanh().sum()
+    (inner,) = torch.autograd.grad(out, x, create_graph=True)
+    training.backward((out + (inner.norm(2, 1) - 1).square().sum()) / 12)
+
+
+def by_functions(training, batch):
+    """No backward pass: gradients are put in place."""
+    named = dict(training.bare.named_parameters())
+
+    def loss(values):
+        return cross_entropy(torch.func.functional_call(training.bare, values, (batch[0],)), batch[1], reduction="sum")
+
+    found = torch.func.grad(loss)({name: each.detach() for name, each in named.items()})
+    for name, each in named.items():
+        each.grad = found[name] * training.factor / 12
+
+
+def compiled(training, batch):
+    training.optimizer.zero_grad()
+    training.backward(mean_of(torch.compile(training.model, backend="eager"), batch))
+
+
+class Alone:
+    """One process, in the place of a `Training`."""
+
+    def __init__(self, bare, make):
+        self.model = self.bare = copy.deepcopy(bare)
+        self.optimizer, self.factor, self.holder = make(self.bare.parameters()), 1, self
+
+    def backward(self, loss):
+        loss.backward()
+
+    def no_sync(self):
+        return contextlib.nullcontext()
+
+
+def fused(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, fused=True)
+
+
+def foreach(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True)
+
+
+@pytest.mark.parametrize(
+    "passes, make",
+    [
+        (plain, fused),
+        (zeroed_by_data, foreach),
+        (new_zeros, foreach),
+        (in_a_thread, fused),
+        (one_graph_twice, foreach),
+        (with_a_penalty, foreach),
+        (by_functions, fused),
+        (compiled, foreach),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_loops_equal_one_process(way, passes, make):
+    """Half of the steps clip what is reduced; other models and optimizers go on beside."""
+    training = Training(way, tanh_model(), make=make)
+    expected = Alone(training.bare, make)
+    other = torch.nn.Linear(2, 2)
+    others = torch.optim.SGD(other.parameters(), lr=0.1)
+    for turn, batch in enumerate(batches(4, 12)):
+        passes(training, part(batch, "even"))
+        passes(expected, batch)
+        for _ in range(world().rank):
+            other(torch.ones(1, 2)).sum().backward()
+            others.step()
+        if turn % 2 and passes is not by_functions:  # the others are reduced by step() only
+            for each in (training, expected):
+                torch.nn.utils.clip_grad_norm_(each.bare.parameters(), 0.05)
+        training.optimizer.step()
+        expected.optimizer.step()
+    assert_alike(training.bare, expected.bare)
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("way", WAYS)
+def test_closures_give_the_loss_of_all(way, line_search):
+    """How far LBFGS goes depends on the loss; ranks would part."""
+
+    def make(parameters):
+        return torch.optim.LBFGS(parameters, lr=0.5, max_iter=5, line_search_fn=line_search)
+
+    training = Training(way, tanh_model(), make=make)
+    expected = Alone(training.bare, make)
+    for batch in batches(2, 12):
+        for each, (x, y) in ((training, part(batch, "even")), (expected, batch)):
+
+            def closure(each=each, x=x, y=y):
+                each.optimizer.zero_grad()
+                loss = mean_of(each.model, (x, y)) * each.factor
+                loss.backward()
+                return loss
+
+            each.optimizer.step(closure)
+    assert_alike(training.bare, expected.bare, 1e-8)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_grad_scaler_leaves_out_the_same_steps(way):
+    training = Training(way, tanh_model(dtype=torch.float32), make=fused)
+    expected = Alone(training.bare, fused)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2) for _ in "ab"]
+    for turn, batch in enumerate(batches(5, 12, torch.float32)):
+        batch[0][-1] *= float("inf") if turn == 2 else 1.0  # of the last rank
+        for scaler, each, rows in zip(scalers, (training, expected), (part(batch, "even"), batch), strict=True):
+            each.optimizer.zero_grad()
+            each.backward(scaler.scale(mean_of(each.model, rows)))
+            scaler.step(each.optimizer)
+            scaler.update()
+    assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert_alike(training.bare, expected.bare, 1e-4)
+
+
 # -- passes of another loss --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counts", [(2, 2, 2), (2, 2, 1), (3, 2, 1), (1, 1, 1)])
-@pytest.mark.parametrize("clears_with", ["zero_grad", "module", "zeros"])
+@pytest.mark.parametrize(
+    "counts, clears_with", [((2, 2, 2), "zero_grad"), ((2, 2, 1), "zeros"), ((3, 2, 1), "module"), ((1, 1, 1), "zeros")]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_two_nets_of_which_one_s_loss_runs_through_the_other(way, counts, clears_with):
     """A GAN: the generator's passes leave gradients in the critic, which are set to zero before its next turn."""
@@ -358,6 +633,43 @@ def test_two_nets_of_which_one_s_loss_runs_through_the_other(way, counts, clears
         )
     for training, (expected, _) in zip(trainings, others, strict=True):
         assert_alike(training.bare, expected)
+
+
+class TwoNets(torch.nn.Module):
+    """A GAN in one module."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.critic, self.generator = (
+            torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 6)) for _ in "CG"
+        )
+        self.double()
+
+    def forward(self, x, turn):
+        if turn == "generator":
+            return self.critic(self.generator(x)).tanh().sum() / 12
+        return (self.critic(x).tanh().sum() - self.critic(self.generator(x).detach()).tanh().sum()) / 12
+
+
+@pytest.mark.parametrize("turns", [("critic", "generator"), ("generator", "critic", "critic")])
+@pytest.mark.parametrize("way", ["module mean", "strategy's module"])
+def test_two_nets_in_one_module_with_an_optimizer_each(way, turns):
+    """What one turn leaves in the other net's gradients is set to zero before they count."""
+    training = Training(way, TwoNets())
+    expected = Alone(training.bare, foreach)
+    optimizers = [
+        {name: torch.optim.SGD(getattr(net, name).parameters(), lr=0.2, momentum=0.9) for name in set(turns)}
+        for net in (training.bare, expected.bare)
+    ]
+    for x, _ in batches(3, 12):
+        for turn in turns:
+            for own, each, rows in zip(optimizers, (training, expected), (part((x,), "even")[0], x), strict=True):
+                own[turn].zero_grad()
+                each.backward(each.model(rows, turn))
+                torch.nn.utils.clip_grad_norm_(own[turn].param_groups[0]["params"], 0.2)
+                own[turn].step()
+    assert_alike(training.bare, expected.bare)
 
 
 @pytest.mark.parametrize("way", OPTIMIZERS)
@@ -463,12 +775,19 @@ def one_layer_twice(model, x):
     return model[2](reentrant(lambda x: model[0](x).tanh(), torch.cat([reentrant(model[0], x), x], 1)[:, :6]))
 
 
-def some_outside(model, x):
-    return model[2](reentrant(model[1], model[0](x)))
+def both_kinds(model, x):
+    """Each kind of checkpoint stands in the other, beside a layer that stands in none."""
+    from torch.utils.checkpoint import checkpoint
+
+    first = reentrant(lambda x: checkpoint(model[1], model[0](x), use_reentrant=False), x)
+    second = checkpoint(lambda x: reentrant(model[1], model[0](x)), x, use_reentrant=False)
+    return model[2](first + second)
 
 
-@pytest.mark.parametrize("forward", [two_blocks, blocks_in_a_block, one_layer_twice, some_outside])
-@pytest.mark.parametrize("kind", ["even", "uneven", "empty"])
+@pytest.mark.parametrize(
+    "forward, kind",
+    [(two_blocks, "uneven"), (blocks_in_a_block, "empty"), (one_layer_twice, "even"), (both_kinds, "uneven")],
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_checkpointed_blocks(way, kind, forward):
     """Each block is a pass inside the pass; a backward pass is over when the outermost one is."""

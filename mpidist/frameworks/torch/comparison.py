@@ -59,13 +59,14 @@ def check_equal(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> N
     for number, (name, _) in enumerate(named):
         if others := [rank for rank, each in enumerate(sums) if each[number] != sums[0][number]]:
             raise CollectiveMismatchError(
-                f"{what}: the new parameter {name!r} has other values on rank {_shown(others)} than on rank 0. Give "
-                "all ranks those of one (broadcast_parameters) when it is made; add_param_group of a "
+                f"{what}: the new parameter {name!r} has other values on rank {shown_ranks(others)} than on rank 0. "
+                "Give all ranks those of one (broadcast_parameters) when it is made; add_param_group of a "
                 "DistributedOptimizer does"
             )
 
 
-def _shown(ranks: Sequence[int]) -> str:
+def shown_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as messages name them: not all of very many.  Local."""
     return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
@@ -197,7 +198,7 @@ class StepComparison:
         others = [rank for rank, each in enumerate(sums) if each != expected]
         raise CollectiveMismatchError(
             f"rank {self._replicas.rank} of {self._replicas.size}: the parameter {name!r} has other values on rank "
-            f"{_shown(others)} than on rank {root}, by up to {max(found[each][0] for each in others):g}. "
+            f"{shown_ranks(others)} than on rank {root}, by up to {max(found[each][0] for each in others):g}. "
             "Change parameters, and the optimizer's state, on all ranks alike, or broadcast them afterwards "
             "(broadcast_parameters, broadcast_optimizer_state); check_every=0 compares nothing"
         )

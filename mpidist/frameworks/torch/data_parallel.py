@@ -172,7 +172,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         def give_no_gradients() -> None:
             for parameter in self.module.parameters():
                 parameter.grad = None
-            self._reduction.reduce(is_joined=True)
+            self._reduction.follow()
 
         root = joining.follow((take_buffers, give_no_gradients))
         broadcast_module(self._reduction.replicas, self.module, root)

@@ -24,7 +24,7 @@ from mpidist.variables import IndexedSlices
 _FLAGS = "which gradients there are"
 
 #: How many notes of the caller's go with the flags.
-NOTES = 8
+NOTES = 10
 
 
 class GradientList:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -14,6 +13,7 @@ from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadc
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.steps import prepare_step
 from mpidist.frameworks.torch.tensors import Named
 from mpidist.options import ReduceOp
 
@@ -75,8 +75,6 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         Parameters that lie in the memory of a GPU.
     """
 
-    _is_skipped: bool
-
     def __new__(cls, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> DistributedOptimizer:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, got a {type(optimizer).__name__}")
@@ -112,7 +110,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             _check_asked(op, gradient_predivide_factor, process_set, overlap)
             replicas = replicas_of(strategy)
             others = None if named_parameters is None else list(named_parameters)
-            self._is_skipped, self._listing = False, _Listing(self, _names(others, self.param_groups))
+            self._listing = _Listing(self, _names(others, self.param_groups))
             self._reduction = GradientReduction(
                 replicas,
                 self._listing,
@@ -159,21 +157,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         )
         self._reduction.adopt()
 
-    def synchronize(self) -> None:
-        """Reduce the gradients now, if the backward passes have not done so.
-
-        Collective: every rank calls it in the same order.
-        """
-        self._reduction.before_step(self)
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Have ``step()`` take the gradients as they are, for the time of a ``with`` block.  Local."""
-        self._is_skipped = True
-        try:
-            yield
-        finally:
-            self._is_skipped = False
+    def _stepper(self) -> Any:
+        return self
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Have copies and pickles be optimizers as they were given, which reduce nothing."""
@@ -249,34 +234,7 @@ def _names(named: Sequence[Named] | None, groups: Sequence[dict[str, Any]]) -> d
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reduce what has not been reduced, now or after each call of the closure that the step is given."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if optimizer._is_skipped:
-        return None
-    if closure is None:
-        optimizer._reduction.before_step(optimizer)
-        return None
-    reduced = _reduced(optimizer, closure)
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": reduced}
-    return (args[0], reduced, *args[2:]), kwargs
-
-
-def _reduced(optimizer: DistributedOptimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a closure whose gradients, and whose loss, are those of all replicas: a step may depend on the loss."""
-
-    def reduced() -> Any:
-        reduction = optimizer._reduction
-        reduction.after_step(optimizer)
-        loss = closure()
-        reduction.before_step(optimizer)
-        if loss is None:
-            return None
-        is_tensor = isinstance(loss, torch.Tensor)
-        value = reduction.reduced_loss(loss.item() if is_tensor else float(loss))
-        return torch.tensor(value, dtype=loss.dtype, device=loss.device) if is_tensor else value
-
-    return reduced
+    return prepare_step(optimizer._reduction, optimizer, args, kwargs)
 
 
 def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -2,6 +2,13 @@
 
 So whatever comes between ``backward()`` and ``step()`` (clipping, unscaling, the user's own looking) finds the reduced
 gradients, as it would in one process.  A replica that makes no backward pass joins the others in its step.
+
+`GradientOrigins` knows where gradients come from.  Three things happen to them:
+
+- A pass ends: all is reduced, unless more passes are awaited, or the pass was another loss's.
+- A step begins: what is local is reduced.  So are the user's own gradients, where no pass was made.  What was reduced
+  before counts once, and not at all where other replicas have new ones.
+- What the user has changed between those two is taken only where one meaning is left, else it is an error.
 """
 
 from __future__ import annotations
@@ -9,6 +16,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 from weakref import WeakMethod, WeakSet, ref
@@ -20,21 +28,43 @@ from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import PassWatch
-from mpidist.frameworks.torch.comparison import StepComparison, check_equal
+from mpidist.frameworks.torch.comparison import StepComparison, check_equal, shown_ranks
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
-from mpidist.frameworks.torch.marks import GradientMarks, MarkState
+from mpidist.frameworks.torch.marks import MarkState, digest_of
+from mpidist.frameworks.torch.origins import GradientOrigins
 from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.row_parts import RowParts
 from mpidist.frameworks.torch.tensors import Named, check_memory
 
-#: What a replica tells the others with its gradients: its number of steps, modulo this; whether its gradients are those
-#: that were reduced before, and were changed in place; whether it has added to those.
-_PHASES = NOTES - 4
-_NOT_LEFT, _LEFT, _CHANGED, _MIXED = range(_PHASES, NOTES)
+#: What a replica tells the others with its gradients: its number of steps, modulo this, and of what kind these are.
+_PHASES = NOTES - 6
+_NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN = range(_PHASES, NOTES)
 
 #: By the id of a parameter: itself, what reduces its gradient, and how that is called.
 _owners: dict[int, tuple[ref[torch.Tensor], ref[Any], str]] = {}
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a replica gives to a reduction."""
+
+    #: What was done to gradients that were reduced before, where there are no others.  They count only where no replica
+    #: has others.
+    left: MarkState = MarkState.CLEARED
+    #: Passes have added to gradients that were reduced before.
+    is_mixed: bool = False
+    #: The user has changed what the passes gave.
+    is_touched: bool = False
+    #: The user's own gradients, of no pass.
+    is_own: bool = False
+    #: Nothing: this replica has run out of rows, and follows others.
+    is_joined: bool = False
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether gradients are given only when it is known that they count."""
+        return self.is_touched or self.left in (MarkState.CHANGED, MarkState.KEPT)
 
 
 class GradientReduction:
@@ -63,6 +93,8 @@ class GradientReduction:
         weighted by rows.  It holds for the next reduction.
     is_held : bool
         Whether gradients are only accumulated for now.
+    is_skipped : bool
+        Whether steps take the gradients as they are for now.
     joining : Joining or None
         Where replicas may run out of rows.
     comparison : StepComparison or None
@@ -85,7 +117,7 @@ class GradientReduction:
         if passes < 1:
             raise ValueError(f"backward_passes_per_step={passes}: it is 1 or more")
         self.rows: float | None = None
-        self.is_held = False
+        self.is_held = self.is_skipped = False
         self.joining: Joining | None = None
         self.comparison: StepComparison | None = None
         self.replicas, self.op, self.owner = replicas, op, owner
@@ -95,15 +127,9 @@ class GradientReduction:
         self._sparse: frozenset[int] = frozenset()
         self._hooked: dict[int, ref[torch.Tensor]] = {}
         self._watch = PassWatch(WeakMethod(self.begin_backward), WeakMethod(self.end_backward))
-        self._marks = GradientMarks([])
-        self._seen = 0  # backward passes since gradients were reduced last, or cleared
-        self._has_reduced = False  # gradients have in them what was reduced
-        self._is_mixed = False  # and what was not
-        self._is_cleared = False  # before the pass that is going on
-        self._is_due = True  # nothing was reduced yet
+        self._origins = GradientOrigins()
         self._steps = 0
-        self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since
-        self._steppers: WeakSet[Any] = WeakSet()  # that ever made one
+        self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since the last reduction
         self._parts = RowParts(replicas, owner)
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
@@ -135,8 +161,7 @@ class GradientReduction:
             self._compression,
             f"of {self.owner} {self._number}",
         )
-        self._marks = GradientMarks(parameters)
-        self._steppers.clear()
+        self._origins.bind(parameters)
         return self._list
 
     def _is_hooked(self, parameter: torch.Tensor) -> bool:
@@ -166,99 +191,153 @@ class GradientReduction:
 
     def begin_backward(self, parameter: torch.Tensor) -> None:
         """Look whether gradients were cleared before the pass that has just given this parameter's."""
-        if self._watch.is_open and self._is_cleared:
-            return  # a pass inside that pass
-        self._is_cleared = self._marks.state(parameter) is MarkState.CLEARED
-        if self._is_cleared:
-            self._seen, self._has_reduced = 0, False
+        if self._origins.begin(parameter, self._watch.is_open):
             self._parts.clear()
-        self._is_mixed = self._has_reduced
 
     def end_backward(self) -> None:
         """Reduce the gradients if this was the last pass before a step."""
-        self._seen += 1
+        origins = self._origins
+        origins.passes += 1
         self._parts.note(self.rows)
+        is_mixed = origins.is_mixed()
         # added to those of a step that was made: of another loss, if they are set to zero next; else step() raises
-        is_foreign = self._is_mixed and self.op == "sum" and len(self._stepped) > 0
-        if self.is_held or self._seen < self._passes or is_foreign:
-            self._marks.set()
+        is_foreign = is_mixed and self.op == "sum" and len(self._stepped) > 0
+        if self.is_held or origins.passes < self._passes or is_foreign:
+            origins.mark()
         else:
-            self.reduce()
+            self.reduce(_Given(is_mixed=is_mixed))
 
-    def before_step(self, optimizer: Any) -> None:
+    def before_step(self, optimizer: Any, is_asked: bool = False) -> None:
         """Reduce what an optimizer would take that is not reduced yet; others may have made a backward pass.
 
         Collective.  Gradients that were reduced before count once.
+
+        Parameters
+        ----------
+        optimizer : Optimizer or None
+            None for any.
+        is_asked : bool
+            Whether the user says that the gradients are to be reduced, whatever was done to them.
         """
-        has_new = self._seen > 0 or self._watch.is_open
-        if has_new or self._is_due or optimizer in self._stepped:
-            self.reduce(MarkState.CLEARED if has_new or not self._has_reduced else self._marks.state())
+        if self.is_skipped and not is_asked:
+            return
+        origins, is_mixed = self._origins, self._origins.is_mixed(optimizer)
+        if origins.has_local:
+            # a GradScaler has looked for infinities among gradients of this replica
+            is_touched = origins.are_changed(optimizer) or getattr(optimizer, "found_inf", None) is not None
+            is_whole = origins.passes > 0 and not self._watch.is_open
+            self.reduce(_Given(is_mixed=is_mixed, is_touched=is_touched and is_whole and not is_asked))
+        elif origins.is_new or self._is_stepped(optimizer) or (is_mixed and self.op == "sum"):
+            left = MarkState.REPLACED if origins.is_new else origins.left(optimizer)
+            is_own = left in (MarkState.REPLACED, MarkState.CHANGED) and not is_asked
+            self.reduce(_Given(left, is_mixed, is_own=is_own))
+
+    def _is_stepped(self, optimizer: Any) -> bool:
+        return len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped
 
     def after_step(self, optimizer: Any) -> None:
         """Take note that an optimizer has made its step.  Local."""
         self._steps += 1
         self._stepped.add(optimizer)
+        if self.is_skipped:
+            self._are_reduced()
         if self.comparison is not None:
             self.comparison.note(optimizer)
-        if optimizer not in self._steppers:
-            self._steppers.add(optimizer)
-            taken = (each for known in self._steppers for group in known.param_groups for each in group["params"])
-            self._marks.narrow(taken)  # the others are set to zero by nobody
-            self._marks.set()
+        self._origins.take(optimizer)
+
+    def _are_reduced(self, is_twice: bool = False) -> None:
+        """Take the gradients for reduced.  Local."""
+        self._origins.are_reduced(is_twice)
+        self._watch.is_open = False
+        self._parts.clear()
 
     def takes(self, optimizer: Any) -> bool:
         """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
-        return any(id(each) in self._hooked for group in optimizer.param_groups for each in group["params"])
+        return any(self._is_hooked(each) for group in optimizer.param_groups for each in group["params"])
 
     def restart(self) -> None:
         """Count steps from the beginning, after each rank has made its own number of them.  Local."""
         self._steps = 0
 
-    def reduce(self, left: MarkState = MarkState.CLEARED, is_joined: bool = False) -> None:
-        """Reduce the gradients, whatever has been done before.  Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        left : MarkState
-            What has been done to those that were reduced before, where there are no others.  They count only where no
-            replica has others.
-        is_joined : bool
-            Whether this replica has run out of rows, and follows others.
-        """
-        if self.joining is not None and not is_joined:
+    def reduce(self, given: _Given = _Given()) -> None:
+        """Reduce the gradients, whatever has been done before.  Collective: every rank calls it in the same order."""
+        if self.joining is not None and not given.is_joined:
             self.joining.announce(GRADIENTS)
         bound, rows, compared = self._current(), self.rows, None
         if self.joining is None and self.comparison is not None:
             compared = self.comparison
             compared.compare_parameters()
-        is_left = left is not MarkState.CLEARED and self.replicas.size > 1
-        aside = _put_aside(bound.parameters) if is_left else []
+        is_own = given.is_own and not given.is_aside and self.op == "sum" and self.replicas.size > 1
+        digest = digest_of(bound.parameters) if is_own else b""
+        aside = _put_aside(bound.parameters) if given.is_aside and self.replicas.size > 1 else []
         op, scale = self._last = self._weight()
-        notes = bound.notes
-        notes.fill(0)
-        if not is_joined:
-            notes[self._steps % _PHASES] = 1
-            notes[_LEFT if is_left else _NOT_LEFT] = 1
-            notes[_CHANGED] = left is MarkState.CHANGED
-            notes[_MIXED] = self._is_mixed
+        notes, is_given = bound.notes, self._origins.has_local
+        self._tell(notes, given, len(digest) > 0)
         with torch.no_grad():
             sparse = bound.reduce(op, scale, self._staging is None, compared)
-        self._is_due, self._has_reduced, self._is_mixed, self._watch.is_open = False, True, False, False
-        self._seen = 0
+        if notes[_TOUCHED]:
+            self._take_touched(aside, given.is_touched)
         self._stepped.clear()
-        self._parts.clear()
+        self._are_reduced(self.op == "sum")
         if sparse != self._sparse:
             self._sparse = self._sparse | sparse
             self._bind(self.listed())
-        self._marks.set()
+            self._origins.mark()
         if numpy.count_nonzero(notes) > 2:
-            self._judge(notes, is_joined)
-        if is_left and not notes[_NOT_LEFT]:
+            self._judge(notes, given.is_joined)
+            if notes[_OWN]:
+                self._judge_own(digest or (b"passes" if is_given else b""))
+        if aside and not notes[_NOT_LEFT]:
             _put_back(aside)
             if notes[_CHANGED]:  # perhaps the user's own, put in the place of those
                 self.rows = rows
-                self.reduce()
-            self._marks.set()
+                self.reduce(_Given(is_own=given.is_own))
+            self._origins.mark()
+
+    def _tell(self, notes: Any, given: _Given, is_own: bool) -> None:
+        """Set what this replica tells the others.  Local."""
+        notes.fill(0)
+        if given.is_joined:
+            return
+        notes[self._steps % _PHASES] = 1
+        notes[_NOT_LEFT if given.is_touched or not given.is_aside else _LEFT] = 1
+        notes[_CHANGED] = given.left is MarkState.CHANGED
+        notes[_MIXED] = given.is_mixed
+        notes[_TOUCHED] = given.is_touched and self.replicas.size > 1
+        notes[_OWN] = is_own
+
+    def follow(self) -> None:
+        """Take part in the others' reduction, with no rows.  Collective."""
+        self.reduce(_Given(is_joined=True))
+
+    def _take_touched(self, aside: Sequence[tuple[torch.Tensor, torch.Tensor]], is_touched: bool) -> None:
+        """Take gradients that the user has changed before they were reduced, if all replicas have the same.
+
+        Then their mean is what they are.  Raises on all replicas if not.  Collective.
+        """
+        _put_back(aside)
+        own = b"changed " + digest_of([each for each, _ in aside]) if is_touched else b""
+        told = self.replicas.exchange(own, "gradients")
+        if self.op == "mean" and len({*told}) == 1:
+            return
+        raise RuntimeError(
+            f"{self.owner}: gradients were changed (clipped, unscaled, added to, or reduced by hand) on rank "
+            f"{_ranks(told)} before they were reduced: all passes were made under no_sync(), or fewer than "
+            "backward_passes_per_step. What is right is not known. Call synchronize() before they are changed, or "
+            "leave no_sync() for the last pass. Where you have reduced them by hand, put skip_synchronize() around "
+            "step()"
+        )
+
+    def _judge_own(self, told: bytes) -> None:
+        """Raise on all replicas if gradients that come from no pass may have been summed already.  Collective."""
+        found = self.replicas.exchange(told, "gradients of no pass")
+        own = [each if each != b"passes" else b"" for each in found]
+        if own != found or (len({*own} - {b""}) == 1 and own.count(b"") < len(own) - 1):
+            raise RuntimeError(
+                f"{self.owner}: gradients of no backward pass are the same on all ranks that have them, or others made "
+                f"a pass; those of rank {_ranks(own)}. Whether they were summed over the ranks already is not known. "
+                "Where they were, put skip_synchronize() around step(); where not, call synchronize() before step()"
+            )
 
     def _judge(self, notes: Any, is_joined: bool) -> None:
         """Raise on all replicas if what they have told makes the gradients wrong.  Collective."""
@@ -321,6 +400,15 @@ class GradientReduction:
         finally:
             self.is_held = before
 
+    @contextmanager
+    def skipped(self) -> Iterator[None]:
+        """Have steps take the gradients as they are for the time of a ``with`` block.  Local."""
+        before, self.is_skipped = self.is_skipped, True
+        try:
+            yield
+        finally:
+            self.is_skipped = before
+
 
 class GradientOwner:
     """What a module and an optimizer whose gradients are reduced have in common."""
@@ -332,6 +420,23 @@ class GradientOwner:
         """Only accumulate gradients in the passes of a ``with`` block; the next pass behind it reduces all.  Local."""
         with self._reduction.held():
             yield
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, if the backward passes have not done so, whatever was done to them since.
+
+        Collective: every rank calls it in the same order.
+        """
+        self._reduction.before_step(self._stepper(), is_asked=True)
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Have ``step()`` take the gradients as they are, for the time of a ``with`` block.  Local."""
+        with self._reduction.skipped():
+            yield
+
+    def _stepper(self) -> Any:
+        """Return whose step is asked about; None for that of any optimizer."""
+        return None
 
     @property
     def rows(self) -> float | None:
@@ -346,6 +451,11 @@ class GradientOwner:
         if not rows >= 0:
             raise ValueError(f"rows={rows}: a number of rows is 0 or more")
         self._reduction.rows = float(rows)
+
+
+def _ranks(told: Sequence[bytes]) -> str:
+    """Return the ranks that have told something, for a message."""
+    return shown_ranks([rank for rank, each in enumerate(told) if each])
 
 
 def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,7 +1,8 @@
-"""The steps of optimizers that nobody has wrapped: whoever reduces gradients hears of each that takes them."""
+"""The steps of optimizers, also of those that nobody has wrapped: whoever reduces gradients hears of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import finalize, ref
 
@@ -12,6 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 class _Reducer(Protocol):
     """What reduces gradients."""
 
+    is_skipped: bool
+
     def takes(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
 
@@ -21,18 +24,17 @@ class _Reducer(Protocol):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note that the step is over.  Local."""
 
+    def reduced_loss(self, loss: float) -> float:
+        """Return the loss of all replicas.  Collective."""
+
 
 def watch_steps(reducer: _Reducer) -> None:
-    """Call a reducer at each step of an optimizer that takes its gradients, as long as there is the reducer.
-
-    A step that is given a closure makes its own backward passes.
-    """
+    """Call a reducer at each step of an optimizer that takes its gradients, as long as there is the reducer."""
     found = ref(reducer)
 
-    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = found()
-        if known is not None and not _has_closure(args, kwargs) and known.takes(optimizer):
-            known.before_step(optimizer)
+        return prepare_step(known, optimizer, args, kwargs) if known is not None and known.takes(optimizer) else None
 
     def after(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         known = found()
@@ -43,5 +45,39 @@ def watch_steps(reducer: _Reducer) -> None:
         finalize(reducer, handle.remove)
 
 
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+def prepare_step(reducer: _Reducer, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Reduce what is not reduced yet, now or after each call of the closure that the step is given.
+
+    Returns
+    -------
+    (args, kwargs) or None
+        Other arguments for the step, if it needs any.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if reducer.is_skipped:
+        return None
+    if closure is None:
+        reducer.before_step(optimizer)
+        return None
+    reduced = _ReducedClosure(reducer, optimizer, closure)
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": reduced}
+    return (args[0], reduced, *args[2:]), kwargs
+
+
+class _ReducedClosure:
+    """A closure whose gradients, and whose loss, are those of all replicas: a step may depend on the loss."""
+
+    def __init__(self, reducer: _Reducer, optimizer: Any, closure: Callable[[], Any]) -> None:
+        self._reducer, self._optimizer, self._closure = reducer, optimizer, closure
+
+    def __call__(self) -> Any:
+        reducer = self._reducer
+        reducer.after_step(self._optimizer)
+        loss = self._closure()
+        reducer.before_step(self._optimizer)
+        if loss is None or isinstance(self._closure, _ReducedClosure):  # of two models, say
+            return loss
+        is_tensor = isinstance(loss, torch.Tensor)
+        value = reducer.reduced_loss(loss.item() if is_tensor else float(loss))
+        return torch.tensor(value, dtype=loss.dtype, device=loss.device) if is_tensor else value

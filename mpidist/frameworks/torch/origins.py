@@ -1,0 +1,147 @@
+"""Where the gradients of a model come from: backward passes of this replica, a reduction, or both.
+
+There are three facts: whether passes have given what is not reduced; how many; and, of each optimizer's parameters,
+whether what was reduced is still in their gradients.  Each optimizer sets its own to zero when it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+from mpidist.frameworks.torch.marks import GradientMarks, MarkState
+
+
+class GradientOrigins:
+    """The gradients of some parameters, since they were reduced last.
+
+    Attributes
+    ----------
+    has_local : bool
+        Whether a pass has given what is not reduced, also one that was broken off.
+    passes : int
+        How many were made since gradients were reduced last, or cleared.
+    """
+
+    def __init__(self) -> None:
+        self.has_local, self.passes = False, 0
+        self._parameters: Sequence[torch.Tensor] = []
+        self._rest = _Share(None, [])
+        self._shares: list[_Share] = []
+
+    def bind(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take these parameters from now on."""
+        self._parameters = parameters
+        self._divide([each.optimizer() for each in self._shares])
+        self.mark()
+
+    def take(self, optimizer: Any) -> None:
+        """Take note that an optimizer has made a step: it has a share of the parameters."""
+        if not any(each.optimizer() is optimizer for each in self._shares):
+            self._divide([*(each.optimizer() for each in self._shares), optimizer])
+            self.mark()
+
+    def _divide(self, optimizers: Sequence[Any]) -> None:
+        """Divide the parameters among optimizers; nobody may set those of the rest to zero."""
+        before, self._shares = self._shares, []
+        taken: set[int] = set()
+        for optimizer in optimizers:
+            if optimizer is not None:  # else it was dropped
+                ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
+                own = [each for each in self._parameters if id(each) in ids]
+                found = next((each for each in before if each.optimizer() is optimizer), self._rest)
+                self._shares.append(_Share(optimizer, own, found))
+                taken |= ids
+        self._rest = _Share(None, [each for each in self._parameters if id(each) not in taken], self._rest)
+
+    def _of(self, optimizer: Any) -> list[_Share]:
+        """Return the share of an optimizer, or all; of one that has made no step yet the rest."""
+        if optimizer is None:
+            return [*self._shares, self._rest]
+        return [next((each for each in self._shares if each.optimizer() is optimizer), self._rest)]
+
+    def begin(self, parameter: torch.Tensor, is_inside: bool) -> bool:
+        """Return whether gradients were cleared before the pass that has just given this parameter's.
+
+        Parameters
+        ----------
+        parameter : Parameter
+        is_inside : bool
+            Whether another pass is going on, or was broken off.
+        """
+        for each in self._of(None):
+            each.begin(parameter, is_inside)
+        self.has_local = True
+        is_cleared = all(each.is_cleared for each in self._shares or [self._rest])
+        if is_cleared:
+            self.passes = 0
+        return is_cleared
+
+    def mark(self) -> None:
+        """Mark the gradients as they are: a few, and all that are not reduced, as whatever is done to them counts."""
+        for each in self._of(None):
+            if self.has_local:
+                each.marks.set_all()
+            else:
+                each.marks.set()
+
+    def are_reduced(self, is_twice: bool = False) -> None:
+        """Take note that the gradients are reduced.
+
+        Parameters
+        ----------
+        is_twice : bool
+            Whether what was reduced before has counted again, as in a sum: such gradients stay mixed.
+        """
+        self.has_local, self.passes = False, 0
+        for each in self._of(None):
+            each.is_reduced, each.is_mixed = True, each.is_mixed and is_twice
+        self.mark()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was reduced yet."""
+        return not any(each.is_reduced for each in self._of(None))
+
+    def is_mixed(self, optimizer: Any = None) -> bool:
+        """Return whether passes have added to what was reduced; to an optimizer's, or to all that they have given."""
+        if optimizer is not None:
+            return self._of(optimizer)[0].is_mixed
+        return any(each.is_mixed for each in self._of(None)) and not any(each.is_fresh() for each in self._of(None))
+
+    def are_changed(self, optimizer: Any = None) -> bool:
+        """Return whether somebody has changed what passes have given; to an optimizer's parameters, or to any."""
+        return any(each.marks.are_changed() for each in self._of(optimizer))
+
+    def left(self, optimizer: Any = None) -> MarkState:
+        """Return what was done to gradients since they were reduced; to an optimizer's, or to all."""
+        found = [each.marks.state() for each in self._of(optimizer)]
+        return max(found, key=[*MarkState].index)
+
+
+class _Share:
+    """The parameters of one optimizer, and what their gradients have in them."""
+
+    def __init__(self, optimizer: Any, parameters: Sequence[torch.Tensor], like: _Share | None = None) -> None:
+        self.optimizer: Any = (lambda: None) if optimizer is None else ref(optimizer)
+        self.parameters, self.marks = parameters, GradientMarks(parameters)
+        self.is_reduced = self.is_mixed = False
+        self.is_cleared = False  # before the pass that is going on
+        if like is not None:
+            self.is_reduced, self.is_mixed, self.is_cleared = like.is_reduced, like.is_mixed, like.is_cleared
+
+    def begin(self, parameter: torch.Tensor, is_inside: bool) -> None:
+        """Look whether the gradients were cleared before the pass that has just given this parameter's."""
+        if is_inside and self.is_cleared:
+            return
+        self.is_cleared = self.marks.state(parameter) is MarkState.CLEARED
+        if self.is_cleared:
+            self.is_reduced = False
+        self.is_mixed = self.is_reduced
+
+    def is_fresh(self) -> bool:
+        """Return whether all that the gradients have in them comes from passes since they were cleared."""
+        return self.is_cleared and any(each.grad is not None for each in self.parameters)
