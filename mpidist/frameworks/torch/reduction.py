@@ -7,7 +7,7 @@ gradients, as it would in one process.  A replica that makes no backward pass jo
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -81,15 +81,17 @@ class GradientReduction:
         compression: Compression | None = None,
     ) -> None:
         if compression is not None and not isinstance(compression, Compression):
-            raise TypeError(f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16()")
-        if passes < 1:
-            raise ValueError(f"backward_passes_per_step={passes}: it is 1 or more")
+            raise TypeError(
+                f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16(); an "
+                "operation is passed as op="
+            )
         self.rows: float | None = None
         self.is_held = False
         self.joining: Joining | None = None
         self.comparison: StepComparison | None = None
         self.replicas, self.op, self.owner = replicas, op, owner
-        self._named, self._passes, self._staging = named, passes, staging
+        self._named, self._staging = named, staging
+        self.accumulate(passes)
         self._sparse_as_dense, self._compression = sparse_as_dense, compression
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
@@ -108,10 +110,7 @@ class GradientReduction:
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
         self._number = replicas.next_number()
-        self._bind(self._trainable())
-
-    def _trainable(self) -> list[Named]:
-        return [pair for pair in self._named() if pair[1].requires_grad]
+        self._bind(trainable(named()))
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
         """Return the list of these parameters, which are watched from now on."""
@@ -150,7 +149,7 @@ class GradientReduction:
 
     def _current(self) -> GradientList:
         """Return the list of the parameters as they are now: some may have been added, or frozen."""
-        now, bound = self._trainable(), self._list
+        now, bound = trainable(self._named()), self._list
         assert bound is not None
         if len(now) == len(bound.parameters) and all(map(is_, [each for _, each in now], bound.parameters)):
             return bound
@@ -161,6 +160,12 @@ class GradientReduction:
     def adopt(self) -> None:
         """Reduce, from now on, the gradients of the parameters that there are now.  Collective."""
         self._current()
+
+    def accumulate(self, passes: int) -> None:
+        """Reduce gradients after so many backward passes each from now on.  Local."""
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step={passes}: it is 1 or more")
+        self._passes = passes
 
     # -- when ---------------------------------------------------------------------------------------------------------
 
@@ -195,11 +200,12 @@ class GradientReduction:
             self.reduce(MarkState.CLEARED if has_new or not self._has_reduced else self._marks.state())
 
     def after_step(self, optimizer: Any) -> None:
-        """Take note that an optimizer has made its step.  Local."""
+        """Take note that an optimizer has made its step.  Collective where parameters were found to differ before."""
         self._steps += 1
         self._stepped.add(optimizer)
-        if self.comparison is not None:
+        if self.comparison is not None and self.joining is None:
             self.comparison.note(optimizer)
+            self.comparison.settle()
         if optimizer not in self._steppers:
             self._steppers.add(optimizer)
             taken = (each for known in self._steppers for group in known.param_groups for each in group["params"])
@@ -320,6 +326,11 @@ class GradientReduction:
             yield
         finally:
             self.is_held = before
+
+
+def trainable(named: Iterable[Named]) -> list[Named]:
+    """Return those that are to have a gradient."""
+    return [pair for pair in named if pair[1].requires_grad]
 
 
 class GradientOwner:

@@ -19,7 +19,7 @@ class _Reducer(Protocol):
         """Reduce what is not reduced yet.  Collective."""
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that the step is over.  Local."""
+        """Take note that the step is over."""
 
 
 def watch_steps(reducer: _Reducer) -> None:
