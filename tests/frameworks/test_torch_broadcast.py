@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
-from mpidist.errors import CollectiveMismatchError  # noqa: E402
+from mpidist.errors import CollectiveMismatchError, ObjectError  # noqa: E402
 from tests.frameworks.torch_models import assert_same_bits, part, rows, tanh_model, world  # noqa: E402
 
 pytestmark = pytest.mark.mpi
@@ -242,6 +242,35 @@ def test_states_of_optimizers_and_their_hyperparameters(make):
     assert len({*counts}) == 1
     if tensors:
         assert_same_bits(*tensors)
+
+
+def stepped(rate):
+    """Return an optimizer that has a state, and gets its learning rate as given."""
+    model = tanh_model()
+    optimizer = torch.optim.Adam([{"params": model[0].parameters()}, {"params": model[2].parameters()}])
+    torch.nn.functional.cross_entropy(model(rows(4)[0]), rows(4)[1]).backward()
+    optimizer.step()
+    optimizer.param_groups[0]["rate"] = rate
+    return model, optimizer
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_state_that_cannot_be_pickled(distributed):
+    _, optimizer = stepped(rate=lambda: 0.1)
+    with pytest.raises(ObjectError, match="rank 0's Adam cannot be pickled"):
+        if distributed:
+            mpidist.torch.DistributedOptimizer(optimizer)
+        else:
+            mpidist.torch.broadcast_optimizer_state(optimizer)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_optimizers_of_other_groups():
+    model, optimizer = stepped(rate=0.1)
+    if world().rank == last():
+        optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(CollectiveMismatchError, match=rf"rank {last()} passed 'parameter 2 of group 0' float64"):
+        mpidist.torch.broadcast_optimizer_state(optimizer)
 
 
 @pytest.mark.mpi(min_size=2)

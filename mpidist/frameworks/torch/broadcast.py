@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 import torch
 
-from mpidist.frameworks.torch.comparison import check_alike
+from mpidist.errors import ObjectError
+from mpidist.frameworks.torch.comparison import check_alike, described
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, is_flat
 
@@ -157,16 +158,45 @@ def broadcast_optimizer_state(
         Without effect.
     replicas : TorchReplicas, optional
         By default those of the strategy in force, or all ranks.
+
+    Raises
+    ------
+    CollectiveMismatchError
+        On all ranks: the parameters of their optimizers differ in number, shape or dtype.
+    ObjectError
+        On all ranks: a state that cannot be pickled.
     """
     replicas = replicas_of() if replicas is None else replicas
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got a {type(optimizer).__name__}")
-    buffer = io.BytesIO()
+    replicas.check(
+        "broadcast_optimizer_state",
+        [
+            described(f"parameter {number} of group {group_number}", each)
+            for group_number, group in enumerate(optimizer.param_groups)
+            for number, each in enumerate(group["params"])
+        ],
+    )
+    payload, trouble = b"", None
     if replicas.rank == root_rank:
-        torch.save(optimizer.state_dict(), buffer)
-    found = replicas.broadcast_bytes(buffer.getvalue(), root_rank)
+        try:
+            payload = _saved(optimizer.state_dict())
+        except Exception as error:
+            trouble = error  # told to all first
+    found = replicas.broadcast_bytes(payload, root_rank)
+    if not found:
+        raise ObjectError(
+            f"broadcast_optimizer_state: the state_dict of rank {root_rank}'s {type(optimizer).__name__} cannot be "
+            f"pickled, such as a function in param_groups{'' if trouble is None else f': {trouble}'}"
+        ) from trouble
     if replicas.rank != root_rank:
         optimizer.load_state_dict(torch.load(io.BytesIO(found), weights_only=False, map_location="cpu"))
+
+
+def _saved(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
 
 
 def _shown(pair: Any) -> str:

@@ -39,7 +39,7 @@ def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> N
 
     Collective: every rank calls it in the same order.
     """
-    replicas.check(what, [_described(name, tensor) for name, tensor in named])
+    replicas.check(what, [described(name, tensor) for name, tensor in named])
     if shapeless := [name for name, tensor in named if _is_shapeless(tensor)]:
         raise ValueError(
             f"{', '.join(map(repr, shapeless[:8]))}: no shape yet; make one forward pass first, from which lazy "
@@ -72,7 +72,7 @@ def _shown(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
-def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...]]:
+def described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...]]:
     """Return a tensor as a call describes it."""
     dtype = str(tensor.dtype).replace("torch.", "")
     if _is_shapeless(tensor):
