@@ -94,7 +94,6 @@ def test_tensors_whose_elements_share_memory_or_are_conjugated():
 @pytest.mark.parametrize("make, odd, match", [
     (lambda: torch.zeros(1).expand(4), lambda: torch.arange(4.0), r"'odd' float32 expanded in axis 0 \(4,\)"),
     (lambda: torch.zeros(4), lambda: torch.zeros(4, device="meta"), r"'odd' float32 meta \(4,\)"),
-    (lambda: torch.zeros(4), lambda: torch.nn.LazyLinear(3).weight, "'odd' lazy float32"),
 ])  # fmt: skip
 def test_tensors_that_lie_otherwise_on_one_rank(make, odd, match):
     """What one place in memory cannot hold, or what has no memory, is an error on all ranks."""

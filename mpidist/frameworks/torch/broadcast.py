@@ -44,8 +44,8 @@ def broadcast_parameters(
         On all ranks: their tensors differ in number, name, shape or dtype; the first that differs is named.
     """
     replicas = replicas_of() if replicas is None else replicas
-    given = params.items() if isinstance(params, Mapping) else params
-    named = [
+    given: Iterable[Any] = params.items() if isinstance(params, Mapping) else params
+    named: list[Any] = [
         (f"tensor {number}", each) if isinstance(each, torch.Tensor) else each for number, each in enumerate(given)
     ]
     for pair in named:

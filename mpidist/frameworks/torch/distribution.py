@@ -74,7 +74,8 @@ class _BufferSharing:
         self._broadcast, self._module = BufferBroadcast(replicas, module), ref(module)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        if module is self._module() and module.training and torch.is_grad_enabled():
+        is_own = self._module() is module
+        if is_own and module.training and torch.is_grad_enabled():
             self._broadcast()
 
     def __reduce__(self) -> tuple[Any, ...]:
