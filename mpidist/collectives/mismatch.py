@@ -19,6 +19,9 @@ MERGE_CALL = "merge_call"
 #: Of so many groups of ranks is said what they differ in; in a large job all ranks may differ from each other.
 _MOST_GROUPS = 8
 
+#: Of so many facts that differ is said what they are; an optimizer may have hundreds of groups.
+_MOST_FACTS = 8
+
 
 def fact(what: str, value: Any) -> tuple[str, str, tuple[int, ...]]:
     """Return what a description has among its tensors for something else that all ranks must have alike.  Local."""
@@ -110,9 +113,8 @@ def _facts(who: str, got: Description, whom: str, expected: Description) -> str:
         for description in (got, expected)
     )
     names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
-    return ", ".join(
-        f"{name}: {mine.get(name, 'none')} on {who}, {theirs.get(name, 'none')} on {whom}" for name in names
-    )
+    told = [f"{name}: {mine.get(name, 'none')} on {who}, {theirs.get(name, 'none')} on {whom}" for name in names]
+    return ", ".join(told[:_MOST_FACTS]) + (f" and {len(told) - _MOST_FACTS} more" if len(told) > _MOST_FACTS else "")
 
 
 def _packs(description: Description) -> str:

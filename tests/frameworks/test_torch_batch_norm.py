@@ -66,6 +66,16 @@ def test_momentum_and_evaluation(momentum, tracks):
     assert not tracks or world().control.call == before  # evaluation with running statistics is local
 
 
+def test_statistics_that_are_kept_no_longer():
+    alone = torch.nn.BatchNorm1d(CHANNELS).double()
+    mine = mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
+    for each in (alone, mine):
+        each.track_running_stats = False
+    (expected,) = part((alone(batch(0)),), "even")
+    torch.testing.assert_close(mine(*part((batch(0),), "even")), expected, rtol=1e-11, atol=1e-11)
+    assert mine.num_batches_tracked == alone.num_batches_tracked == 0
+
+
 @pytest.mark.parametrize("kind", ["even", "uneven", "empty"])
 def test_a_model_with_it_equals_one_process(kind):
     torch.manual_seed(0)

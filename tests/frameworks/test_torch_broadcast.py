@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import warnings
 
 import pytest
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
-from mpidist.errors import CollectiveMismatchError  # noqa: E402
+from mpidist.errors import CollectiveMismatchError, ObjectError  # noqa: E402
 from tests.frameworks.torch_models import assert_same_bits, part, rows, tanh_model, world  # noqa: E402
 
 pytestmark = pytest.mark.mpi
@@ -71,12 +73,11 @@ def test_dtypes_that_are_only_moved_are_compared():
 
 def test_tensors_whose_elements_share_memory_or_are_conjugated():
     def tensors(rank):
-        whole, base = torch.arange(12.0).reshape(3, 4) + 100 * rank, torch.arange(4.0) + 10 * rank
+        base = torch.arange(4.0) + 10 * rank
         return {
             "expanded": (torch.arange(3.0)[:, None] + rank).expand(3, 4),
             "conjugated": torch.full((2, 3), complex(rank, 1)).conj(),
             "negated": torch.full((2, 3), complex(rank, 1 + rank)).conj().imag,
-            "expanded elsewhere": whole if rank == last() else whole[:, :1].expand(3, 4),
             "base": base,
             "view": base.expand(2, 4),
         }
@@ -87,6 +88,32 @@ def test_tensors_whose_elements_share_memory_or_are_conjugated():
         assert torch.equal(found[name], wanted), name
     found["base"][0] = -7.0
     assert found["view"][:, 0].tolist() == [-7.0, -7.0]  # still the same memory
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("make, odd, match", [
+    (lambda: torch.zeros(1).expand(4), lambda: torch.arange(4.0), r"'odd' float32 expanded in axis 0 \(4,\)"),
+    (lambda: torch.zeros(4), lambda: torch.zeros(4, device="meta"), r"'odd' float32 meta \(4,\)"),
+])  # fmt: skip
+def test_tensors_that_lie_otherwise_on_one_rank(make, odd, match):
+    """What one place in memory cannot hold, or what has no memory, is an error on all ranks."""
+    module = torch.nn.Module()
+    module.register_buffer("odd", odd() if world().rank == last() else make())
+    for named in (module.state_dict(), module.named_buffers()):
+        with pytest.raises(CollectiveMismatchError, match=match):
+            mpidist.torch.broadcast_parameters(named, root_rank=last())
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("wrap", [
+    mpidist.torch.DistributedDataParallel,
+    lambda model: mpidist.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)),
+])  # fmt: skip
+@pytest.mark.parametrize("make", [lambda: torch.nn.LazyLinear(3), lambda: torch.nn.Linear(2, 3, device="meta")])
+def test_a_model_that_has_no_values_yet_on_one_rank(wrap, make):
+    model = make() if world().rank == last() else torch.nn.Linear(2, 3)
+    with pytest.raises(CollectiveMismatchError, match="lazy float32|float32 meta"):
+        wrap(model)
 
 
 @pytest.mark.parametrize("make, match", [
@@ -123,6 +150,28 @@ def test_what_the_optimizer_does_not_have_comes_from_rank_0(has_buffers):
     if has_buffers:
         for (name, mine), wanted in zip(model.named_buffers(), expected.buffers(), strict=True):
             assert torch.equal(mine, wanted), name
+
+
+def pickled(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_copies_of_a_distributed_module_are_plain(copied):
+    """One rank alone runs its copy; in the module itself, a forward pass in training begins with rank 0's buffers."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5)).double()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    mpidist.MultiWorkerMirroredStrategy().distribute(model, plain)
+    other, x = copied(model), torch.ones(3, 4).double()
+    if world().rank == last():
+        other(x)
+        assert other[1].num_batches_tracked == 1
+    model[1].num_batches_tracked.fill_(10 * (1 + world().rank))
+    model(x)
+    assert model[1].num_batches_tracked == 11
 
 
 def test_parameters_that_are_added_later_come_from_rank_0():
@@ -194,6 +243,35 @@ def test_states_of_optimizers_and_their_hyperparameters(make):
         assert_same_bits(*tensors)
 
 
+def stepped(rate):
+    """Return an optimizer that has a state, and gets its learning rate as given."""
+    model = tanh_model()
+    optimizer = torch.optim.Adam([{"params": model[0].parameters()}, {"params": model[2].parameters()}])
+    torch.nn.functional.cross_entropy(model(rows(4)[0]), rows(4)[1]).backward()
+    optimizer.step()
+    optimizer.param_groups[0]["rate"] = rate
+    return model, optimizer
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_state_that_cannot_be_pickled(distributed):
+    _, optimizer = stepped(rate=lambda: 0.1)
+    with pytest.raises(ObjectError, match="rank 0's Adam cannot be pickled"):
+        if distributed:
+            mpidist.torch.DistributedOptimizer(optimizer)
+        else:
+            mpidist.torch.broadcast_optimizer_state(optimizer)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_optimizers_of_other_groups():
+    model, optimizer = stepped(rate=0.1)
+    if world().rank == last():
+        optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(CollectiveMismatchError, match=rf"rank {last()} passed 'parameter 2 of group 0' float64"):
+        mpidist.torch.broadcast_optimizer_state(optimizer)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_tensors_that_differ_between_ranks():
     named = {"a": torch.zeros(2), "b": torch.zeros(3 if world().rank == 1 else 2)}
@@ -201,9 +279,18 @@ def test_tensors_that_differ_between_ranks():
         mpidist.torch.broadcast_parameters(named)
 
 
-@pytest.mark.parametrize("given", [{"a": 3}, [torch.zeros(2)], "ab"])
+@pytest.mark.parametrize("wrap", [list, iter])
+def test_tensors_without_names(wrap):
+    """As Horovod takes ``model.parameters()``."""
+    model, expected = tanh_model(seed=world().rank), tanh_model(seed=last())
+    mpidist.torch.broadcast_parameters(params=wrap(list(model.parameters())), root_rank=last())
+    for mine, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine, wanted)
+
+
+@pytest.mark.parametrize("given", [{"a": 3}, [3], "ab"])
 def test_what_is_no_tensor(given):
-    with pytest.raises(ValueError, match="takes a state_dict, or pairs of a name and a tensor"):
+    with pytest.raises(ValueError, match="takes a state_dict, tensors, or pairs of a name and a tensor"):
         mpidist.torch.broadcast_parameters(given)
 
 

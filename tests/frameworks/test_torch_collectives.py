@@ -167,6 +167,9 @@ def test_ranks_that_differ():
 def test_what_is_refused():
     with pytest.raises(TypeError, match="expected a tensor, got a list"):
         hvd.allreduce([1.0])
+    for collective in (hvd.allreduce, hvd.allgather, hvd.broadcast):
+        with pytest.raises(ValueError, match="torch.sparse_coo tensor is not sent"):
+            collective(torch.eye(2).to_sparse())
     with pytest.raises(ValueError, match="`average` or `op`, not both"):
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
     with pytest.raises(TypeError, match="synchronize takes what"):

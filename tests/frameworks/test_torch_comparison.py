@@ -214,6 +214,63 @@ def test_changes_that_all_ranks_make_alike():
     assert_same_bits(*model.parameters())
 
 
+@pytest.mark.parametrize("owner", ["optimizer", "module"])
+@pytest.mark.parametrize("way", ["foreach", "fused"])
+def test_the_way_in_which_a_step_is_computed_may_differ(owner, way):
+    def make(groups):
+        return torch.optim.Adam(groups, **{way: world().rank == last()})
+
+    assert_same_bits(*trained(lambda model, optimizer: None, make=make, owner=owner, check_every=1).parameters())
+
+
+@pytest.mark.parametrize("owner", ["optimizer", "module"])
+def test_an_entry_of_each_rank_s_own(owner):
+    def make(groups):
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        optimizer.defaults["rank"] = optimizer.param_groups[1]["rank"] = world().rank
+        del optimizer.defaults["rank"]
+        return optimizer
+
+    trained(lambda model, optimizer: None, make=make, owner=owner)
+
+
+@pytest.mark.parametrize("owner", ["optimizer", "module"])
+def test_parameters_that_are_moved_for_one_backward_pass(owner):
+    """Sharpness-aware steps, in which each rank moves the parameters by its own gradients."""
+    model = tanh_model()
+    optimizer = momentum(model.parameters())
+    wrapped = optimizer = hvd.DistributedOptimizer(optimizer, check_every=1) if owner == "optimizer" else optimizer
+    if owner == "module":
+        wrapped = model = hvd.DistributedDataParallel(model, check_every=1)
+    for number in range(4):
+        x, y = part(rows(12, seed=number), "even")
+        optimizer.zero_grad()
+        with wrapped.no_sync():
+            cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            before = [each.clone() for each in model.parameters()]
+            for each in model.parameters():
+                each.add_(0.1 * each.grad)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for each, value in zip(model.parameters(), before, strict=True):
+                each.copy_(value)
+        optimizer.step()
+    assert_same_bits(*model.parameters())
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_weight_of_a_model_without_an_optimizer():
+    model = hvd.DistributedDataParallel(tanh_model(), check_every=1)
+    x, y = part(rows(12), "even")
+    changed_weight(model, None)
+    with pytest.raises(CollectiveMismatchError, match="parameter '2.weight' has other values on rank"):
+        for _ in range(2):
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+
+
 def test_differences_of_rounding_are_mended():
     def change(model, optimizer):
         with torch.no_grad():

@@ -60,11 +60,30 @@ def test_compression_is_the_third_argument():
     assert model.weight.item() == -0.5 * world().size
 
 
+def test_another_number_of_passes():
+    """The sum of as many gradients of 1 as there are passes, on each rank."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=hvd.Sum)
+    for passes, total in [(1, 1), (3, 4), (2, 6), (1, 7)]:
+        optimizer.set_backward_passes_per_step(passes)
+        optimizer.zero_grad()
+        for _ in range(passes):
+            model(torch.ones(1, 1)).sum().backward()
+        assert model.weight.grad.item() == passes * world().size  # by the last pass, not by the step
+        optimizer.step()
+        assert model.weight.item() == -total * world().size
+    with pytest.raises(ValueError, match="backward_passes_per_step=0"):
+        optimizer.set_backward_passes_per_step(0)
+
+
 @pytest.mark.parametrize("options, error, match", [
     ({"process_set": object()}, NotImplementedError, "mpidist.new_world"),
     ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, ValueError, "divides a mean"),
     ({"gradient_predivide_factor": 0.0}, ValueError, "more than 0"),
-    ({"compression": hvd.Sum}, TypeError, "compression="),
+    ({"compression": hvd.Sum}, TypeError, "compression=.*an operation is passed as op="),
+    ({"compression": "sum"}, TypeError, "compression=.*an operation is passed as op="),
 ])  # fmt: skip
 def test_what_an_optimizer_does_not_take(options, error, match):
     plain = momentum(tanh_model().parameters())
@@ -136,6 +155,9 @@ def test_lists_of_ranks():
     assert hvd.init().size == hvd.init([]).size == hvd.init(list(range(size))).size == hvd.size() == size
     with pytest.raises(ValueError, match=r"Split\(color\)"):
         hvd.init([size])
+    for several in ([object()], [object(), object()], [0] * (size + 1)):
+        with pytest.raises(ValueError, match=r"Split\(color\)"):
+            hvd.init(several)
     if size > 1:
         with pytest.raises(ValueError, match=r"init\(\[0\]\)"):
             hvd.init([0])

@@ -57,6 +57,25 @@ def test_those_that_run_out_follow_the_others(by_all, order):
     assert_alike(bare, expected)
 
 
+def test_a_rank_that_had_no_rows_is_as_the_others_afterwards():
+    """Its optimizer has made no step yet; hyperparameters are compared from the next steps on."""
+    model = mpidist.torch.DistributedDataParallel(tanh_model(), check_every=1)
+    optimizer = sgd(model.parameters())
+
+    def step(seed):
+        optimizer.zero_grad()
+        x, y = rows(6, seed=seed)
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    with model.join():
+        for turn in range(world().rank):
+            step(turn)
+    for turn in range(4):
+        step(turn)
+    assert_same_bits(*model.parameters())
+
+
 @pytest.mark.parametrize("last", [0, 1])
 def test_buffers_are_those_of_a_rank_that_has_rows(last):
     size, rank = world().size, world().rank

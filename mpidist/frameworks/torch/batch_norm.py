@@ -36,7 +36,7 @@ class SyncBatchNorm(_BatchNorm):
         replicas = replicas_of()
         statistics = None if is_local or replicas.size == 1 else _Statistics(input, replicas)
         if statistics is None or statistics.count == 0:  # without rows anywhere, as PyTorch has it
-            if self.training and self.num_batches_tracked is not None:
+            if self.training and self.track_running_stats and self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
             return self._plain(input, is_local)
         if self.training and self.track_running_stats:

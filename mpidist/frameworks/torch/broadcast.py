@@ -9,16 +9,19 @@ from typing import Any
 import numpy
 import torch
 
-from mpidist.frameworks.torch.comparison import check_alike
+from mpidist.errors import ObjectError
+from mpidist.frameworks.torch.comparison import check_alike, described
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
-from mpidist.frameworks.torch.tensors import Named, bytes_of, is_flat
+from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, is_flat
 
 #: Tensors of up to so many bytes are sent together, up to so many bytes in one piece.
 _SHORT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 23
 
 
 def broadcast_parameters(
-    parameters: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0, replicas: TorchReplicas | None = None
+    params: Mapping[str, Any] | Iterable[tuple[str, Any] | torch.Tensor],
+    root_rank: int = 0,
+    replicas: TorchReplicas | None = None,
 ) -> None:
     """Give all replicas the tensors of one, in place.
 
@@ -26,8 +29,9 @@ def broadcast_parameters(
 
     Parameters
     ----------
-    parameters : dict, or iterable of (name, tensor)
-        As ``model.state_dict()`` and ``model.named_parameters()`` give them.  Names, shapes and dtypes are compared.
+    params : dict, or iterable of (name, tensor) or of tensors
+        As ``model.state_dict()``, ``model.named_parameters()`` and ``model.parameters()`` give them.  Names, shapes and
+        dtypes are compared.
     root_rank : int
     replicas : TorchReplicas, optional
         By default those of the strategy in force, or all ranks.
@@ -40,12 +44,15 @@ def broadcast_parameters(
         On all ranks: their tensors differ in number, name, shape or dtype; the first that differs is named.
     """
     replicas = replicas_of() if replicas is None else replicas
-    named = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
+    given: Iterable[Any] = params.items() if isinstance(params, Mapping) else params
+    named: list[Any] = [
+        (f"tensor {number}", each) if isinstance(each, torch.Tensor) else each for number, each in enumerate(given)
+    ]
     for pair in named:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], torch.Tensor | None)):
             raise ValueError(
-                f"broadcast_parameters takes a state_dict, or pairs of a name and a tensor; got {_shown(pair)}. Other "
-                "objects are sent by broadcast_object"
+                f"broadcast_parameters takes a state_dict, tensors, or pairs of a name and a tensor; got "
+                f"{_shown(pair)}. Other objects are sent by broadcast_object"
             )
     broadcast_tensors(replicas, [(str(name), each) for name, each in named if each is not None], root_rank)
 
@@ -126,22 +133,12 @@ def _flat_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Put values in place of a tensor's own; of elements that share memory, as `expand` makes them, into one of each.
-
-    Where the values of such elements differ, the tensor gets memory in which they have room.
-    """
+    """Put values in place of a tensor's own; of those that `expand` has put in one place, one."""
     target, source = tensor.detach(), values
-    for axis, (length, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if length > 1 and stride == 0:
-            target, source = target.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
+    for axis in expanded_axes(tensor):
+        target, source = target.narrow(axis, 0, 1), source.narrow(axis, 0, 1)
     try:
-        if (
-            source.numel() < values.numel()
-            and bytes_of(source.expand_as(values)).tobytes() != bytes_of(values).tobytes()
-        ):
-            tensor.data = values.to(tensor.device)
-        else:
-            target.copy_(source)
+        target.copy_(source)
     except RuntimeError as error:
         raise RuntimeError(f"{name!r} cannot be given the values of another rank: {error}") from error
 
@@ -161,16 +158,45 @@ def broadcast_optimizer_state(
         Without effect.
     replicas : TorchReplicas, optional
         By default those of the strategy in force, or all ranks.
+
+    Raises
+    ------
+    CollectiveMismatchError
+        On all ranks: the parameters of their optimizers differ in number, shape or dtype.
+    ObjectError
+        On all ranks: a state that cannot be pickled.
     """
     replicas = replicas_of() if replicas is None else replicas
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got a {type(optimizer).__name__}")
-    buffer = io.BytesIO()
+    replicas.check(
+        "broadcast_optimizer_state",
+        [
+            described(f"parameter {number} of group {group_number}", each)
+            for group_number, group in enumerate(optimizer.param_groups)
+            for number, each in enumerate(group["params"])
+        ],
+    )
+    payload, trouble = b"", None
     if replicas.rank == root_rank:
-        torch.save(optimizer.state_dict(), buffer)
-    found = replicas.broadcast_bytes(buffer.getvalue(), root_rank)
+        try:
+            payload = _saved(optimizer.state_dict())
+        except Exception as error:
+            trouble = error  # told to all first
+    found = replicas.broadcast_bytes(payload, root_rank)
+    if not found:
+        raise ObjectError(
+            f"broadcast_optimizer_state: the state_dict of rank {root_rank}'s {type(optimizer).__name__} cannot be "
+            f"pickled, such as a function in param_groups{'' if trouble is None else f': {trouble}'}"
+        ) from trouble
     if replicas.rank != root_rank:
         optimizer.load_state_dict(torch.load(io.BytesIO(found), weights_only=False, map_location="cpu"))
+
+
+def _saved(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
 
 
 def _shown(pair: Any) -> str:

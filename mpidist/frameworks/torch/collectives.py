@@ -111,6 +111,8 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, got a {type(tensor).__name__}; mpidist's own collectives take arrays")
     check_memory([("the tensor", tensor)], None)
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"a {tensor.layout} tensor is not sent to other ranks; make it a dense one first")
     return tensor
 
 

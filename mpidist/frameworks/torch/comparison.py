@@ -16,11 +16,14 @@ from mpidist.collectives.call import FactsAndAdvice
 from mpidist.collectives.mismatch import fact
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.torch.replicas import TorchReplicas
-from mpidist.frameworks.torch.tensors import Named, bytes_of, is_on_host
+from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, is_on_host
 
 #: Values whose differences are at most so many times the last bit of the largest one may come from rounding: processors
 #: of different kinds compute the same step.
 _ROUNDING = 16
+
+#: Entries that say how PyTorch computes a step, not what; ranks of different kinds may differ in them.
+_WAYS = {"foreach", "fused", "capturable", "differentiable"}
 
 #: By which digests of several optimizers are put together.
 _ODD = 0x9E3779B97F4A7C15
@@ -36,7 +39,7 @@ def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> N
 
     Collective: every rank calls it in the same order.
     """
-    replicas.check(what, [_described(name, tensor) for name, tensor in named])
+    replicas.check(what, [described(name, tensor) for name, tensor in named])
     if shapeless := [name for name, tensor in named if _is_shapeless(tensor)]:
         raise ValueError(
             f"{', '.join(map(repr, shapeless[:8]))}: no shape yet; make one forward pass first, from which lazy "
@@ -70,11 +73,18 @@ def shown_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
-def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...]]:
+def described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...]]:
     """Return a tensor as a call describes it."""
-    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
-    dtype = f"{tensor.dtype}{layout}".replace("torch.", "")
-    return (name, f"lazy {dtype}", ()) if _is_shapeless(tensor) else (name, dtype, tuple(tensor.shape))
+    dtype = str(tensor.dtype).replace("torch.", "")
+    if _is_shapeless(tensor):
+        return name, f"lazy {dtype}", ()
+    if tensor.layout is not torch.strided:
+        dtype += f" {tensor.layout}".replace("torch.", "")
+    elif tensor.is_meta:
+        dtype += " meta"
+    elif axes := expanded_axes(tensor):
+        dtype += f" expanded in axis {', '.join(map(str, axes))}"
+    return name, dtype, tuple(tensor.shape)
 
 
 def _is_shapeless(tensor: torch.Tensor) -> bool:
@@ -109,6 +119,7 @@ class StepComparison:
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
             raise ValueError(f"check_every={every!r}: it is a number of reductions, or 0 for never")
         self._replicas, self._named, self._every, self._count = replicas, named, every, 0
+        self._is_in_doubt = False  # parameters were found to differ, and no step was made since
         self._own = None if optimizer is None else _Groups(optimizer)
         self._known: WeakKeyDictionary[torch.optim.Optimizer, _Groups] = WeakKeyDictionary()
         # since the last reduction, and before it: then ranks are known to have made the same steps
@@ -158,28 +169,50 @@ class StepComparison:
             self._replicas.communicator.check(own)
 
     def compare_parameters(self) -> None:
-        """Compare the parameters, if it is time to.  Differences of rounding are mended.
+        """Compare the parameters, if it is time to; what differs in a backward pass may be alike behind the step.
 
         Collective: every rank calls it in the same order.
 
         Raises
         ------
         CollectiveMismatchError
-            On all ranks: a parameter differs.
+            On all ranks: a parameter differs, as it did the last time, and no step was made since.
         """
         self._count += 1
         if self._every == 0 or self._count % self._every or self._replicas.size == 1:
             return
+        is_first = not self._is_in_doubt
+        self._is_in_doubt = bool(self._differing())
+        if not is_first:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compare the parameters again where they were found to differ.  Differences of rounding are mended.
+
+        Collective: every rank calls it in the same order, behind a step.
+
+        Raises
+        ------
+        CollectiveMismatchError
+            On all ranks: a parameter differs.
+        """
+        if self._is_in_doubt:
+            self._is_in_doubt = False
+            for name, tensor, sums in self._differing():
+                self._settle(name, tensor, sums)
+
+    def _differing(self) -> list[tuple[str, torch.Tensor, tuple[int, ...]]]:
+        """Return the parameters that differ, each with its sums on all ranks.  Collective."""
         named = [pair for pair in self._named() if pair[1].layout is torch.strided]
         sums = [crc32(bytes_of(each if is_on_host(each) else each.cpu())) for _, each in named]
         found = self._replicas.exchange(numpy.array(sums, numpy.uint32).tobytes(), "sums of the parameters")
-        if len({*found}) > 1:
-            by_rank = [numpy.frombuffer(each, numpy.uint32) for each in found]
-            if len({*map(len, by_rank)}) > 1:
-                check_alike(self._replicas, "parameters", named)
-            for (name, tensor), own in zip(named, zip(*by_rank, strict=True), strict=True):
-                if len({*own}) > 1:
-                    self._settle(name, tensor, own)
+        if len({*found}) == 1:
+            return []
+        by_rank = [numpy.frombuffer(each, numpy.uint32).tolist() for each in found]
+        if len({*map(len, by_rank)}) > 1:
+            check_alike(self._replicas, "parameters", named)
+        pairs = zip(named, zip(*by_rank, strict=True), strict=True)
+        return [(name, tensor, own) for (name, tensor), own in pairs if len({*own}) > 1]
 
     def _settle(self, name: str, tensor: torch.Tensor, sums: Sequence[int]) -> None:
         """Give all replicas the values that most have, where the others differ by rounding only.  Collective."""
@@ -220,7 +253,7 @@ class _Groups:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = ref(optimizer)
-        self._keys = sorted({*optimizer.defaults} - {"params"})
+        self._keys = sorted({*optimizer.defaults} - {"params", *_WAYS})
         self._values: list[Any] = []
         self._types: list[type] = []
         self._told: list[str] = []

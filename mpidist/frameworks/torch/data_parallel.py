@@ -11,7 +11,7 @@ import torch
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, trainable
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
 from mpidist.options import ReduceOp
@@ -95,6 +95,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             raise RuntimeError("DistributedDataParallel is not needed: no parameter of the module requires a gradient")
         self.module, self.broadcast_buffers = module, broadcast_buffers
         replicas = replicas_of(strategy)
+        check_alike(replicas, "DistributedDataParallel", trainable(module.named_parameters()))
         self._reduction = GradientReduction(
             replicas,
             lambda: list(module.named_parameters()),
@@ -108,7 +109,6 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def _begin(self, replicas: TorchReplicas, init_sync: bool) -> None:
         """Begin with rank 0's parameters and buffers, and see the steps of optimizers.  Collective."""
-        check_alike(replicas, "DistributedDataParallel", self._reduction.listed())
         if init_sync:
             broadcast_module(replicas, self.module)
         watch_steps(self._reduction)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 
 from mpidist.frameworks.torch.data_parallel import BufferBroadcast, DistributedDataParallel, broadcast_module
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
-from mpidist.frameworks.torch.replicas import replicas_of
+from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 
 
 def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[Any]:
@@ -44,7 +46,8 @@ def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[An
     for each in objects:
         if isinstance(each, torch.nn.Module):
             broadcast_module(replicas, each)
-            _share_buffers(BufferBroadcast(replicas, each), each)
+            if any(True for _ in each.buffers()):
+                each.register_forward_pre_hook(_BufferSharing(replicas, each))
             found.append(each)
         else:
             found.append(DistributedOptimizer(each, _names_of(modules, each), **options))
@@ -64,12 +67,20 @@ def _names_of(modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimiz
     return [(name, each) for name, each in named if id(each) in wanted] if wanted <= known else None
 
 
-def _share_buffers(broadcast: BufferBroadcast, module: torch.nn.Module) -> None:
-    """Have every forward pass in training begin with rank 0's buffers."""
+class _BufferSharing:
+    """Has every forward pass in training of one module begin with rank 0's buffers; copies of it are plain modules."""
 
-    def before_forward(module: torch.nn.Module, args: Any) -> None:
-        if module.training and torch.is_grad_enabled():
-            broadcast()
+    def __init__(self, replicas: TorchReplicas, module: torch.nn.Module) -> None:
+        self._broadcast, self._module = BufferBroadcast(replicas, module), ref(module)
 
-    if any(True for _ in module.buffers()):
-        module.register_forward_pre_hook(before_forward)
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        is_own = self._module() is module
+        if is_own and module.training and torch.is_grad_enabled():
+            self._broadcast()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (_share_nothing,)
+
+
+def _share_nothing(module: torch.nn.Module, args: Any) -> None:
+    """Stand in a copied or pickled module in place of its `_BufferSharing`."""

@@ -41,7 +41,7 @@ def init(comm: Any = None, process_sets: Any = None) -> World:
         _check_set(process_sets, "process_sets")
     if not isinstance(comm, (list, tuple, range)):
         return world.init(comm)
-    if comm and sorted(comm) != list(range(ranks.size())):
+    if comm and not (len(comm) == ranks.size() and all(each in comm for each in range(ranks.size()))):
         raise ValueError(
             f"init({list(comm)}): a list has the numbers of all {ranks.size()} ranks of the job. For some of them pass "
             "a communicator, init(MPI.COMM_WORLD.Split(color)) with `from mpi4py import MPI`, or start the script with "

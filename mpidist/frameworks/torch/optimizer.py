@@ -11,7 +11,7 @@ import torch
 from mpidist.compression import Compression
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, trainable
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.frameworks.torch.steps import prepare_step
 from mpidist.frameworks.torch.tensors import Named
@@ -57,7 +57,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     staging : str, optional
         ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
     check_every : int
-        After so many steps each, the parameters of all replicas are compared; 0 never.  The hyperparameters in
+        With so many reductions each, the parameters of all replicas are compared; 0 never.  The hyperparameters in
         ``param_groups`` are compared in every step.
     strategy : Strategy, optional
         By default the one in force, or all ranks of the job where there is none.
@@ -111,6 +111,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             replicas = replicas_of(strategy)
             others = None if named_parameters is None else list(named_parameters)
             self._listing = _Listing(self, _names(others, self.param_groups))
+            check_alike(replicas, "DistributedOptimizer", trainable(self._listing()))
             self._reduction = GradientReduction(
                 replicas,
                 self._listing,
@@ -126,7 +127,6 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
 
     def _begin(self, replicas: TorchReplicas, others: Sequence[Named]) -> None:
         """Begin with rank 0's parameters and state, and reduce before each step.  Collective."""
-        check_alike(replicas, "DistributedOptimizer", self._reduction.listed())
         own = {id(each) for _, each in self._listing()}
         broadcast_tensors(replicas, [*self._listing(), *(pair for pair in others if id(pair[1]) not in own)])
         has_state = replicas.exchange(b"1" if self.state else b"0", "DistributedOptimizer")
@@ -159,6 +159,13 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
 
     def _stepper(self) -> Any:
         return self
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accumulate so many backward passes before gradients are reduced, from the next step on.
+
+        Local: every rank calls it, between the same steps.
+        """
+        self._reduction.accumulate(passes)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Have copies and pickles be optimizers as they were given, which reduce nothing."""

@@ -14,7 +14,7 @@ gradients, as it would in one process.  A replica that makes no backward pass jo
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
@@ -113,15 +113,17 @@ class GradientReduction:
         compression: Compression | None = None,
     ) -> None:
         if compression is not None and not isinstance(compression, Compression):
-            raise TypeError(f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16()")
-        if passes < 1:
-            raise ValueError(f"backward_passes_per_step={passes}: it is 1 or more")
+            raise TypeError(
+                f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16(); an "
+                "operation is passed as op="
+            )
         self.rows: float | None = None
         self.is_held = self.is_skipped = False
         self.joining: Joining | None = None
         self.comparison: StepComparison | None = None
         self.replicas, self.op, self.owner = replicas, op, owner
-        self._named, self._passes, self._staging = named, passes, staging
+        self._named, self._staging = named, staging
+        self.accumulate(passes)
         self._sparse_as_dense, self._compression = sparse_as_dense, compression
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
@@ -134,10 +136,7 @@ class GradientReduction:
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
         self._number = replicas.next_number()
-        self._bind(self._trainable())
-
-    def _trainable(self) -> list[Named]:
-        return [pair for pair in self._named() if pair[1].requires_grad]
+        self._bind(trainable(named()))
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
         """Return the list of these parameters, which are watched from now on."""
@@ -175,7 +174,7 @@ class GradientReduction:
 
     def _current(self) -> GradientList:
         """Return the list of the parameters as they are now: some may have been added, or frozen."""
-        now, bound = self._trainable(), self._list
+        now, bound = trainable(self._named()), self._list
         assert bound is not None
         if len(now) == len(bound.parameters) and all(map(is_, [each for _, each in now], bound.parameters)):
             return bound
@@ -186,6 +185,12 @@ class GradientReduction:
     def adopt(self) -> None:
         """Reduce, from now on, the gradients of the parameters that there are now.  Collective."""
         self._current()
+
+    def accumulate(self, passes: int) -> None:
+        """Reduce gradients after so many backward passes each from now on.  Local."""
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step={passes}: it is 1 or more")
+        self._passes = passes
 
     # -- when ---------------------------------------------------------------------------------------------------------
 
@@ -236,13 +241,14 @@ class GradientReduction:
         return len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped
 
     def after_step(self, optimizer: Any) -> None:
-        """Take note that an optimizer has made its step.  Local."""
+        """Take note that an optimizer has made its step.  Collective where parameters were found to differ before."""
         self._steps += 1
         self._stepped.add(optimizer)
         if self.is_skipped:
             self._are_reduced()
-        if self.comparison is not None:
+        if self.comparison is not None and self.joining is None:
             self.comparison.note(optimizer)
+            self.comparison.settle()
         self._origins.take(optimizer)
 
     def _are_reduced(self, is_twice: bool = False) -> None:
@@ -408,6 +414,11 @@ class GradientReduction:
             yield
         finally:
             self.is_skipped = before
+
+
+def trainable(named: Iterable[Named]) -> list[Named]:
+    """Return those that are to have a gradient."""
+    return [pair for pair in named if pair[1].requires_grad]
 
 
 class GradientOwner:

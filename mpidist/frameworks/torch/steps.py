@@ -22,7 +22,7 @@ class _Reducer(Protocol):
         """Reduce what is not reduced yet.  Collective."""
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that the step is over.  Local."""
+        """Take note that the step is over."""
 
     def reduced_loss(self, loss: float) -> float:
         """Return the loss of all replicas.  Collective."""

@@ -90,6 +90,11 @@ def is_flat(tensor: torch.Tensor) -> bool:
     return is_on_host(tensor) and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
+def expanded_axes(tensor: torch.Tensor) -> list[int]:
+    """Return the axes along which all elements lie in one place, as `expand` makes them."""
+    return [axis for axis, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[axis] > 1]
+
+
 def _bfloat16() -> Any:
     try:
         import ml_dtypes

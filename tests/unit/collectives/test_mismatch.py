@@ -64,6 +64,12 @@ def test_many_ranks_that_all_differ_do_not_fill_the_screen():
     assert "seed: 8 on rank 8, 0 on rank 0; 991 more ranks differ" in text and "seed: 9 on" not in text
 
 
+def test_many_facts_that_differ_do_not_fill_the_screen():
+    calls = [_call("a", *(fact(f"lr {number}", value) for number in range(300))) for value in (0, 1)]
+    text = explain(calls, 1, 0)
+    assert "lr 7: 1 on rank 1, 0 on rank 0 and 292 more" in text and "lr 8:" not in text
+
+
 def test_facts_come_with_advice_of_their_own_unless_something_else_differs():
     calls = [{**_call("a", W, fact("lr", value)), "advice": "Change it alike"} for value in (0, 1)]
     assert explain(calls, 1, 0).endswith("lr: 1 on rank 1, 0 on rank 0. Change it alike")
