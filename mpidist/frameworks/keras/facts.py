@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ def compare_models(replica: ModelReplica, model: keras.Model, what: str) -> None
     facts: Facts = []
     for place, variable in enumerate(model.variables):
         kind = "trainable" if id(variable) in trainable else "not trainable"
-        facts.append((f"variable {place} {variable.name}, {kind}", variable.dtype, tuple(variable.shape)))
+        facts.append((f"variable {place} {_without_numbers(variable.name)}, {kind}", variable.dtype, tuple(variable.shape)))
     optimizer = getattr(model, "optimizer", None)
     facts.append(fact("optimizer", type(optimizer).__name__))
     for place, each in enumerate(optimizers_of(model)):
@@ -87,5 +88,10 @@ def compare_weights(replica: ModelReplica, variables: Sequence[tuple[str, Any]],
     for place, (name, variable) in enumerate(variables):
         array = numpy.atleast_1d(keras.ops.convert_to_numpy(variable))
         shown = checksum(array.view("uint8"), max(_MOST_BYTES // len(variables), 64))
-        facts.append(fact(f"variable {place} {name}", f"{shown:#010x}"))
+        facts.append(fact(f"variable {place} {_without_numbers(name)}", f"{shown:#010x}"))
     replica.compare(what, facts)
+
+
+def _without_numbers(name: str) -> str:
+    """Return a name without those by which Keras tells names apart: a rank may have made more models than others."""
+    return re.sub(r"_\d+", "", name)

@@ -92,7 +92,7 @@ def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, 
     is_alike = ((values == values[0]) | numpy.isnan(values) & numpy.isnan(values[0])).all(axis=0)
     means = (values * weights).sum(axis=0) / max(weights.sum(), 1)
     found = dict(zip(names, numpy.where(is_alike, values[0], means).tolist(), strict=True))
-    is_result_everywhere = dict(zip(names, are_results.all(axis=0).tolist(), strict=True))
+    is_result_everywhere = dict(zip(names, [bool(each.all()) for each in are_results.T], strict=True))
     results_of_all = {name: value for name, value in of_all.items() if is_result_everywhere.get(name)}
     return {**logs, **found, **results_of_all}
 
