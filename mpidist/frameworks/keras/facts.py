@@ -70,7 +70,8 @@ def compare_models(replica: ModelReplica, model: keras.Model, what: str) -> None
     facts: Facts = []
     for place, variable in enumerate(model.variables):
         kind = "trainable" if id(variable) in trainable else "not trainable"
-        facts.append((f"variable {place} {_without_numbers(variable.name)}, {kind}", variable.dtype, tuple(variable.shape)))
+        name = f"variable {place} {_without_numbers(variable.name)}, {kind}"
+        facts.append((name, variable.dtype, tuple(variable.shape)))
     optimizer = getattr(model, "optimizer", None)
     facts.append(fact("optimizer", type(optimizer).__name__))
     for place, each in enumerate(optimizers_of(model)):
