@@ -302,9 +302,9 @@ def own_step():
                 gradient_fn = jax.value_and_grad(self.loss_of, has_aux=True)
                 (loss, others), gradients = gradient_fn(trainable, others, x, y)
                 trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
-                metrics = self.metrics[0].stateless_update_state(metrics, loss)
-                logs = {"own": loss, "loss": self.metrics[0].stateless_result(metrics)}
-                return logs, (trainable, others, optimizer, metrics)
+                tracked = self.metrics[0].stateless_update_state(metrics[:2], loss)
+                logs = {"own": loss, "loss": self.metrics[0].stateless_result(tracked)}
+                return logs, (trainable, others, optimizer, tracked + metrics[2:])
 
     inputs = keras.Input((3,))
     return Own(inputs, keras.layers.Dense(1)(keras.layers.Dense(6, activation="tanh")(inputs)))
