@@ -58,7 +58,8 @@ class Strategy(InputMethods):
     def scope(self) -> AbstractContextManager[Strategy]:
         """Return a context manager that makes this strategy current: variables created inside are its own.  Local.
 
-        The code inside is in a cross-replica context.  A scope may be entered again inside itself.
+        The code inside is in a cross-replica context.  A scope may be entered again inside itself.  Where Keras models
+        were made inside, leaving it is collective: they get the weights of rank 0.
 
         Raises
         ------
@@ -67,6 +68,8 @@ class Strategy(InputMethods):
             Inside, on several ranks: a Keras model that was made elsewhere is compiled or trained.
         NotImplementedError
             Inside, on several ranks: a Keras model is made that this strategy does not distribute.
+        CollectiveMismatchError
+            On leaving it, on all ranks: they have made different Keras models.
         """
         return self._scope()
 

@@ -8,6 +8,7 @@ imported in the meantime, from then on.  Nothing of it is left behind.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from importlib.abc import Loader, MetaPathFinder
 from typing import Any
 
 from mpidist import context
-from mpidist.strategies.distribution import distribute
+from mpidist.strategies.distribution import ADAPTERS
 
 _KERAS = "keras"
 
@@ -27,12 +28,22 @@ _REFUSED = {"compile": "compiled", "fit": "trained", "train_on_batch": "trained"
 _MARK = "_mpidist_replica"
 
 
+class _Made(threading.local):
+    """What was made in the scope that this thread is in."""
+
+    objects: list[Any] | None = None
+
+
 class _KerasHook(MetaPathFinder):
-    """Is in `keras.Model` and `keras.Optimizer` as long as any thread is in a scope; other threads notice nothing."""
+    """Is in `keras.Model` and `keras.Optimizer` as long as any thread is in a scope; other threads notice nothing.
+
+    At the end of a scope the models that were made in it get rank 0's weights, which is collective.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._scopes = 0
+        self._made = _Made()
         self._before: dict[tuple[Any, str], Any] = {}
 
     @contextmanager
@@ -43,14 +54,19 @@ class _KerasHook(MetaPathFinder):
             if self._scopes == 1:
                 sys.meta_path.insert(0, self)
                 self._begin(sys.modules.get(_KERAS))
+        outer, self._made.objects = self._made.objects, []
         try:
             yield
+            made = self._made.objects
         finally:
+            self._made.objects = outer
             with self._lock:
                 self._scopes -= 1
                 if not self._scopes:
                     sys.meta_path.remove(self)
                     self._end()
+        if made:
+            _adapter().begin_attached(context.get_strategy(), made)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return where Keras is, as the other finders say, with a loader that lets this hook in."""
@@ -71,13 +87,19 @@ class _KerasHook(MetaPathFinder):
         model = getattr(module, "Model", None)
         if self._before or model is None:
             return
-        self._put(model, "__new__", staticmethod(_distributing_new(model.__new__)))
+        self._put(model, "__new__", staticmethod(_distributing_new(model.__new__, self._distribute)))
         optimizer = module.optimizers.Optimizer
-        self._put(optimizer, "__init__", _distributing_init(optimizer.__init__))
+        self._put(optimizer, "__init__", _distributing_init(optimizer.__init__, self._distribute))
         for name, done in _REFUSED.items():
             # where it is defined: Keras compares a model's `compile` with that of the class it comes from
             owner = next(each for each in model.__mro__ if name in vars(each))
             self._put(owner, name, _refusing(getattr(owner, name), done))
+
+    def _distribute(self, obj: Any) -> None:
+        strategy = context.get_strategy()
+        if not strategy.extended.is_alone and self._made.objects is not None:
+            _adapter().attach(strategy, obj)
+            self._made.objects.append(obj)
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         self._before[owner, name] = vars(owner).get(name)
@@ -107,33 +129,31 @@ class _ThenCall(Loader):
         self._then(module)
 
 
-def _distributing_new(new: Callable[..., Any]) -> Callable[..., Any]:
+def _distributing_new(new: Callable[..., Any], distribute: Callable[[Any], None]) -> Callable[..., Any]:
     """Return a model's ``__new__`` that hands what is made on; its class is settled when its ``__init__`` runs."""
 
     @functools.wraps(new)
     def distributing(cls: type, *args: Any, **kwargs: Any) -> Any:
         obj = new(cls, *args, **kwargs)
-        _distribute(obj)
+        distribute(obj)
         return obj
 
     return distributing
 
 
-def _distributing_init(init: Callable[..., Any]) -> Callable[..., Any]:
+def _distributing_init(init: Callable[..., Any], distribute: Callable[[Any], None]) -> Callable[..., Any]:
     """Return an optimizer's ``__init__`` that hands what is made on; a ``__new__`` could not be taken away again."""
 
     @functools.wraps(init)
     def distributing(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        _distribute(self)
+        distribute(self)
 
     return distributing
 
 
-def _distribute(obj: Any) -> None:
-    strategy = context.get_strategy()
-    if not strategy.extended.is_alone:
-        distribute(strategy, [obj], {})
+def _adapter() -> Any:
+    return importlib.import_module(ADAPTERS[_KERAS])
 
 
 def _refusing(method: Callable[..., Any], done: str) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from tests.frameworks.keras_models import (
     CLASSES,
     MODELS,
     WEIGHTS,
+    Subclassed,
     X,
     Y,
     assert_alike,
@@ -193,6 +194,40 @@ def test_a_model_that_is_given_to_the_strategy():
     keras.utils.set_random_seed(5 + rank())
     assert_histories(expected, model.fit(X, Y, batch_size=16, verbose=0))
     assert_same(one, model)
+
+
+CALLS = {
+    "call": lambda model: keras.ops.convert_to_numpy(model(X)),
+    "predict_on_batch": lambda model: model.predict_on_batch(X),
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+@pytest.mark.parametrize("make", [functional, deferred, Subclassed])
+def test_a_model_that_is_called_before_it_is_trained(make, how):
+    """Its weights are rank 0's: from the end of the scope on, or since its first call."""
+
+    def made(model):
+        return CALLS[how](model), model.get_weights()
+
+    (_, expected), (many, found) = pair(make, compiled())(made)
+    numpy.testing.assert_allclose(found[0], expected[0], **BOUNDS)
+    for mine, other in zip(expected[1], found[1], strict=True):
+        numpy.testing.assert_array_equal(other, mine)
+    if rank() == 0:
+        CALLS[how](many)  # from now on it is each rank's own affair
+    assert_alike(many)
+
+
+def test_a_model_that_is_called_when_it_was_given_to_the_strategy():
+    keras.utils.set_random_seed(3)
+    expected = sequential().get_weights()
+    keras.utils.set_random_seed(3 + rank())
+    inner = sequential()
+    outer = keras.Sequential([keras.Input((3,)), inner])
+    mpidist.MultiWorkerMirroredStrategy().distribute(outer)
+    for mine, other in zip(inner.get_weights(), expected, strict=True):
+        numpy.testing.assert_array_equal(mine, other)
 
 
 def test_weights_that_were_loaded_on_one_rank(tmp_path):

@@ -12,7 +12,7 @@ if importlib.util.find_spec("keras") is None:
 
 import keras
 
-from tests.frameworks.keras_models import X, Y, assert_alike, compiled, distributed, pair, rank, ranks
+from tests.frameworks.keras_models import BACKEND, X, Y, assert_alike, compiled, distributed, pair, rank, ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -31,9 +31,9 @@ class Counting(keras.layers.Layer):
         self.totals = add("totals", "sum", shape=shape[1:])
         self.left = add("left", "sum")
         self.mean = add("mean", "mean", shape=shape[1:])
-        self.plain = add("plain", "none", shape=shape[1:])
+        self.moving = add("moving", "mean", shape=shape[1:])
         self.first = add("first", "only_first_replica")
-        self.steps = add("steps", "none", "int32")
+        self.steps = add("steps", "only_first_replica", "int32")
 
     def call(self, inputs):
         rows = keras.ops.shape(inputs)[0]
@@ -42,7 +42,7 @@ class Counting(keras.layers.Layer):
         self.totals.assign_add(keras.ops.sum(inputs, axis=0))
         self.left.assign_sub(keras.ops.cast(rows, "float32"))
         self.mean.assign(keras.ops.mean(inputs, axis=0))
-        self.plain.assign(0.5 * self.plain + 0.5 * keras.ops.mean(inputs, axis=0))
+        self.moving.assign(0.5 * self.moving + 0.5 * keras.ops.mean(inputs, axis=0))
         self.first.assign(keras.ops.cast(rows, "float32"))
         self.steps.assign_add(1)
         return inputs
@@ -106,18 +106,56 @@ def test_a_sum_that_is_assigned():
     assert keras.ops.convert_to_numpy(model.layers[0].total) == 3
 
 
+CHANGES = {
+    "assign_add": lambda variable, value: variable.assign_add(value),
+    "assign": lambda variable, value: variable.assign(variable + value),
+}
+
+
 @pytest.mark.mpi(min_size=2)
-def test_an_integer_that_differs_is_found():
-    from mpidist.errors import CollectiveMismatchError
+@pytest.mark.parametrize("change, settings, method", [
+    ("assign_add", {}, lambda model: model.fit(X, Y, verbose=0)),
+    ("assign", {"dtype": "int32"}, lambda model: model.predict(X, verbose=0)),
+    ("assign", {"dtype": "int32", "aggregation": "mean"}, lambda model: model.fit(X, Y, verbose=0)),
+])  # fmt: skip
+def test_what_nobody_knows_to_be_an_average(change, settings, method):
+    """Keras' own example, `ComputeSum`, has no aggregation; what Keras' layers keep is known."""
 
-    class Own(keras.layers.Layer):
+    class Keeping(keras.layers.BatchNormalization):
         def build(self, shape):
-            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype="int32", name="count")
+            super().build(shape)
+            self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False, name="kept", **settings)
 
-        def call(self, inputs):
-            self.count.assign_add(1 + rank())
-            return inputs
+        def call(self, inputs, training=None):
+            if self.is_kept:
+                CHANGES[change](self.kept, keras.ops.cast(keras.ops.sum(inputs), self.kept.dtype))
+            return super().call(inputs, training=training)
 
-    model = distributed(lambda: keras.Sequential([keras.Input((3,)), Own(), keras.layers.Dense(1)]), compiled())
-    with pytest.raises(CollectiveMismatchError, match="count"):
+    Keeping.is_kept = False
+    model = distributed(
+        lambda: keras.Sequential([keras.Input((3,)), Keeping(name="layer"), keras.layers.Dense(1)]), compiled()
+    )
+    model.fit(X, Y, verbose=0)
+    Keeping.is_kept = True
+    model.compile("sgd", "mse")
+    assert model.predict_on_batch(X).shape == (45, 1)  # of all rows, on each rank
+    with pytest.raises(NotImplementedError, match=r"layer/kept', which has aggregation=.*mean.*sum.*only_first"):
+        method(model)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
+@pytest.mark.mpi(min_size=2)
+def test_buffers_of_a_module_of_pytorch():
+    """Rank 0's to begin with; a step that changes them is refused."""
+    import torch
+
+    def make():
+        norm = torch.nn.BatchNorm1d(3)
+        norm.running_mean += rank()
+        return keras.Sequential([keras.Input((3,)), keras.layers.TorchModuleWrapper(norm), keras.layers.Dense(1)])
+
+    model = distributed(make, compiled())
+    assert model.layers[0].module.running_mean.tolist() == [0, 0, 0]
+    assert model.predict(X, verbose=0).shape == (45, 1)
+    with pytest.raises(NotImplementedError, match=r"num_batches_tracked.*keras.layers.BatchNormalization"):
         model.fit(X, Y, verbose=0)

@@ -50,9 +50,22 @@ def test_a_model_that_was_made_outside_of_the_scope(call):
 
 
 def test_models_that_differ():
-    model = distributed(lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1 + rank())]), compiled())
-    with pytest.raises(CollectiveMismatchError, match=r"variable 0 kernel, trainable.*\(3, 2\).*\(3, 1\)"):
+    """Found at the end of the scope; of a model that is built by the first batch, in `fit`."""
+    message = r"variable 0 kernel, trainable.*\(3, 2\).*\(3, 1\)"
+    with pytest.raises(CollectiveMismatchError, match=message):
+        distributed(lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1 + rank())]), compiled())
+    model = distributed(lambda: keras.Sequential([keras.layers.Dense(1 + rank())]), compiled())
+    with pytest.raises(CollectiveMismatchError, match=message):
         model.fit(X, Y, verbose=0)
+
+
+def test_a_model_that_one_rank_makes_in_the_scope():
+    def make():
+        return [keras.Sequential([keras.Input((3,))]) for _ in range(1 + rank())]
+
+    with pytest.raises(CollectiveMismatchError, match="end of a scope in which Keras models were made"):
+        distributed(make, lambda models: None)
+    distributed(sequential, compiled()).fit(X, Y, verbose=0)  # though Keras counts further on one rank
 
 
 def test_a_layer_that_is_frozen_on_one_rank():

@@ -17,8 +17,8 @@ _OLDEST = (3, 12)
 def seam() -> Any:
     """Return the module for the backend of Keras.  Local.
 
-    Each has ``reduced(replica, gradients)``, ``is_concrete(value)``, and in ``METHODS`` what is put over the methods of
-    a model.
+    Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``buffers(model)``,
+    ``share_buffers(replica, model)``, and in ``METHODS`` what is put over the methods of a model.
     """
     return importlib.import_module(_SEAMS[keras.backend.backend()])
 

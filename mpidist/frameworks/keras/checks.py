@@ -49,6 +49,11 @@ def require_trainable(model: keras.Model) -> None:
                 "distributed Keras model would take the mean over its replicas. Call add_loss in the layer with a mean "
                 "over rows"
             )
+        if getattr(layer, "stateful", False):
+            raise NotImplementedError(
+                f"layer {layer.name!r} is stateful: it keeps a state for each row of a batch, of which a distributed "
+                "Keras model has a part on each replica. Make it with stateful=False"
+            )
 
 
 def _losses(model: Any) -> Sequence[Any]:

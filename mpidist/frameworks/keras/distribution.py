@@ -7,9 +7,10 @@ from typing import Any
 
 import keras
 
+from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras.backends import require_backend
 from mpidist.frameworks.keras.classes import replica_of
-from mpidist.frameworks.keras.model import distribute_model
+from mpidist.frameworks.keras.model import begin, distribute_model
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.strategies.central_storage import CentralStorageExtended
@@ -20,7 +21,7 @@ from mpidist.strategies.parameter_server_extended import ServedExtended
 def distribute(strategy: Any, objects: Sequence[Any]) -> list[Any]:
     """Let Keras models and optimizers train over all replicas of a strategy; the objects themselves are returned.
 
-    Local.  A strategy of one replica leaves them as they are.
+    Collective: models that have weights get those of rank 0.  A strategy of one replica leaves them as they are.
 
     Parameters
     ----------
@@ -49,7 +50,33 @@ def distribute(strategy: Any, objects: Sequence[Any]) -> list[Any]:
     if strategy.extended.spans_ranks:
         for obj in objects:
             _distribute(obj, strategy)
+        begin([obj for obj in objects if isinstance(obj, keras.Model)])
     return list(objects)
+
+
+def attach(strategy: Any, obj: Any) -> None:
+    """Let a model or an optimizer that is made just now train over all replicas of a strategy.  Local."""
+    require_strategy(strategy)
+    require_backend()
+    _distribute(obj, strategy)
+
+
+def begin_attached(strategy: Any, objects: Sequence[Any]) -> None:
+    """Give the models among objects that were made in a scope the weights of rank 0.
+
+    Collective: every rank calls it in the same order.
+
+    Raises
+    ------
+    CollectiveMismatchError
+        On all ranks: they have made different models.
+    """
+    models = [obj for obj in objects if isinstance(obj, keras.Model) and replica_of(obj) is not None]
+    if not models:
+        return
+    facts = [fact(f"model {place}", type(model).__name__) for place, model in enumerate(models)]
+    ModelReplica(strategy).compare("the end of a scope in which Keras models were made", facts)
+    begin(models)
 
 
 def _distribute(obj: Any, strategy: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy
 
 from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.variables import optimizers_of
 from mpidist.input.agreement import checksum
 
 Facts = list[tuple[str, Any, tuple[int, ...]]]
@@ -68,20 +70,29 @@ def compare_models(replica: ModelReplica, model: keras.Model, what: str) -> None
     facts: Facts = []
     for place, variable in enumerate(model.variables):
         kind = "trainable" if id(variable) in trainable else "not trainable"
-        facts.append((f"variable {place} {variable.name}, {kind}", variable.dtype, tuple(variable.shape)))
+        name = f"variable {place} {_without_numbers(variable.name)}, {kind}"
+        facts.append((name, variable.dtype, tuple(variable.shape)))
     optimizer = getattr(model, "optimizer", None)
     facts.append(fact("optimizer", type(optimizer).__name__))
+    for place, each in enumerate(optimizers_of(model)):
+        if each is not optimizer:
+            facts.append(fact(f"optimizer {place}", f"{type(each).__name__} with {len(each.variables)} variables"))
     replica.compare(what, facts)
 
 
-def compare_weights(replica: ModelReplica, variables: Sequence[Any], what: str) -> None:
-    """Raise CollectiveMismatchError on all ranks unless their variables have the same bits.  Collective.
+def compare_weights(replica: ModelReplica, variables: Sequence[tuple[str, Any]], what: str) -> None:
+    """Raise CollectiveMismatchError on all ranks unless their variables, with names, have the same bits.  Collective.
 
     Checksums cover some of the rows of each variable.
     """
     facts: Facts = []
-    for place, variable in enumerate(variables):
+    for place, (name, variable) in enumerate(variables):
         array = numpy.atleast_1d(keras.ops.convert_to_numpy(variable))
         shown = checksum(array.view("uint8"), max(_MOST_BYTES // len(variables), 64))
-        facts.append(fact(f"variable {place} {variable.name}", f"{shown:#010x}"))
+        facts.append(fact(f"variable {place} {_without_numbers(name)}", f"{shown:#010x}"))
     replica.compare(what, facts)
+
+
+def _without_numbers(name: str) -> str:
+    """Return a name without those by which Keras tells names apart: a rank may have made more models than others."""
+    return re.sub(r"_\d+", "", name)

@@ -129,23 +129,29 @@ class _Forward:
         self._model, self._replica, self._name = model, replica, name
         is_compiled = model.jit_compile and not model.run_eagerly
         self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
+        self._own: Callable[..., Any] = jax.jit(self._whole) if is_compiled else self._whole
         self._changed = _Changed(model, replica)
+
+    def _whole(self, state: Any, data: Any) -> Any:
+        """Return what the model's own step returns, of a whole batch."""
+        return getattr(stock(self._model), self._name)(state, data)
 
     def _traced(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
         """Return what the model's own step returns, and what it has changed."""
-        self._replica.factor = factor
+        replica = self._replica
+        replica.factor, replica.weight = factor, weight
         try:
-            with only_added_to(self._changed.variables):
-                found, after = getattr(stock(self._model), self._name)(state, data)
+            with only_added_to(self._changed.variables), metrics.weighted_means(self._model, replica):
+                found, after = self._whole(state, data)
         finally:
-            self._replica.factor = None
+            replica.factor, replica.weight = None, 1.0
         others = after[1] if self._name == "test_step" else after
         return found, after, self._changed.given(state[1], others, weight)
 
     def __call__(self, state: Any, data: Any, share: BatchShare | None) -> Any:
         """Return what the model's own step returns.  Collective if it changes variables of layers and has a share."""
         if share is None:  # `predict_on_batch`, where every rank has all rows
-            return self._step(state, data, 1.0, 1.0)[:2]
+            return self._own(state, data)
         with self._replica.step(share):
             found, after, arrays = self._step(state, data, share.weight, share.rows / share.given_rows)
             totals = self._replica.reduce(ReduceOp.SUM, [numpy.asarray(each) for each in arrays]) if arrays else []
@@ -172,11 +178,12 @@ class _Halves:
         replica.collected, replica.factor, replica.weight = [], factor, weight
         replica.weighted.clear()
         try:
-            with only_added_to(self.changed.variables):
+            with only_added_to(self.changed.variables), metrics.weighted_means(self._model, replica):
                 logs, after = stock(self._model).train_step(state, data)
             found, replica.collected = replica.collected, None
         finally:
             replica.collected = replica.factor = None
+            replica.weight = 1.0
         if not found:
             raise NotImplementedError(
                 "train_step of a distributed Keras model on JAX must apply gradients by optimizer.stateless_apply, of "
@@ -322,6 +329,15 @@ def _synchronized(replica: ModelReplica, model: Any, state: Any) -> Any:
 def is_concrete(value: Any) -> bool:
     """Return whether an array has values, and is not one that is traced.  Local."""
     return not isinstance(value, jax.core.Tracer)
+
+
+def buffers(model: Any) -> list[tuple[str, Any]]:
+    """Return nothing: on JAX a model has variables only.  Local."""
+    return []
+
+
+def share_buffers(replica: ModelReplica, model: Any) -> None:
+    """Do nothing, as there are none.  Local."""
 
 
 METHODS = {

@@ -1,20 +1,33 @@
 """The variables that layers change as they compute, such as moving averages: what becomes of the changes of replicas.
 
 Keras' `aggregation` of a variable says it: of a "sum" the changes are added up, of "only_first_replica" the value of
-replica 0 is taken, and of others the mean, weighted by rows.
+replica 0 is taken, and of a "mean" the mean, weighted by rows.  A variable without one is not known to be an average,
+unless Keras' own layers keep it, so a change of it is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import keras
 
 from mpidist.frameworks.keras.variables import is_seed
 
-_SUM, _FIRST, _MEAN = "sum", "only_first_replica", "mean"
+_SUM, _FIRST, _MEAN, _UNKNOWN = "sum", "only_first_replica", "mean", "unknown"
+
+#: Layers whose subclasses keep averages in variables of these names, besides variables of their own.
+_AVERAGES = {
+    keras.layers.BatchNormalization: {
+        "moving_mean",
+        "moving_variance",
+        "moving_stddev",
+        "renorm_mean",
+        "renorm_stddev",
+    },
+    keras.layers.SpectralNormalization: {"vector_u"},
+}
 
 
 class LayerVariable(NamedTuple):
@@ -45,7 +58,14 @@ class LayerVariable(NamedTuple):
             The replica's part of the rows.
         number : int
             Of the replica.
+
+        Raises
+        ------
+        NotImplementedError
+            It is not known what becomes of the values of several replicas.
         """
+        if self.rule == _UNKNOWN:
+            self._refuse()
         old, new = _wide(old), _wide(new)
         if self.rule == _FIRST:
             return new if number == 0 else xp.zeros_like(new)
@@ -56,6 +76,15 @@ class LayerVariable(NamedTuple):
         """Return the value after the step, of the sum over the replicas.  Local."""
         return _wide(old) + total if self.rule == _SUM else total
 
+    def _refuse(self) -> NoReturn:
+        given = f"aggregation={self.variable.aggregation!r} and dtype {self.variable.dtype}"
+        raise NotImplementedError(
+            f"a step of a distributed Keras model changes the variable {self.variable.path!r}, which has {given}: what "
+            "its value over all replicas is, is not known. Say it to add_weight, or to keras.Variable: "
+            'aggregation="mean" for an average over rows, in floating point; "sum" for what assign_add adds up, such '
+            'as a number of rows; "only_first_replica" for what is the same on all replicas, such as a number of steps'
+        )
+
 
 def _wide(value: Any) -> Any:
     """Return 16-bit floats, short integers and booleans as float32."""
@@ -65,16 +94,37 @@ def _wide(value: Any) -> Any:
 def layer_variables(model: keras.Model) -> list[LayerVariable]:
     """Return the variables that are aggregated if a step changes them.  Local.
 
-    Seeds are each replica's own, and so are integers without a rule: what counts steps is the same everywhere.
+    Seeds are each replica's own, and so are integers of Keras' own layers, which count steps.
     """
     trained = {id(each) for each in model.trainable_variables}
+    averages = _averages(model)
     found = []
     for place, variable in enumerate(model.non_trainable_variables):
-        rule = variable.aggregation if variable.aggregation in (_SUM, _FIRST) else _MEAN
-        is_own = rule == _MEAN and not keras.backend.is_float_dtype(variable.dtype)
-        if id(variable) not in trained and not is_seed(variable) and not is_own:
-            found.append(LayerVariable(place, variable, rule))
+        if id(variable) not in trained and not is_seed(variable):
+            rule = _rule_of(variable, id(variable) in averages)
+            if rule is not None:
+                found.append(LayerVariable(place, variable, rule))
     return found
+
+
+def _averages(model: Any) -> set[int]:
+    """Return the ids of variables of which the mean is right: those of Keras' own layers, and frozen weights."""
+    found: set[int] = set()
+    for layer in model._flatten_layers():
+        # Private: the layer's own variables, those that were made to be trained, and others
+        found.update(map(id, layer._trainable_variables))
+        is_of_keras = type(layer).__module__.partition(".")[0] == "keras"
+        names = {name for kind, several in _AVERAGES.items() if isinstance(layer, kind) for name in several}
+        found.update(id(each) for each in layer._non_trainable_variables if is_of_keras or each.name in names)
+    return found
+
+
+def _rule_of(variable: Any, is_average: bool) -> str | None:
+    if variable.aggregation in (_SUM, _FIRST):
+        return str(variable.aggregation)
+    if keras.backend.is_float_dtype(variable.dtype):
+        return _MEAN if is_average or variable.aggregation == _MEAN else _UNKNOWN
+    return None if is_average else _UNKNOWN
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -24,13 +25,18 @@ def results(replica: ModelReplica, variables: Sequence[Any], values: Sequence[An
         Of the variables, on this replica.
     compute : callable
     """
-    totals = over_replicas(replica, variables, [keras.ops.convert_to_numpy(value) for value in values])
-    tensors = [
-        keras.ops.convert_to_tensor(total, variable.dtype) for total, variable in zip(totals, variables, strict=True)
-    ]
-    with keras.StatelessScope(state_mapping=list(zip(variables, tensors, strict=True))):
-        found = compute()
-    return {name: _number(value) for name, value in found.items()}
+    own = [keras.ops.convert_to_numpy(value) for value in values]
+    totals = over_replicas(replica, variables, own)
+    found = _with_values(variables, totals, compute)
+    replica.last_results = found, _with_values(variables, own, compute)
+    return found
+
+
+def _with_values(variables: Sequence[Any], values: Sequence[Any], compute: Any) -> dict[str, Any]:
+    pairs = zip(variables, values, strict=True)
+    mapping = [(variable, keras.ops.convert_to_tensor(value, variable.dtype)) for variable, value in pairs]
+    with keras.StatelessScope(state_mapping=mapping):
+        return {name: _number(value) for name, value in compute().items()}
 
 
 def over_replicas(
@@ -55,7 +61,10 @@ def over_replicas(
 
 
 def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, float]:
-    """Return numbers that all replicas have alike as they are, and the means of others, weighted by rows.
+    """Return logs that are the same on all replicas.
+
+    What is the result of a metric, as that of this replica's rows, becomes that of all rows.  Of other numbers that the
+    replicas have alike they are as they are, and the means of others, weighted by rows.
 
     Collective: every rank calls it in the same order.
 
@@ -71,15 +80,57 @@ def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, 
     CollectiveMismatchError
         On all ranks: they have numbers of other names.
     """
+    logs = _flat(logs)
     names = sorted(name for name, value in logs.items() if numpy.ndim(value) == 0)
     replica.compare("logs of Keras", [(name, numpy.dtype("float64"), ()) for name in names])
+    of_all, own_results = replica.last_results
     own = numpy.array([float(logs[name]) for name in names])
-    all_values = replica.communicator.all_gather(numpy.append(own, rows)[None], axis=0)
-    values, weights = all_values[:, :-1], all_values[:, -1]
+    is_without_rows = replica.last_share is not None and not replica.last_share.own_rows
+    is_result = [is_without_rows or _is_close(logs[name], own_results.get(name)) for name in names]
+    every = replica.communicator.all_gather(numpy.concatenate([own, is_result, [rows]])[None], axis=0)
+    values, are_results, weights = numpy.split(every, [len(names), 2 * len(names)], axis=1)
     is_alike = ((values == values[0]) | numpy.isnan(values) & numpy.isnan(values[0])).all(axis=0)
-    means = (values * weights[:, None]).sum(axis=0) / max(weights.sum(), 1)
-    found = numpy.where(is_alike, values[0], means)
-    return {**logs, **dict(zip(names, found.tolist(), strict=True))}
+    means = (values * weights).sum(axis=0) / max(weights.sum(), 1)
+    found = dict(zip(names, numpy.where(is_alike, values[0], means).tolist(), strict=True))
+    is_result_everywhere = dict(zip(names, [bool(each.all()) for each in are_results.T], strict=True))
+    results_of_all = {name: value for name, value in of_all.items() if is_result_everywhere.get(name)}
+    return {**logs, **found, **results_of_all}
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return logs without mappings in them, as Keras takes them."""
+    pairs = [_flat(value).items() if isinstance(value, dict) else [(name, value)] for name, value in logs.items()]
+    return {name: value for each in pairs for name, value in each}
+
+
+def _is_close(value: Any, other: Any) -> bool:
+    """Return whether two numbers are the same but for rounding: one may have been computed in compiled code."""
+    return isinstance(other, float) and bool(numpy.isclose(float(value), other, rtol=1e-5, atol=0))
+
+
+@contextmanager
+def weighted_means(model: keras.Model, replica: ModelReplica) -> Iterator[None]:
+    """Let numbers that a step gives to `Mean` metrics weigh as its rows, for the time of a ``with`` block.  Local.
+
+    Such a number is a mean over the rows, as a loss is.  It counts once for a batch, so its parts count once together.
+    """
+    means = [each for each in model.metrics if type(each).update_state is keras.metrics.Mean.update_state]
+    for metric in means:
+        vars(metric)["update_state"] = _weighing(metric, replica)
+    try:
+        yield
+    finally:
+        for metric in means:
+            vars(metric).pop("update_state", None)
+
+
+def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
+    def update_state(values: Any, sample_weight: Any = None) -> None:
+        if sample_weight is None and keras.ops.ndim(values) == 0:
+            sample_weight = replica.weight
+        type(metric).update_state(metric, values, sample_weight)
+
+    return update_state
 
 
 def _number(value: Any) -> Any:

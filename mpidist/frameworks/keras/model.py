@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 
+# Private: how Keras finds what a model returns, and builds it, without values; whether it does so just now
+from keras.src.backend import compute_output_spec, in_stateless_scope
+
 from mpidist.collectives.mismatch import fact
-from mpidist.frameworks.keras import backends, checks, metrics, predictions
+from mpidist.frameworks.keras import backends, checks, facts, metrics, predictions
 from mpidist.frameworks.keras.callbacks import with_agreement
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_class, stock_classes
+from mpidist.frameworks.keras.current_step import stepping
 from mpidist.frameworks.keras.given import adapter_of, on_host, split
 from mpidist.frameworks.keras.inputs import cut, rows_of
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
+from mpidist.frameworks.keras.variables import optimizers_of, share_weights
 
 
 def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
@@ -32,12 +37,9 @@ def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
 
 
 def _link_optimizers(model: Any) -> None:
-    """Distribute the optimizers that a model has as attributes, or in lists and mappings that are attributes."""
-    for value in list(vars(model).values()):
-        several = value.values() if isinstance(value, dict) else value
-        for each in list(several) if isinstance(several, (list, tuple, ValuesView)) else [value]:
-            if isinstance(each, keras.optimizers.Optimizer):
-                distribute_optimizer(each, replica_of(model))
+    """Distribute the optimizers that a model has."""
+    for each in optimizers_of(model):
+        distribute_optimizer(each, replica_of(model))
 
 
 def _compile(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -119,9 +121,9 @@ def _evaluate(
 ) -> Any:
     replica = replica_of(self)
     arrays = x, y, sample_weight
-    given = {"verbose": verbose, "steps": steps, "callbacks": callbacks, "return_dict": return_dict, **kwargs}
+    given = {"verbose": verbose, "steps": steps, "callbacks": callbacks, **kwargs}
     if replica is None:
-        return stock(self).evaluate(x, y, batch_size, sample_weight=sample_weight, **given)
+        return stock(self).evaluate(x, y, batch_size, sample_weight=sample_weight, return_dict=return_dict, **given)
 
     def run() -> Any:
         if not kwargs:  # else it is the validation of `fit`, which has sorted everything out
@@ -129,14 +131,12 @@ def _evaluate(
             given["callbacks"] = with_agreement(replica, callbacks)
             given["verbose"] = verbose if replica.is_chief else 0
         data = adapter_of(replica, "evaluate", arrays, batch_size, steps)
-        found = stock(self).evaluate(x=data, **given)
-        rows = sum(share.own_rows for share in data.handed_out)
-        if isinstance(found, dict):
-            return metrics.agreed(replica, found, rows)
-        values = found if isinstance(found, list) else [found]
-        named = {f"{place:06}": value for place, value in enumerate(values)}
-        same = list(metrics.agreed(replica, named, rows).values())
-        return same if isinstance(found, list) else same[0]
+        of_fit = replica.last_results, replica.last_share
+        found = stock(self).evaluate(x=data, return_dict=True, **given)
+        found = metrics.agreed(replica, found, sum(share.own_rows for share in data.handed_out))
+        replica.last_results, replica.last_share = of_fit
+        # Private: the order of metrics
+        return found if return_dict else self._flatten_metrics_in_order(found)
 
     return replica.run(run)
 
@@ -199,6 +199,49 @@ def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, An
             replica.is_for_one_batch = False
 
     return replica.run(run)
+
+
+# -- a model that is called -------------------------------------------------------------------------------------------
+
+
+def begin(models: Sequence[Any]) -> None:
+    """Give models that have weights the chief's.
+
+    Collective: every rank calls it in the same order, with the same models.
+    """
+    for model in reversed(models):  # those that contain others come later
+        replica = replica_of(model)
+        if not replica.has_chiefs_weights and getattr(model, "built", False):
+            facts.compare_models(replica, model, "a Keras model that is made in a scope, or given to distribute")
+            share_weights(replica, model)
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    replica = replica_of(self)
+    if replica is not None and not replica.has_chiefs_weights and _is_by_itself(replica, (args, kwargs)):
+        if not self.built:
+            compute_output_spec(stock(self).__call__, *args, **kwargs)
+        facts.compare_models(replica, self, "the first call of a Keras model, which takes the weights of rank 0")
+        share_weights(replica, self)
+    return stock(self).__call__(*args, **kwargs)
+
+
+def _is_by_itself(replica: ModelReplica, given: Any) -> bool:
+    """Return whether a model is called with values, and neither trained, nor traced, nor put into another one."""
+    if replica.is_running or stepping() is not None or in_stateless_scope():
+        return False
+    is_concrete = backends.seam().is_concrete
+    leaves = keras.tree.flatten(given)
+    return not any(
+        isinstance(leaf, keras.KerasTensor) or (keras.ops.is_tensor(leaf) and not is_concrete(leaf)) for leaf in leaves
+    )
+
+
+def _predict_on_batch(self: Any, x: Any) -> Any:
+    replica = replica_of(self)
+    if replica is not None and not replica.has_chiefs_weights and not replica.is_running:
+        self(x)
+    return stock(self).predict_on_batch(x)
 
 
 # -- what a step asks for ---------------------------------------------------------------------------------------------
@@ -299,6 +342,8 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "predict": _predict,
     "train_on_batch": _train_on_batch,
     "test_on_batch": _test_on_batch,
+    "__call__": _call,
+    "predict_on_batch": _predict_on_batch,
     "compute_loss": _compute_loss,
     "get_metrics_result": _get_metrics_result,
     "stop_training": property(_is_stopped, _vote),

@@ -42,12 +42,16 @@ class ModelReplica:
         What the loss is multiplied by, where its reduction is a sum.
     is_for_one_batch : bool
         Whether `train_on_batch` or `test_on_batch` is under way.
+    has_chiefs_weights : bool
+        Whether the model began with the weights that the chief's has.
     is_synchronized : bool
-        Whether all replicas have the chief's weights.
+        Whether all replicas have the chief's weights, and the state of its optimizer.
     steps, test_step, predict_step : object
         What the seam of the backend keeps for the model's steps.
     last_share : BatchShare or None
         Of the last step.
+    last_results : tuple of dict
+        What the metrics said last: of all rows, and of this replica's.
     is_vote : bool
         Whether this rank votes for an end of the training; the votes go along with the next reduction.
     is_stopped : bool
@@ -59,7 +63,7 @@ class ModelReplica:
         self.number: int = strategy.extended.replica_id
         self.count: int = strategy.extended.num_replicas
         self.communicator: Communicator = strategy.extended.communicator
-        self.is_synchronized = False
+        self.has_chiefs_weights = self.is_synchronized = False
         self.halves: set[int] = set()
         self.steps: Any = None
         self.test_step: Any = None
@@ -77,6 +81,7 @@ class ModelReplica:
         self.weighted: set[int] = set()
         self.factor: Any = None
         self.is_for_one_batch = False
+        self.last_results: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self.is_vote = self.is_stopped = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelReplica:

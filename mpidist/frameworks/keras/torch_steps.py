@@ -78,15 +78,30 @@ class _WatchedState:
 
     def __init__(self, model: keras.Model) -> None:
         self.variables = layer_variables(model)
+        self._buffers = buffers(model)
         self.look()
 
     def look(self) -> None:
         """Take note of how often each was written, and of what sums are."""
         self._versions = [each.variable.value._version for each in self.variables]
         self._before = [_copied(each) for each in self.variables]
+        self._buffer_versions = [buffer._version for _, buffer in self._buffers]
 
     def changed(self) -> list[int]:
-        """Return the numbers of those that were written since."""
+        """Return the numbers of those that were written since.
+
+        Raises
+        ------
+        NotImplementedError
+            Buffers of a module of PyTorch were.
+        """
+        for (name, buffer), version in zip(self._buffers, self._buffer_versions, strict=True):
+            if buffer._version != version:
+                raise NotImplementedError(
+                    f"a step of a distributed Keras model changes {name!r}, a buffer of a module of PyTorch, of which "
+                    "each replica would have another; use a layer of Keras in its place, such as "
+                    "keras.layers.BatchNormalization, or mpidist.torch for a model of PyTorch"
+                )
         pairs = enumerate(zip(self.variables, self._versions, strict=True))
         return [at for at, (each, version) in pairs if each.variable.value._version != version]
 
@@ -183,7 +198,8 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
         synchronize(replica, model)
     replica.factor = share.rows / share.given_rows
     kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
-    logs = _settled(replica, share, lambda: stock_step(data))
+    with metrics.weighted_means(model, replica):
+        logs = _settled(replica, share, lambda: stock_step(data))
     for variable, value in kept:
         variable.assign(value)
     if not replica.is_for_one_batch:
@@ -195,6 +211,22 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
 def is_concrete(value: Any) -> bool:
     """Return whether a tensor has values, and not a shape only.  Local."""
     return value.device.type != "meta"
+
+
+def share_buffers(replica: ModelReplica, model: Any) -> None:
+    """Give the modules of PyTorch in a model the chief's buffers.  Collective."""
+    own = [buffer for _, buffer in buffers(model)]
+    if own:
+        values = replica.from_chief([keras.ops.convert_to_numpy(each) for each in own])
+        with torch.no_grad():
+            for buffer, value in zip(own, values, strict=True):
+                buffer.copy_(torch.as_tensor(value))
+
+
+def buffers(model: Any) -> list[tuple[str, Any]]:
+    """Return the names and the buffers of the modules of PyTorch in a model, which are no variables.  Local."""
+    wrappers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.TorchModuleWrapper)]
+    return [(f"{layer.path}.{name}", each) for layer in wrappers for name, each in layer.module.named_buffers()]
 
 
 METHODS = {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, ValuesView
 from typing import Any
 
 import keras
 import numpy
 
+from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.classes import replica_of
 from mpidist.frameworks.keras.replica import ModelReplica
 
 #: The name of the state of a `keras.random.SeedGenerator`: two numbers, the seed and a counter.
@@ -27,10 +30,21 @@ def own_seed(state: numpy.ndarray, number: int) -> numpy.ndarray:
     return numpy.array([seed, state[1]], state.dtype)
 
 
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """Return the optimizers that a model has as attributes, or in lists and mappings that are attributes.  Local."""
+    found: dict[int, Any] = {}
+    for value in list(vars(model).values()):
+        several = value.values() if isinstance(value, dict) else value
+        for each in list(several) if isinstance(several, (list, tuple, ValuesView)) else [value]:
+            if isinstance(each, keras.optimizers.Optimizer):
+                found[id(each)] = each
+    return list(found.values())
+
+
 def variables_of(model: keras.Model) -> list[Any]:
-    """Return the variables of a model and of its optimizer.  Local."""
-    optimizer = getattr(model, "optimizer", None)
-    return [*model.variables, *(optimizer.variables if optimizer is not None else [])]
+    """Return the variables of a model and of its optimizers.  Local."""
+    found = {id(each): each for owner in (model, *optimizers_of(model)) for each in owner.variables}
+    return list(found.values())
 
 
 def synchronize(replica: ModelReplica, model: keras.Model) -> None:
@@ -41,8 +55,20 @@ def synchronize(replica: ModelReplica, model: keras.Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    variables = variables_of(model)
+    _take(replica, model, variables_of(model))
+    replica.is_synchronized = True
+
+
+def share_weights(replica: ModelReplica, model: keras.Model) -> None:
+    """Give a model the chief's weights, and seeds of this replica's own.  Collective."""
+    _take(replica, model, model.variables)
+
+
+def _take(replica: ModelReplica, model: Any, variables: Sequence[Any]) -> None:
     values = replica.from_chief([numpy.asarray(keras.ops.convert_to_numpy(each)) for each in variables])
     for variable, value in zip(variables, values, strict=True):
         variable.assign(own_seed(value, replica.number) if is_seed(variable) else value)
-    replica.is_synchronized = True
+    backends.seam().share_buffers(replica, model)
+    for layer in model._flatten_layers():
+        if replica_of(layer) is not None:
+            replica_of(layer).has_chiefs_weights = True

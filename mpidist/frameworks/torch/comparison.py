@@ -181,10 +181,13 @@ class StepComparison:
         self._count += 1
         if self._every == 0 or self._count % self._every or self._replicas.size == 1:
             return
-        is_first = not self._is_in_doubt
-        self._is_in_doubt = bool(self._differing())
-        if not is_first:
-            self.settle()
+        is_first, differing = not self._is_in_doubt, self._differing()
+        self._is_in_doubt = bool(differing)
+        if differing:
+            finite = bytes(bool(_wide(each.detach()).isfinite().all()) for _, each, _ in differing)
+            # what is no number on one rank is none on all behind the step
+            if len({*self._replicas.exchange(finite, "parameters that are finite")}) > 1 or not is_first:
+                self.settle()
 
     def settle(self) -> None:
         """Compare the parameters again where they were found to differ.  Differences of rounding are mended.
@@ -239,13 +242,16 @@ class StepComparison:
 
 def _apart(own: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
     """Return the largest difference between two tensors, and how large it may be by rounding."""
-    wide = torch.complex128 if own.is_complex() else torch.float64
-    mine, other = own.to(wide), theirs.to(wide)
+    mine, other = _wide(own), _wide(theirs)
     apart = torch.where((mine == other) | (mine.isnan() & other.isnan()), 0.0, (mine - other).abs()).max().item()
     if not (own.is_floating_point() or own.is_complex()):
         return apart, 0.0
     most = torch.where(other.isfinite(), other.abs(), 0.0).max().item()
     return apart, _ROUNDING * torch.finfo(own.dtype).eps * most
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 class _Groups:
