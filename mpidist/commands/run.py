@@ -22,7 +22,7 @@ from mpidist.commands.launch.command_line import (
 from mpidist.commands.launch.cores import visible_cores
 from mpidist.commands.launch.destinations import LogFiles, Terminal
 from mpidist.commands.launch.failures import FailedRank
-from mpidist.commands.launch.hosts import parse_hosts, ranks_on_fullest, read_hosts
+from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_on_fullest, read_hosts
 from mpidist.commands.launch.launcher_options import WORDS, check_launcher_args, instead_of, parse_variables, words_of
 from mpidist.commands.launch.mpirun import Mpirun, check_tolerates_faults, find_mpirun
 from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
         terminal,
         destination,
         tagged,
-        takes_input=not (arguments.hosts or arguments.hostfile),
+        takes_input=begin_here(_hosts(arguments)),
     )
     return _report(ended, arguments)
 

@@ -24,7 +24,7 @@ os.write(1, f"{rank} {line} {len(rest)}\\n".encode())
 )
 
 
-#: Without hosts rank 0 takes its input from a pipe here, else from the launcher.
+#: Hosts of which the first is this machine change nothing.
 PLACES = pytest.mark.parametrize("place", [(), ("--hosts", "localhost:2")], ids=["here", "hosts"])
 
 

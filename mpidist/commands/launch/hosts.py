@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,6 +34,12 @@ def ranks_on_fullest(hosts: dict[str, int], ranks: int) -> int:
     for places in hosts.values():
         most, left = max(most, min(places, left)), left - min(places, left)
     return most
+
+
+def begin_here(hosts: dict[str, int]) -> bool:
+    """Return whether rank 0 is on this machine: no hosts are given, or the first one is called like it; Local."""
+    first = next(iter(hosts), "localhost")
+    return first in ("localhost", "127.0.0.1", "::1") or first.partition(".")[0] == platform.node().partition(".")[0]
 
 
 def _places(entries: Iterable[tuple[str, str]], ranks: int) -> dict[str, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.launch.hosts import parse_hosts, ranks_on_fullest, read_hosts
+from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_on_fullest, read_hosts
 from mpidist.errors import LaunchError
 
 FILE = """\
@@ -70,3 +72,10 @@ def test_hosts_are_filled_one_after_the_other(places, ranks):
     hosts = {f"node{number}": count for number, count in enumerate(places)}
     dealt = [name for name, count in hosts.items() for _ in range(count)][:ranks]
     assert ranks_on_fullest(hosts, ranks) == max((dealt.count(name) for name in hosts), default=0)
+
+
+def test_rank_0_is_here_where_the_first_host_is_called_like_this_machine():
+    own = platform.node()
+    for hosts in ({}, {"localhost": 2}, {own: 1, "far": 1}, {f"{own}.example.org": 1}):
+        assert begin_here(hosts)
+    assert not begin_here({"far": 1, own: 1})
