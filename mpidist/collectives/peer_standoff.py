@@ -48,7 +48,7 @@ class Side(Protocol):
     def waiting(self) -> Sized: ...
 
 
-class Waited(Protocol):
+class AwaitedTransfer(Protocol):
     """A send or a receive that a rank waits for."""
 
     peer: int
@@ -67,7 +67,7 @@ class Waited(Protocol):
         ...
 
 
-class Pairs(Protocol):
+class Sides(Protocol):
     """The messages of one rank with all others."""
 
     def side(self, peer: int, peer_sends: bool) -> Side:
@@ -106,11 +106,11 @@ class PeerStandoffs:
     Parameters
     ----------
     ranks : Ranks
-    pairs : Pairs
+    sides : Sides
     """
 
-    def __init__(self, ranks: Ranks, pairs: Pairs) -> None:
-        self._ranks, self._pairs = ranks, pairs
+    def __init__(self, ranks: Ranks, sides: Sides) -> None:
+        self._ranks, self._sides = ranks, sides
         self._notes: Transport = ranks.transport.among(range(ranks.size), _NOTES)
         self._receives: dict[int, tuple[Any, Pending]] = {}
         self._sends: list[Pending] = []
@@ -121,7 +121,7 @@ class PeerStandoffs:
         self._place: Any = None
         self._serial = self._rounds = 0
 
-    def found(self, waited: Waited) -> str | None:
+    def found(self, waited: AwaitedTransfer) -> str | None:
         """Return the text of the error if this rank waits in a standoff; to be asked again and again.  Local."""
         self._take_in()
         place = weakref.ref(waited), waited.number
@@ -131,7 +131,7 @@ class PeerStandoffs:
             self._to_send.clear()
             self._send_own(waited)
         for key, probe in list(self._read.items()):
-            side = self._pairs.side(key[0], probe.kind == _SENDS)
+            side = self._sides.side(key[0], probe.kind == _SENDS)
             if side.number >= probe.number:
                 del self._read[key]
             elif not side.waiting:
@@ -142,7 +142,7 @@ class PeerStandoffs:
         self._send(waited.peer)
         return None
 
-    def _is_round(self, probe: _Probe, waited: Waited) -> bool:
+    def _is_round(self, probe: _Probe, waited: AwaitedTransfer) -> bool:
         """Take note that an own probe has come back, and return whether it is the last one."""
         if probe.serial == self._serial:
             self._rounds += 1
@@ -151,18 +151,18 @@ class PeerStandoffs:
             self._send_own(waited)
         return False
 
-    def _send_own(self, waited: Waited) -> None:
+    def _send_own(self, waited: AwaitedTransfer) -> None:
         """Begin a round of an own probe."""
         self._serial += 1
         self._to_send[self._ranks.rank] = self._extended(_Probe(0, 0, self._ranks.rank, self._serial, 0, ""), waited)
 
-    def _pass_on(self, probe: _Probe, waited: Waited) -> None:
+    def _pass_on(self, probe: _Probe, waited: AwaitedTransfer) -> None:
         """Pass on the probe of another rank, once; one that goes round in a circle without that rank has an end."""
         if self._passed.get(probe.origin) != probe.serial and probe.hops < self._ranks.size:
             self._passed[probe.origin] = probe.serial
             self._to_send[probe.origin] = self._extended(probe, waited)
 
-    def _extended(self, probe: _Probe, waited: Waited) -> _Probe:
+    def _extended(self, probe: _Probe, waited: AwaitedTransfer) -> _Probe:
         control, own = self._ranks.control, self._ranks.transport.world_ranks[self._ranks.rank]
         path = probe.path
         if probe.hops < _NAMED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpidist.collectives.peer_standoff import PeerStandoffs, Waited
+from mpidist.collectives.peer_standoff import AwaitedTransfer, PeerStandoffs
 from mpidist.collectives.ranks import Ranks
 from mpidist.errors import RankFailedError
 from mpidist.runtime import board as states
@@ -20,7 +20,7 @@ class PeerWatch(Watch):
     Parameters
     ----------
     ranks : Ranks
-    waited : Waited
+    waited : AwaitedTransfer
         What this rank waits for.
     standoffs : PeerStandoffs
 
@@ -32,7 +32,7 @@ class PeerWatch(Watch):
 
     __slots__ = ("_waited", "_standoffs", "_peer", "_has_left", "is_missed")
 
-    def __init__(self, ranks: Ranks, waited: Waited, standoffs: PeerStandoffs) -> None:
+    def __init__(self, ranks: Ranks, waited: AwaitedTransfer, standoffs: PeerStandoffs) -> None:
         super().__init__(ranks.control, waited.what, waited.timeout_seconds, 0)
         self._waited, self._standoffs = waited, standoffs
         self._peer = ranks.transport.world_ranks[waited.peer]  # as the control channel knows it
