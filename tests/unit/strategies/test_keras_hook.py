@@ -13,14 +13,16 @@ import mpidist
 from mpidist.strategies.distribution import ADAPTERS
 from mpidist.testing import run_ranks
 
-#: It marks what it is given, as the adapter does, and refuses what is not of a strategy that mirrors.
+#: It marks what it is given, as the adapter does, and what has begun, and refuses what is not of a strategy that mirrors.
 ADAPTER = """
-def distribute(strategy, objects):
+def attach(strategy, obj):
     if "Mirrored" not in type(strategy).__name__:
         raise NotImplementedError(f"not by {type(strategy).__name__}")
+    obj.__class__ = type(obj.__class__.__name__, (obj.__class__,), {"_mpidist_replica": strategy})
+
+def begin_attached(strategy, objects):
     for obj in objects:
-        obj.__class__ = type(obj.__class__.__name__, (obj.__class__,), {"_mpidist_replica": strategy})
-    return objects
+        obj.begun_by = strategy
 """
 
 #: As Keras 3: `Model` makes functional models, and inherits `compile` and `fit`.
@@ -100,7 +102,10 @@ def test_what_is_made_on_several_ranks(keras, make, is_imported):
         with mpidist.MirroredStrategy().scope() as strategy:
             model, optimizer = make(keras()), keras().optimizers.Adam(0.5)
             assert model._mpidist_replica is optimizer._mpidist_replica is strategy
-            return model.compile(), model.fit(1), optimizer.rate, optimizer.moments
+            assert not hasattr(model, "begun_by")
+            found = model.compile(), model.fit(1), optimizer.rate, optimizer.moments
+        assert model.begun_by is optimizer.begun_by is strategy
+        return found
 
     assert run_ranks(3, fn) == [("compiled", "trained", 0.5, [])] * 3
     assert sys.meta_path == path
