@@ -13,7 +13,7 @@ import mpidist
 from mpidist.strategies.distribution import ADAPTERS
 from mpidist.testing import run_ranks
 
-#: It marks what it is given, as the adapter does, and what has begun, and refuses what is not of a strategy that mirrors.
+#: It marks what it is given, as the adapter does, and what has begun; it refuses strategies that do not mirror.
 ADAPTER = """
 def attach(strategy, obj):
     if "Mirrored" not in type(strategy).__name__:
