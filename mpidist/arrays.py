@@ -46,6 +46,7 @@ class ArrayKind:
     # ``namespace()``: the library, with the functions of numpy that are used here (`empty`, `add`, ...)
     namespace: Callable[[], Any]
     to_host: Callable[[Any], np.ndarray]  # ``to_host(array)``: a copy as a numpy array
+    from_host: Callable[[np.ndarray], Any]  # ``from_host(array)``: such an array with the values of a numpy array
 
 
 def _is_cupy(value: Any) -> bool:
@@ -64,8 +65,15 @@ def _cupy() -> Any:
 
 
 _KINDS: dict[str, ArrayKind] = {
-    "numpy": ArrayKind("numpy", "host", lambda value: isinstance(value, np.ndarray), lambda: np, np.array),
-    "cupy": ArrayKind("cupy", "device", _is_cupy, _cupy, lambda array: _cupy().asnumpy(array)),
+    "numpy": ArrayKind("numpy", "host", lambda value: isinstance(value, np.ndarray), lambda: np, np.array, np.asarray),
+    "cupy": ArrayKind(
+        "cupy",
+        "device",
+        _is_cupy,
+        _cupy,
+        lambda array: _cupy().asnumpy(array),
+        lambda array: _cupy().asarray(array),
+    ),
 }
 
 
@@ -183,7 +191,9 @@ def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
 
 def in_memory_of(target: Any, array: Any) -> Any:
     """Return `array` in the kind of memory of `target`, as it is if it is there already; Local."""
-    return array if type(array) is type(target) else np.asarray(array, like=target)
+    if type(array) is type(target):
+        return array
+    return kind_of(target).from_host(np.asarray(array) if not is_known(array) else as_host(array))
 
 
 def to_device(array: Any, index: int) -> Any:

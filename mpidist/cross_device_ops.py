@@ -206,7 +206,7 @@ class CrossDeviceOps:
         return None
 
     def bind_in_place(
-        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions
+        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions, kind: Any = None
     ) -> Bound | None:
         """Return what reduces lists of such arrays in place; None: every list passes through `reduce_list`.
 
@@ -312,7 +312,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return self._fused_all_reduce(options).bound(values, reduce_op.verb, options.timeout_seconds, adjustment)
 
     def bind_in_place(
-        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions
+        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions, kind: Any = None
     ) -> Bound | None:
         """Return what reduces lists in place, unless a subclass has a way of its own, or nothing is fused.
 
@@ -323,7 +323,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         algorithm = self._algorithm(options)
         if algorithm == "nccl":
             require_nccl(self.communicator, "CommunicationImplementation.NCCL")
-        return bind_in_place(self.communicator, signatures, reduce_op.verb, algorithm, options.timeout_seconds)
+        return bind_in_place(self.communicator, signatures, reduce_op.verb, algorithm, options.timeout_seconds, kind)
 
     def reduce_flat(
         self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
@@ -411,10 +411,14 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
 class NcclAllReduce(AllReduceCrossDeviceOps):
     """All-reduce by NVIDIA's NCCL, between GPUs.
 
+    Arrays of the host are reduced as by default, and so is what NCCL cannot do (the least and greatest of floats, where
+    it loses NaN; products of complex numbers), on copies in host memory.
+
     Raises
     ------
     MissingDependencyError
-        When a strategy is made with it where no GPU can be used.
+        When a strategy is made with it where no GPU can be used; at the first reduction of GPU arrays, on all ranks,
+        where NCCL cannot be used between them.
     """
 
     algorithm = "nccl"
@@ -427,7 +431,7 @@ class NcclAllReduce(AllReduceCrossDeviceOps):
 
 
 def require_nccl(communicator: Communicator, asked: str) -> None:
-    """Raise MissingDependencyError unless this rank has a GPU to use NCCL on; with one, NotImplementedError.  Local.
+    """Raise MissingDependencyError unless this rank has a GPU to use NCCL on.  Local.
 
     Parameters
     ----------
@@ -436,10 +440,7 @@ def require_nccl(communicator: Communicator, asked: str) -> None:
         What asks for NCCL, for the message.
     """
     if arrays.list_physical_devices("GPU"):
-        raise NotImplementedError(
-            f"rank {communicator.rank} of {communicator.size}: {asked} needs mpidist's NCCL transport, which this "
-            "version does not have yet. Use RingAllReduce or HierarchicalCopyAllReduce on arrays in host memory"
-        )
+        return
     raise MissingDependencyError(
         f"rank {communicator.rank} of {communicator.size}: {asked} needs an NVIDIA GPU and CuPy, and this rank has "
         "no GPU that CuPy can use. Install the extra `mpidist[cuda]` on a machine with a GPU, or use "

@@ -71,7 +71,8 @@ class Zeros:
         """Return a list without None, and the array of counts behind it.  Local."""
         if len(given) != len(self._signatures):
             raise ValueError(f"this all-reduce was bound to {len(self._signatures)} arrays, got {len(given)}")
-        self.counts[...] = [each is not None for each in given]
+        there = numpy.array([each is not None for each in given], self.counts.dtype)
+        self.counts[...] = arrays.in_memory_of(self.counts, there)
         found = [
             self._zeros_of(*signature) if each is None else each
             for each, signature in zip(given, self._signatures, strict=True)
@@ -89,6 +90,7 @@ class Zeros:
     def emptied(self, results: Sequence[Any]) -> list[Any]:
         """Return the results without the counts, None where all ranks had None.  Local."""
         *found, counts = results
+        counts = arrays.as_host(counts) if arrays.is_device(counts) else counts
         return [each if count else None for each, count in zip(found, (counts != 0).tolist(), strict=True)]
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+
 from mpidist import arrays
 from mpidist.collectives.all_to_all import AllToAll, NodeAllToAll
 from mpidist.collectives.array_bound import ArrayBound
 from mpidist.collectives.broadcasts import bind_broadcast
+from mpidist.collectives.device_ways import StagedArray
 from mpidist.collectives.gathers import bind_gather
 from mpidist.collectives.outbox import Outbox
 from mpidist.collectives.own_results import OwnResults
@@ -85,7 +88,9 @@ class ArrayCollectives:
         if root is not None:
             self._check_root(root, "gather")
         axis = checked_axis(like, axis, "all_gather" if root is None else "gather")
-        return bind_gather(self._ranks, self._segments_for(like), like, axis, root, self._results)
+        return self._staged(like, axis, lambda host: self.bind_gather(host, axis, root)) or bind_gather(
+            self._ranks, self._segments_for(like), like, axis, root, self._results
+        )
 
     def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
         """Return a new broadcast."""
@@ -93,18 +98,24 @@ class ArrayCollectives:
         self._check_root(root, "broadcast")
         if in_place:
             check_contiguous("broadcast", like)
-        return bind_broadcast(self._ranks, self._segments_for(like), like, root, None if in_place else self._results)
+        staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place), in_place)
+        results = None if in_place else self._results
+        return staged or bind_broadcast(self._ranks, self._segments_for(like), like, root, results)
 
     def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
         """Return a new reduce_scatter."""
         like = self.checked(like, "sum" if op == "mean" else op)
         checked_axis(like, 0, "reduce_scatter")
-        return bind_reduce_scatter(self._ranks, self._segments_for(like), like, op, self._results)
+        staged = self._staged(like, None, lambda host: self.bind_reduce_scatter(host, op))
+        return staged or bind_reduce_scatter(self._ranks, self._segments_for(like), like, op, self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
         """Return a new all_to_all."""
         like = self.checked(like)
         checked_axis(like, 0, "all_to_all")
+        staged = self._staged(like, 0, self.bind_all_to_all)
+        if staged is not None:
+            return staged
         segments = self._segments_for(like)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
             return AllToAll(self._ranks, like)
@@ -124,9 +135,21 @@ class ArrayCollectives:
         if op is not None:
             arrays.check_reducible(array.dtype, op)
         arrays.check_movable(array.dtype)
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 and self._ranks.devices.memory(array) is None:
             arrays.check_memory(array, self._ranks.transport.memory, self._ranks.transport.name)
         return array
+
+    def _staged(
+        self, like: Any, axis: int | None, bind: Callable[[Any], ArrayBound], in_place: bool = False
+    ) -> ArrayBound | None:
+        """Return the collective of device arrays through the host, ``bind(host array)``; None for other arrays."""
+        devices = self._ranks.devices
+        memory = devices.memory(like) if self._ranks.size > 1 else None
+        if memory is None:
+            return None
+        host = numpy.broadcast_to(numpy.zeros((), like.dtype), like.shape)
+        inner = bind(numpy.ascontiguousarray(host) if in_place else host)
+        return StagedArray(devices, self._ranks, memory, like, axis, inner, in_place)
 
     def _segments_for(self, like: Any) -> Any:
         return None if arrays.is_device(like) else self._segments

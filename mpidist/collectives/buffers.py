@@ -15,6 +15,7 @@ from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.device.memory import memory_of
 from mpidist.runtime.control import Watch
 
 
@@ -33,7 +34,8 @@ def bind_buffer(ranks: Ranks, buffer: Any, op: str, algorithm: str | None, timeo
         if segment is not None:
             return _ShortBuffer(ranks, call, segment)
     pieces = Pieces((0, buffer.size))
-    reduction = ranks.reduction(way, pieces, pieces, (buffer.dtype, wire, buffer.dtype), op)
+    dtypes = (buffer.dtype, wire, buffer.dtype)
+    reduction = ranks.reduction(way, pieces, pieces, dtypes, op) if on_host else None
     return _SentBuffer(ranks, call, way, op) if reduction is None else _LongBuffer(ranks, call, reduction)
 
 
@@ -71,6 +73,12 @@ class _SentBuffer(Bound):
         super().__init__(ranks, call)
         self._ranks, self._way, self._op = ranks, way, op
         self._replay: Replay | None = None
+
+    def fill(self, flat: Any) -> bool:
+        memory = memory_of(flat)
+        if memory is not None:
+            memory.enter((flat,))
+        return True
 
     def move(self, watch: Watch, flat: Any) -> None:
         wire = wire_dtype(flat.dtype)

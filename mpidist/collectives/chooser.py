@@ -20,6 +20,8 @@ class Chooser:
     settings : Settings
     room : int or None
         The longest segment in bytes, where ranks have less of each other's memory than the table asks for.
+    moves_device : bool
+        Whether the transport moves arrays in device memory by itself.
 
     Attributes
     ----------
@@ -27,8 +29,9 @@ class Chooser:
         What follows from measurements, if a user asked for some.
     """
 
-    def __init__(self, facts: Facts, settings: Settings, room: int | None = None) -> None:
+    def __init__(self, facts: Facts, settings: Settings, room: int | None = None, moves_device: bool = False) -> None:
         self.choices: Choices | None = None
+        self._moves_device = moves_device
         self._facts = facts
         self._room = room
         self._forced = settings.algorithm
@@ -58,18 +61,27 @@ class Chooser:
         if self._facts.topology.size == 1:
             selection.check_name(asked)
             return Way("none")
-        found = selection.way(nbytes, asked, self.facts(on_host))
+        if not on_host and not self._moves_device:
+            return selection.device_way(asked, self.facts())
+        found = selection.way(nbytes, _of_host(asked), self.facts(on_host))
         return found if self._room is None else found._replace(segment_bytes=min(found.segment_bytes, self._room))
 
     def by_messages(self, nbytes: int, algorithm: str | None) -> str:
         """Return the algorithm over messages for a buffer of `nbytes`; Local."""
         if self._facts.topology.size == 1 or not nbytes:
             return "none"
-        return selection.asked_for(nbytes, self.asked(algorithm), self.facts(has_segments=False))
+        return selection.asked_for(nbytes, _of_host(self.asked(algorithm)), self.facts(has_segments=False))
 
-    def bytes_per_pack(self, algorithm: str | None) -> int:
+    def bytes_per_pack(self, algorithm: str | None, on_host: bool = True) -> int:
         """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
-        asked = self.asked(algorithm)
+        if not on_host and not self._moves_device:
+            return ONE_PACK
+        asked = _of_host(self.asked(algorithm))
         if self._facts.has_segments and asked in (selection.AUTO, selection.PINNED, *SEGMENTED):
             return ONE_PACK
         return self.choices.bucket_bytes if self.choices is not None and asked == selection.AUTO else _MESSAGE_PACK
+
+
+def _of_host(asked: str) -> str:
+    """Return what is asked for where arrays are the host's."""
+    return selection.AUTO if asked in (selection.NCCL, selection.STAGED) else asked

@@ -17,6 +17,7 @@ from mpidist.collectives.buffers import bind_buffer
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
 from mpidist.collectives.chooser import Chooser
+from mpidist.collectives.device_ways import DeviceWays
 from mpidist.collectives.header import Header
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.list_reductions import ListReductions
@@ -58,6 +59,8 @@ class Communicator:
         See `CallCheck.begin`.
     started : Started
         The collectives of this rank that were started and not carried out yet.
+    devices : DeviceWays
+        How arrays in device memory are reduced.
     trace : Trace or None
         Where events are noted; set by `mpidist.world` if ``MPIDIST_TRACE`` asks for it.
     load_choices : callable or None
@@ -88,6 +91,7 @@ class Communicator:
         self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._chooser = self._make_chooser(lanes)
+        self.devices = DeviceWays(self)
         self._arrays = ArrayCollectives(self)
         self._barriers: dict[str, Once] = {}
         self._lists = ListReductions(self)
@@ -98,7 +102,8 @@ class Communicator:
         segments = self.segments
         facts = Facts(self.topology, tuple(self.transport.native), segments is not None or lanes is not None)
         is_short = segments is not None and segments.room != segments.place_bytes
-        return Chooser(facts, self.control.settings, segments.room if segments is not None and is_short else None)
+        room = segments.room if segments is not None and is_short else None
+        return Chooser(facts, self.control.settings, room, "device" in self.transport.memory)
 
     def prepare(self, call: Call, algorithm: str | None = None, timeout_seconds: float | None = None) -> None:
         """Load what `mpidist tune` stored, before the first `call` that may be chosen by it.
@@ -133,9 +138,9 @@ class Communicator:
         """
         return self._chooser.way(nbytes, algorithm, on_host)
 
-    def bytes_per_pack(self, algorithm: str | None) -> int:
+    def bytes_per_pack(self, algorithm: str | None, on_host: bool = True) -> int:
         """Return from what size in bytes on a pack is closed when the user leaves it to us.  Local."""
-        return self._chooser.bytes_per_pack(algorithm)
+        return self._chooser.bytes_per_pack(algorithm, on_host)
 
     def small(self, shape: tuple[int, ...], dtype: Any, op: str) -> SegmentAllReduce | None:
         """Return the all-reduce in one step through shared memory, if it is the one for such arrays.  Local."""
@@ -167,6 +172,11 @@ class Communicator:
         is_example : bool
             Whether every call is given a buffer of its own, of the same length and dtype; this one is not kept.
         """
+        memory = self.devices.memory(buffer)
+        if memory is not None and self.size > 1 and buffer.size:
+            way = self.way(buffer.nbytes, algorithm, on_host=False)
+            bound = self.devices.bind(memory, buffer, op, way.algorithm)
+            return bound.release() if is_example else bound
         return self._messages.bind(buffer, op, self._chooser.by_messages(buffer.nbytes, algorithm), is_example)
 
     def miss(self, error: BaseException) -> None:

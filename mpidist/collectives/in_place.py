@@ -6,13 +6,14 @@ gradients lie in the framework's memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 import numpy
 
+from mpidist import arrays as arrays_of
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
@@ -22,6 +23,7 @@ from mpidist.collectives.plan import Bucket, Plan, Signature, build
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.device.memory import DeviceMemory, memory_of
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 
@@ -35,6 +37,7 @@ def bind_in_place(
     op: str = "sum",
     algorithm: str | None = None,
     timeout_seconds: float | None = None,
+    kind: Any = None,
 ) -> Bound:
     """Return what reduces lists of such arrays in place, to be called any number of times.
 
@@ -50,26 +53,31 @@ def bind_in_place(
         As in `Communicator.all_reduce`.
     timeout_seconds : float, optional
         Of the calls, too.
+    kind : array, optional
+        An array of the kind that will be reduced; by default they are NumPy's.
 
     Raises
     ------
     UnsupportedDtypeError
         There is no such reduction of a dtype into arrays of that dtype.
     """
-    plan = build(signatures, op, ranks.bytes_per_pack(algorithm))
+    memory = None if kind is None else memory_of(kind)
+    plan = build(signatures, op, ranks.bytes_per_pack(algorithm, memory is None))
     for bucket in plan.buckets:
         dtype = plan.signatures[bucket.tensors[0]][1]
         if bucket.result != dtype:
             raise UnsupportedDtypeError(f"the {op} of {dtype} arrays is {bucket.result}, and cannot be put in place")
     name = f"all_reduce({op}) in place"
     ranks.prepare(Call(name, signatures), algorithm, timeout_seconds)
-    way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), algorithm)
+    way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), algorithm, memory is None)
     call = Call(name, signatures, [(way.label, bucket.nbytes) for bucket in plan.buckets])
     segment = None
     if way.algorithm == "shared_memory" and len(plan.buckets) == 1:
         segment = ranks.small((plan.buckets[0].elements,), plan.buckets[0].dtype, plan.reduction)
     if ranks.size == 1:
         bound: Bound = _InPlace(ranks, call, plan)
+    elif memory is not None:
+        bound = _DeviceInPlace(ranks, call, plan, way.algorithm, memory, kind)
     elif segment is not None:
         bound = _ShortInPlace(ranks, call, plan, segment)
     else:
@@ -106,12 +114,18 @@ class _InPlace(Bound):
             raise ValueError(f"{self.call.what} was bound to other arrays, got {found}; bind another one")
         if not all(map(_is_contiguous, arrays)):
             raise ValueError(f"{self.call.what} is for C-contiguous arrays; pass copies of those that are not")
-        if not all(each.flags.writeable for each in arrays):
+        if not all(getattr(each.flags, "writeable", True) for each in arrays):  # those on devices have no such flag
             raise ValueError(f"{self.call.what} writes results in place of values; got an array that is read-only")
         return True
 
     def move(self, watch: Watch, arrays: Sequence[Any]) -> Sequence[Any]:
         return arrays
+
+    def _check_apart(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Raise ValueError where arrays of which these are address and bytes share memory: it would be reduced twice."""
+        places = sorted(span for span in spans if span[1])
+        if any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(places)):
+            raise ValueError(f"{self.call.what} got arrays that share memory; pass each of them once, or copies")
 
     def _finish(self, flat: Any, bucket: Bucket, arrays: Sequence[Any]) -> None:
         """Put the reduced values of a bucket where they belong."""
@@ -154,9 +168,7 @@ class _LongInPlace(_InPlace):
     def fill(self, arrays: Sequence[Any]) -> bool:
         """Return True; ValueError unless these are such arrays, in memory of their own: others were reduced twice."""
         super().fill(arrays)
-        places = sorted((each.__array_interface__["data"][0], each.nbytes) for each in arrays if each.size)
-        if any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(places)):
-            raise ValueError(f"{self.call.what} got arrays that share memory; pass each of them once, or copies")
+        self._check_apart((each.__array_interface__["data"][0], each.nbytes) for each in arrays)
         return True
 
     def move(self, watch: Watch, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -178,3 +190,32 @@ class _LongInPlace(_InPlace):
             self._replays[index] = replay
         replay(watch, flat)
         self._finish(flat, bucket, arrays)
+
+
+class _DeviceInPlace(_InPlace):
+    """The same for arrays in device memory: bucket by bucket, packed there."""
+
+    def __init__(self, ranks: Ranks, call: Call, plan: Plan, algorithm: str, memory: DeviceMemory, kind: Any) -> None:
+        super().__init__(ranks, call, plan)
+        self._memory = memory
+        self._packings = [memory.packing(bucket.offsets) for bucket in plan.buckets]
+        self._flats = [arrays_of.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
+        self._replays = [ranks.bind(flat, plan.reduction, algorithm) for flat in self._flats]
+
+    def fill(self, arrays: Sequence[Any]) -> bool:
+        """Return True; ValueError unless these are such arrays, in memory of their own: others were reduced twice."""
+        super().fill(arrays)
+        self._check_apart(self._memory.spans(arrays))
+        self._memory.enter(arrays)
+        return True
+
+    def move(self, watch: Watch, arrays: Sequence[Any]) -> Sequence[Any]:
+        parts = zip(self._plan.buckets, self._packings, self._flats, self._replays, strict=True)
+        for bucket, packing, flat, replay in parts:
+            members = [arrays[each] for each in bucket.tensors]
+            packing.pack(members, flat)
+            replay(watch)
+            if self._scale is not None:
+                arrays_of.namespace(flat).multiply(flat, self._scale, out=flat)
+            packing.unpack(flat, members)
+        return arrays

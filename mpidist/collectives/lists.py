@@ -23,6 +23,7 @@ from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.collectives.sources import Sources
+from mpidist.device.memory import memory_of
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import PACK
@@ -119,7 +120,7 @@ def bind_list(
     on_host = not (tensors and arrays.is_device(tensors[0]))
     nbytes = sum(array.nbytes for array in tensors)
     ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
-    plan = build(signatures, question.op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm))
+    plan = build(signatures, question.op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm, on_host))
     multiplied = [(plan.signatures[each.tensors[0]][1], each.dtype) for each in plan.buckets]
     check_factors(question.prescale, question.postscale, multiplied, question.op)
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
@@ -312,6 +313,8 @@ class _LongList(BoundList):
         self._scaled: list[Any] = []
         # Long tensors that may lie anyhow: a span of one that is not contiguous would be found by copying all of it.
         on_host = isinstance(like.kind, numpy.ndarray)
+        self._memory = None if on_host else memory_of(like.kind)
+        self._packings = [] if self._memory is None else [self._memory.packing(each.offsets) for each in plan.buckets]
         self._is_loose = on_host and like.any_strides and plan.nbytes >= _SHORT_BYTES * len(plan.signatures)
         self._reductions = [self._reduction(index) if on_host else None for index in range(len(plan.buckets))]
         # MPI's own all-reduce is quicker where values and results lie apart.
@@ -328,6 +331,8 @@ class _LongList(BoundList):
     def fill(self, tensors: Sequence[Any]) -> bool:
         if not self._like(tensors):
             return False
+        if self._memory is not None:
+            self._memory.enter(tensors)
         self._next_set = self._free_set()
         return True
 
@@ -357,7 +362,10 @@ class _LongList(BoundList):
     def _send(self, index: int, members: Sequence[Any], results: ResultSet, watch: Watch) -> None:
         """Reduce a bucket over messages."""
         buffer, replay = results.buffers[index], results.replay(index, self._replay_of)
-        if not self._is_apart:
+        if self._packings:
+            self._packings[index].pack(members, buffer)
+            replay(watch)
+        elif not self._is_apart:
             self._pack(members, buffer)
             replay(watch)
         elif len(members) == 1 and members[0].dtype == buffer.dtype:
@@ -401,7 +409,7 @@ def _check_kinds(tensors: Sequence[Any], ranks: Ranks) -> None:
             f"a list to be reduced together must be of one kind of arrays, got {', '.join(sorted(kinds))}; "
             "reduce each kind in a call of its own"
         )
-    if ranks.size > 1 and tensors:
+    if ranks.size > 1 and tensors and ranks.devices.memory(tensors[0]) is None:
         arrays.check_memory(tensors[0], ranks.transport.memory, ranks.transport.name)
 
 

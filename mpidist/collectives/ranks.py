@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.bucket_reduction import BucketReduction
@@ -16,6 +16,9 @@ from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.transports.base import Transport
 from mpidist.transports.node_memory import SharedSegments
+
+if TYPE_CHECKING:
+    from mpidist.collectives.device_ways import DeviceWays
 
 
 class Ranks(Protocol):
@@ -30,6 +33,7 @@ class Ranks(Protocol):
     begin: Callable[..., Watch]
     started: Started
     in_shared_memory: dict[int, Any]
+    devices: DeviceWays
 
     def prepare(self, call: Call, algorithm: str | None = None, timeout_seconds: float | None = None) -> None:
         """Load what was stored of these ranks, before the first binding.  Collective."""
@@ -46,7 +50,7 @@ class Ranks(Protocol):
         """Return the way of a unit of `nbytes`.  Local."""
         ...
 
-    def bytes_per_pack(self, algorithm: str | None) -> int:
+    def bytes_per_pack(self, algorithm: str | None, on_host: bool = True) -> int:
         """Return from what size in bytes on a pack is closed.  Local."""
         ...
 

@@ -35,6 +35,14 @@ LONG_BYTES, SEGMENT_BYTES, _SHORT_SEGMENT_BYTES = 1 << 21, 1 << 20, 1 << 19
 SEGMENTED = ("shared_memory", "two_level")
 
 
+#: What may be asked for where arrays lie in device memory: the device's own collectives, or the host's on copies.  For
+#: arrays of the host both stand for `AUTO`.
+NCCL, STAGED = "nccl", "staged"
+
+#: What AUTO takes there: the former where these ranks can use it, else the latter.
+_DEVICE = "device"
+
+
 class Row(NamedTuple):
     """What AUTO takes for units of at least so many bytes.
 
@@ -193,6 +201,19 @@ def way(nbytes: int, asked: str, facts: Facts) -> Way:
     return Way(chosen, tuned or SEGMENT_BYTES)
 
 
+def device_way(asked: str, facts: Facts) -> Way:
+    """Return the way of a unit in device memory that the transport does not move by itself (Local).
+
+    Its algorithm is `NCCL`, `STAGED` or one of both, and behind a colon that of the host's part if it was asked for.
+    """
+    first, _, _ = asked.partition(":")
+    if first in (NCCL, STAGED, _DEVICE):
+        return Way(asked)
+    if asked == AUTO:
+        return Way(_DEVICE)
+    return Way(f"{_DEVICE}:{asked}" if asked == PINNED else f"{STAGED}:{check(asked, facts)}")
+
+
 def choose(nbytes: int, facts: Facts) -> str:
     """Return the algorithm for so many bytes, by what was measured or by the table (Local)."""
     return by_table(nbytes, facts) if facts.choices is None else facts.choices.algorithm(nbytes, facts.has_segments)
@@ -320,7 +341,7 @@ def check(name: str, facts: Facts) -> str:
 
 def check_name(name: str) -> None:
     """Raise ValueError unless there is an algorithm of this name somewhere, be it that one rank needs none."""
-    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "two_level", "shared_memory", "native"]
+    known = [AUTO, PINNED, *names("all_reduce"), "hierarchical", "two_level", "shared_memory", "native", NCCL, STAGED]
     if name not in known:
         raise _unknown(name, [name for name in known if name not in (AUTO, PINNED)])
 

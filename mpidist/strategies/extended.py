@@ -205,7 +205,7 @@ class StrategyExtended:
         """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
         return None
 
-    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature]) -> Bound | None:
+    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature], kind: Any = None) -> Bound | None:
         """Return what reduces lists of arrays of these names, dtypes and shapes in place; None where nothing is bound.
 
         Collective: every rank calls it in the same order.

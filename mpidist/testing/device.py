@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from mpidist import arrays
+from mpidist.device import memory
+from mpidist.device.memory import Arrived, Link
+from mpidist.runtime.watch import Watch
+from mpidist.transports.base import Transport
 
 
 class DeviceArray:
@@ -62,9 +67,9 @@ class DeviceArray:
         """Return a copy, on the device."""
         return DeviceArray(self._hidden.copy())
 
-    def astype(self, dtype: Any) -> DeviceArray:
-        """Return a copy as another dtype, on the device."""
-        return DeviceArray(self._hidden.astype(dtype))
+    def astype(self, dtype: Any, copy: bool = True) -> DeviceArray:
+        """Return a copy as another dtype, on the device; the array itself where none is needed and asked for."""
+        return self if not copy and self.dtype == dtype else DeviceArray(self._hidden.astype(dtype))
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802 - numpy's name
@@ -89,6 +94,10 @@ class _Namespace:
         return DeviceArray(np.empty(shape, dtype))
 
     @staticmethod
+    def ascontiguousarray(array: DeviceArray) -> DeviceArray:
+        return DeviceArray(np.ascontiguousarray(array._hidden))
+
+    @staticmethod
     def copyto(destination: DeviceArray, source: Any) -> None:
         np.copyto(destination._hidden, _inside(source))
 
@@ -102,13 +111,13 @@ class _Namespace:
         if not isinstance(ufunc, np.ufunc):
             raise AttributeError(f"the pretended device has no function {name!r}")
 
-        def on_device(*operands: Any, out: Any = None) -> DeviceArray:
+        def on_device(*operands: Any, out: Any = None, **options: Any) -> DeviceArray:
             *inputs, last = operands
             if out is None and len(operands) > ufunc.nin:
                 out = last
             else:
                 inputs.append(last)
-            results = ufunc(*map(_inside, inputs), out=None if out is None else _inside(out))
+            results = ufunc(*map(_inside, inputs), out=None if out is None else _inside(out), **options)
             return DeviceArray(results) if out is None else out
 
         return on_device
@@ -119,15 +128,125 @@ def on_device(array: Any) -> DeviceArray:
     return DeviceArray(np.array(array, order="C"))
 
 
+class PretendedMemory:
+    """The pretended memory, for collectives: copies happen only when they are asked for a second time.
+
+    Parameters
+    ----------
+    why_no_link : str
+        Why ranks have no collectives of the device's own; empty if they have: pretended ones.
+    """
+
+    def __init__(self, why_no_link: str = "the device is a pretended one") -> None:
+        self._why_no_link = why_no_link
+
+    def enter(self, tensors: Sequence[Any]) -> None:
+        """Begin work on some arrays."""
+        for each in tensors:
+            _inside(each)
+
+    def host_buffer(self, elements: int, dtype: Any) -> np.ndarray:
+        """Return host memory."""
+        return np.full(elements * np.dtype(dtype).itemsize, 0xAA, np.uint8).view(dtype)
+
+    def read(self, source: DeviceArray, target: np.ndarray) -> Arrived:
+        """Begin to copy a device array into host memory."""
+        return _later(lambda: np.copyto(target, source._hidden.copy()))
+
+    def write(self, source: np.ndarray, target: DeviceArray) -> Arrived:
+        """Begin to copy host memory into a device array: it is there for who reads it there, not yet for the host."""
+        target._hidden[...] = source
+        before = source.copy()
+
+        def check() -> None:
+            assert source.tobytes() == before.tobytes(), "host memory was written to while the device was reading it"
+
+        return _later(check)
+
+    def packing(self, offsets: Sequence[int]) -> PretendedPacking:
+        """Return the packing of tensors."""
+        return PretendedPacking(offsets)
+
+    def spans(self, tensors: Sequence[Any]) -> list[tuple[int, int]]:
+        """Return address and bytes of each array."""
+        return [(each._hidden.__array_interface__["data"][0], each.nbytes) for each in tensors]
+
+    def link(self, transport: Transport, watch: Watch) -> Link | str:
+        """Return pretended collectives between these ranks, or why there are none."""
+        transport.exchange(b"", watch)
+        return self._why_no_link or PretendedLink(transport)
+
+
+class PretendedPacking:
+    """How tensors lie one after the other in a flat array."""
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self._spans = list(pairwise(offsets))
+
+    def pack(self, tensors: Sequence[Any], flat: DeviceArray) -> None:
+        """Copy tensors into the flat array."""
+        for each, (start, stop) in zip(tensors, self._spans, strict=True):
+            flat[start:stop] = each.reshape(-1)
+
+    def unpack(self, flat: DeviceArray, tensors: Sequence[Any]) -> None:
+        """Copy the flat array into tensors."""
+        for each, (start, stop) in zip(tensors, self._spans, strict=True):
+            each.reshape(-1)[...] = flat[start:stop]
+
+
+class PretendedLink:
+    """Collectives between pretended devices, by messages; they know no complex numbers."""
+
+    name = "pretended collectives"
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.calls = 0
+
+    def can_reduce(self, dtype: np.dtype, op: str) -> bool:
+        """Return whether there is such a reduction."""
+        return dtype.kind != "c"
+
+    def all_reduce(self, buffer: DeviceArray, op: str, watch: Watch) -> None:
+        """Reduce a flat array in place."""
+        self.calls += 1
+        raws = self._transport.exchange(buffer._hidden.tobytes(), watch)
+        reduce: Any = arrays.reduction(op, np)
+        buffer._hidden[...] = reduce.reduce([np.frombuffer(raw, buffer.dtype) for raw in raws])
+
+    def close(self, in_order: bool) -> None:
+        """Give back what it holds."""
+
+
+def _later(fn: Callable[[], None]) -> Arrived:
+    """Return what does something at its second call, and says from then on that it is done."""
+    turns: list[int] = []
+
+    def arrived() -> bool:
+        turns.append(1)
+        if len(turns) == 2:
+            fn()
+        return len(turns) >= 2
+
+    return arrived
+
+
 @contextmanager
-def pretended_device() -> Iterator[None]:
-    """Make `DeviceArray` known to `mpidist.arrays` inside the block."""
+def pretended_device(why_no_link: str = "the device is a pretended one") -> Iterator[None]:
+    """Make `DeviceArray` known to `mpidist.arrays` inside the block; parameters as for `PretendedMemory`."""
     library = _Namespace()
     kind = arrays.ArrayKind(
-        "pretended", "device", lambda value: isinstance(value, DeviceArray), lambda: library, lambda a: a._hidden.copy()
+        "pretended",
+        "device",
+        lambda value: isinstance(value, DeviceArray),
+        lambda: library,
+        lambda array: array._hidden.copy(),
+        on_device,
     )
     arrays.register(kind)
+    memory.register(kind.name, PretendedMemory(why_no_link))
     try:
         yield
     finally:
         arrays.unregister(kind.name)
+        memory.unregister(kind.name)

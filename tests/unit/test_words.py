@@ -39,8 +39,8 @@ EVERYDAY = set(
     monitoring
     name neighbour nest network no norm not note
     object of on once open option order origin out outcome output own owner
-    packed page parallel parameter part path per pickle piped pipeline placement plain planned plausibility plot
-    point probe process processor progress proof protocol
+    packed page pretended parallel parameter part path per pickle piped pipeline placement plain planned plausibility
+    plot point probe process processor progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered request resolution restore room
     row runner runtime
@@ -61,7 +61,7 @@ GIVEN = set(
     b backup binary binomial
     callback categorical central checkpoint classifier clipping comm concatenate config confusion constant context
     coordinator cosine cross csv
-    dataset decay distribute distributed distribution doubling dynamic
+    cuda dataset decay distribute distributed distribution doubling dynamic
     early estimator eval evaluate experimental exponential extended
     feature filter float
     handler hdf hierarchical history horovod

@@ -85,11 +85,3 @@ def test_a_list_of_both_kinds_is_refused_before_any_communication():
         return communicator.control.call
 
     assert _on_ranks(2, step) == [0, 0]
-
-
-def test_a_transport_for_host_memory_refuses_them_and_says_what_to_do():
-    def step():
-        FusedAllReduce(world_communicator())([on_device(numpy.ones(3))])
-
-    with pytest.raises(UnsupportedDtypeError, match="loopback transport moves host memory.*as_host"):
-        run_ranks(2, step)

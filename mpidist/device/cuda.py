@@ -1,0 +1,181 @@
+"""CUDA's memory, by CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy
+
+from mpidist.device import nccl
+
+if TYPE_CHECKING:
+    from mpidist.device.memory import Arrived, Link
+    from mpidist.runtime.watch import Watch
+    from mpidist.transports.base import Transport
+
+#: Bytes that one block of threads copies.
+_CHUNK_BYTES = 1 << 15
+_THREADS = 256
+
+_device_of = attrgetter("data.device_id")
+
+#: Copies chunks of tensors to where they lie in a flat array, or back: one launch for all tensors.
+_SOURCE = r"""
+extern "C" __global__ void move(
+    const unsigned long long* tensors, const long long* chunks, unsigned long long flat, int is_back)
+{
+    const long long* chunk = chunks + 4 * (long long)blockIdx.x;  // tensor, first byte in it, first byte in flat, bytes
+    unsigned long long apart = tensors[chunk[0]] + chunk[1], together = flat + chunk[2];
+    const char* source = (const char*)(is_back ? together : apart);
+    char* target = (char*)(is_back ? apart : together);
+    long long bytes = chunk[3], done = 0;
+    if ((((unsigned long long)source | (unsigned long long)target) & 15) == 0) {
+        long long words = bytes / 16;
+        const uint4* from = (const uint4*)source;
+        uint4* to = (uint4*)target;
+        #pragma unroll 4
+        for (long long i = threadIdx.x; i < words; i += blockDim.x) to[i] = from[i];
+        done = 16 * words;
+    } else if ((((unsigned long long)source | (unsigned long long)target) & 3) == 0) {
+        long long words = bytes / 4;
+        const unsigned int* from = (const unsigned int*)source;
+        unsigned int* to = (unsigned int*)target;
+        #pragma unroll 4
+        for (long long i = threadIdx.x; i < words; i += blockDim.x) to[i] = from[i];
+        done = 4 * words;
+    }
+    for (long long i = done + threadIdx.x; i < bytes; i += blockDim.x) target[i] = source[i];
+}
+"""
+
+
+class CudaMemory:
+    """The memory of CUDA's devices; see `DeviceMemory`."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def enter(self, tensors: Sequence[Any]) -> None:
+        """Begin work on some arrays, behind the work that was begun before, in whichever stream that was."""
+        current, device = cupy.cuda.get_current_stream(), cupy.cuda.runtime.getDevice()
+        elsewhere = set(map(_device_of, tensors)) - {device}
+        if elsewhere:
+            other = min(elsewhere)
+            raise ValueError(
+                f"got an array on GPU {other} while GPU {device} is this rank's current one; a rank works on one GPU: "
+                f"make the array there, or select the other with cupy.cuda.Device({other}).use()"
+            )
+        before, self._stream = self._stream, current
+        if before is not None and before != current:
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(before)
+            current.wait_event(event)
+
+    def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
+        """Return pinned memory."""
+        memory = cupy.cuda.alloc_pinned_memory(max(1, elements * numpy.dtype(dtype).itemsize))
+        return numpy.frombuffer(memory, dtype, elements)
+
+    def read(self, source: Any, target: numpy.ndarray) -> Arrived:
+        """Begin to copy a device array into pinned memory."""
+        source.get(out=target, blocking=False)
+        return _recorded()
+
+    def write(self, source: numpy.ndarray, target: Any) -> Arrived:
+        """Begin to copy pinned memory into a device array."""
+        target.set(source)
+        return _recorded()
+
+    def packing(self, offsets: Sequence[int]) -> CudaPacking:
+        """Return the packing of tensors."""
+        return CudaPacking(offsets)
+
+    def spans(self, tensors: Sequence[Any]) -> list[tuple[int, int]]:
+        """Return address and bytes of each array."""
+        return [(each.data.ptr, each.nbytes) for each in tensors]
+
+    def link(self, transport: Transport, watch: Watch) -> Link | str:
+        """Return NCCL between these ranks, or why it cannot be used."""
+        return nccl.connect(transport, watch)
+
+
+def _recorded() -> Arrived:
+    """Return whether all that the current stream has been given so far is done."""
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record()
+    return lambda: bool(event.done)
+
+
+class CudaPacking:
+    """Tensors that are copied into a flat array, and back, by one launch.
+
+    Parameters
+    ----------
+    offsets : sequence of int
+        Where each begins, in elements; one more for the end.
+    """
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self._offsets = tuple(offsets)
+        self._chunks: dict[int, Any] = {}
+        self._given: tuple[int, list[int]] | None = None  # stream, and the addresses of `_addresses`
+        self._addresses: Any = None
+
+    def pack(self, tensors: Sequence[Any], flat: Any) -> None:
+        """Copy tensors into the flat array."""
+        if len(tensors) == 1:
+            flat[...] = tensors[0].reshape(-1)
+        elif tensors and tensors[0].dtype == flat.dtype:
+            self._move(tensors, flat, is_back=False)
+        elif tensors:
+            short = cupy.empty(flat.size, tensors[0].dtype)
+            self._move(tensors, short, is_back=False)
+            flat[...] = short
+
+    def unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
+        """Copy the flat array into tensors."""
+        if len(tensors) == 1:
+            tensors[0].reshape(-1)[...] = flat
+        elif tensors:
+            own = tensors[0].dtype
+            self._move(tensors, flat if own == flat.dtype else flat.astype(own), is_back=True)
+
+    def _move(self, tensors: Sequence[Any], flat: Any, is_back: bool) -> None:
+        chunks = self._chunks_of(flat.itemsize)
+        if len(chunks):
+            _kernel()((len(chunks),), (_THREADS,), (self._table(tensors), chunks, flat.data.ptr, numpy.int32(is_back)))
+
+    def _table(self, tensors: Sequence[Any]) -> Any:
+        """Return the tensors' addresses on the device.
+
+        A table belongs to the stream on which it was made: CuPy hands its memory out again in the order of that one.
+        """
+        given = cupy.cuda.get_current_stream().ptr, [each.data.ptr for each in tensors]
+        if given != self._given:
+            self._given, self._addresses = given, cupy.asarray(numpy.array(given[1], numpy.uint64))
+        return self._addresses
+
+    def _chunks_of(self, itemsize: int) -> Any:
+        """Return what each block of threads copies."""
+        if itemsize not in self._chunks:
+            rows = [
+                (tensor, start, first * itemsize + start, min(_CHUNK_BYTES, (last - first) * itemsize - start))
+                for tensor, (first, last) in enumerate(pairwise(self._offsets))
+                for start in range(0, (last - first) * itemsize, _CHUNK_BYTES)
+            ]
+            self._chunks[itemsize] = cupy.asarray(numpy.array(rows, numpy.int64).reshape(-1, 4))
+        return self._chunks[itemsize]
+
+
+_kernels: list[Any] = []
+
+
+def _kernel() -> Any:
+    """Return the kernel, compiled at the first call."""
+    if not _kernels:
+        _kernels.append(cupy.RawKernel(_SOURCE, "move"))
+    return _kernels[0]

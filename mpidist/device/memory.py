@@ -1,0 +1,131 @@
+"""What collectives need of a kind of device memory, whichever library its arrays are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mpidist import arrays
+
+if TYPE_CHECKING:
+    import numpy
+
+    from mpidist.runtime.watch import Watch
+    from mpidist.transports.base import Transport
+
+#: ``arrived()``: whether a copy that was begun is complete.  It never waits.
+Arrived = Callable[[], bool]
+
+
+class Packing(Protocol):
+    """How the tensors of one bucket lie one after the other in a flat array."""
+
+    def pack(self, tensors: Sequence[Any], flat: Any) -> None:
+        """Copy C-contiguous tensors into `flat`, converting to its dtype."""
+
+    def unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
+        """Copy `flat` into C-contiguous tensors, converting to their dtype."""
+
+
+class Link(Protocol):
+    """Collectives between the devices of some ranks; each is only begun, in the order of the device's current stream.
+
+    Attributes
+    ----------
+    name : str
+        With its version.
+    """
+
+    name: str
+
+    def can_reduce(self, dtype: numpy.dtype, op: str) -> bool:
+        """Return whether there is such a reduction, with the host's results.  Local."""
+        ...
+
+    def all_reduce(self, buffer: Any, op: str, watch: Watch) -> None:
+        """Reduce a flat array in place.  Collective: every rank calls it in the same order."""
+
+    def close(self, in_order: bool) -> None:
+        """Give back what it holds; `in_order` says that all ranks do so.  Local."""
+
+
+class DeviceMemory(Protocol):
+    """One kind of device memory, for one process.  All work is begun on the current stream, and nothing here waits."""
+
+    def enter(self, tensors: Sequence[Any]) -> None:
+        """Begin work on some arrays, behind the work that was begun before.  Local.
+
+        Raises
+        ------
+        ValueError
+            One lies on another device than the current one.
+        """
+
+    def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
+        """Return host memory that the device reads and writes by itself.  Local."""
+        ...
+
+    def read(self, source: Any, target: numpy.ndarray) -> Arrived:
+        """Begin to copy a contiguous device array into such host memory.  Local."""
+        ...
+
+    def write(self, source: numpy.ndarray, target: Any) -> Arrived:
+        """Begin to copy such host memory into a contiguous device array.  Local."""
+        ...
+
+    def packing(self, offsets: Sequence[int]) -> Packing:
+        """Return the packing of tensors that begin at these elements; one more for the end.  Local."""
+        ...
+
+    def spans(self, tensors: Sequence[Any]) -> list[tuple[int, int]]:
+        """Return address and bytes of each array.  Local."""
+        ...
+
+    def link(self, transport: Transport, watch: Watch) -> Link | str:
+        """Return the device's own collectives between these ranks, or why there are none, alike on all ranks.
+
+        Collective: every rank calls it, within a begun call.
+
+        Raises
+        ------
+        TransportError
+            They are there, and could not be set up; on all ranks.
+        """
+        ...
+
+
+_memories: dict[str, DeviceMemory] = {}
+
+
+def register(kind: str, memory: DeviceMemory) -> None:
+    """Make the memory of a kind of arrays known; Local."""
+    _memories[kind] = memory
+
+
+def unregister(kind: str) -> None:
+    """Forget the memory of a kind of arrays that was registered; Local."""
+    del _memories[kind]
+
+
+def memory_of(array: Any) -> DeviceMemory | None:
+    """Return the memory in which an array lies; None for the host's, and for one that nothing is known of.  Local."""
+    kind = arrays.kind_of(array)
+    if kind.memory == "host":
+        return None
+    if kind.name == "cupy" and kind.name not in _memories:
+        from mpidist.device.cuda import CudaMemory
+
+        register(kind.name, CudaMemory())
+    return _memories.get(kind.name)
+
+
+def wait_for(arrived: Arrived, watch: Watch) -> None:
+    """Return when a copy is complete.
+
+    Raises
+    ------
+    TransportTimeoutError, RankFailedError
+        As `Watch.tick`.
+    """
+    while not arrived():
+        watch.tick()
