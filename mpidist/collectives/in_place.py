@@ -122,7 +122,7 @@ class _InPlace(Bound):
         return arrays
 
     def _check_apart(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Raise ValueError where arrays of which these are address and bytes share memory: it would be reduced twice."""
+        """Raise ValueError where arrays with these addresses and bytes share memory, which would be reduced twice."""
         places = sorted(span for span in spans if span[1])
         if any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(places)):
             raise ValueError(f"{self.call.what} got arrays that share memory; pass each of them once, or copies")

@@ -210,7 +210,7 @@ def _agreed(transport: Transport, watch: Watch, made: tuple[Any, str], what: str
     return [raw[1:] for raw in answers]
 
 
-# -- what NCCL says ------------------------------------------------------------------------------------------------------
+# -- what NCCL says ----------------------------------------------------------------------------------------------------
 
 _warnings: list[Path] = []
 
