@@ -130,7 +130,8 @@ class Accumulation:
         if not self._is_total:
             return
         pairs = list(zip(self._variables, self._sums, strict=True))
-        self._sums = [numpy.array(variable.own_part(total)) for variable, total in pairs]
+        parts = [(variable, numpy.array(variable.own_part(total))) for variable, total in pairs]
+        self._sums = [arrays.in_memory_of(variable.live, part) for variable, part in parts]
         if self._variables[0].strategy.extended.replica_id != 0:
             for total in self._sums:
                 total[...] = 0

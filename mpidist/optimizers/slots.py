@@ -166,4 +166,4 @@ class Slots:
                 slot[...] = self._initial.get(name, 0)
             else:
                 part = variable.own_part(restored.arrays[name])
-                slot[...] = arrays.namespace(slot).asarray(part).reshape(-1)
+                slot[...] = arrays.in_memory_of(slot, part).reshape(-1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from mpidist import context, transports
-from mpidist.arrays import is_device
+from mpidist.arrays import empty, is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
@@ -269,7 +269,10 @@ class StrategyExtended:
         return list(self._gradient_buffers[key][1])
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
-        return [numpy.zeros(variable.shape, variable.dtype) for variable in variables]
+        buffers = [empty(variable.shape, variable.dtype, variable.live) for variable in variables]
+        for buffer in buffers:
+            buffer[...] = 0
+        return buffers
 
     def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions | None = None) -> Repeat:
         """Return what reduces a list of arrays that is like one reduced before.

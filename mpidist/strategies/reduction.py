@@ -33,16 +33,19 @@ def local_sum(value: Any, axes: tuple[int, ...], for_mean: bool = False) -> Any:
     return arrays.to_array(value.sum(axis=axes, dtype=dtype))
 
 
-def local_count(value: Any, axes: tuple[int, ...]) -> numpy.ndarray:
-    """Return how many elements go into each of those sums, in integers: exact for any number of rows."""
-    return numpy.array(math.prod(value.shape[axis] for axis in axes), dtype=numpy.int64)
+def local_count(value: Any, axes: tuple[int, ...]) -> Any:
+    """Return how many elements go into each of those sums, in integers: exact for any number of rows.
+
+    An array of no dimensions, in the memory of `value`.
+    """
+    return arrays.in_memory_of(value, numpy.array(math.prod(value.shape[axis] for axis in axes), dtype=numpy.int64))
 
 
 def quotient(total: Any, count: Any, dtype: Any) -> Any:
     """Return the mean; in the `dtype` of the values, float64 for integers, NaN where nothing was summed."""
     dtype = numpy.dtype(dtype)
     with numpy.errstate(divide="ignore", invalid="ignore"):
-        mean = total / numpy.float64(count)
+        mean = total / (count if arrays.is_device(total) else numpy.float64(count))
     return mean if dtype.kind in "iu" else mean.astype(dtype)
 
 

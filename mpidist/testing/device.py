@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays
 from mpidist.device import memory
@@ -16,8 +17,11 @@ from mpidist.runtime.watch import Watch
 from mpidist.transports.base import Transport
 
 
-class DeviceArray:
+class DeviceArray(NDArrayOperatorsMixin):
     """An array in pretended device memory; it refuses everything by which NumPy would get at its content.
+
+    As CuPy's arrays it computes with arrays of its kind and with numbers, by operators, methods and NumPy's functions,
+    and gives a number when it is asked for one (`item`, `float`, `tolist`).
 
     Parameters
     ----------
@@ -26,9 +30,6 @@ class DeviceArray:
     base : DeviceArray, optional
         Of which it is a view, as CuPy's arrays have it: the one that has the memory.
     """
-
-    #: Makes numpy's functions and operators refuse these arrays, instead of treating them as objects.
-    __array_ufunc__ = None
 
     def __init__(self, hidden: np.ndarray, base: DeviceArray | None = None) -> None:
         self._hidden = hidden
@@ -40,24 +41,56 @@ class DeviceArray:
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise TypeError("this array is in device memory; something wanted to copy it to the host unasked")
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+        hidden = getattr(ufunc, method)(
+            *map(_inside, inputs), out=tuple(map(_inside, out)) or None, **_all_inside(options)
+        )
+        return out[0] if out else _outside(hidden)
+
+    def __array_function__(self, function: Any, types: Any, given: Any, options: Any) -> Any:
+        out = options.get("out")
+        found = function(*_all_inside(given), **_all_inside(options))
+        return _outside(found) if out is None else out
+
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("this array is in device memory; something wanted to read it element by element")
 
     def __getitem__(self, key: Any) -> DeviceArray:
-        return self._view(self._hidden[key])
+        return self._view(np.asarray(self._hidden[_all_inside(key)]))
 
     def _view(self, hidden: np.ndarray) -> DeviceArray:
         return DeviceArray(hidden, self if self.base is None else self.base)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._hidden[key] = _inside(value)
+        self._hidden[_all_inside(key)] = _inside(value)
 
     def __len__(self) -> int:
         return len(self._hidden)
 
+    def __float__(self) -> float:
+        return float(self._hidden)
+
+    def __int__(self) -> int:
+        return int(self._hidden)
+
+    def __bool__(self) -> bool:
+        return bool(self._hidden)
+
+    def item(self) -> Any:
+        """Return the only element as a number of Python's."""
+        return self._hidden.item()
+
+    def tolist(self) -> Any:
+        """Return the elements as numbers of Python's."""
+        return self._hidden.tolist()
+
     def reshape(self, *shape: Any) -> DeviceArray:
         """Return the array with another shape."""
         return self._view(self._hidden.reshape(*shape))
+
+    def transpose(self, *axes: Any) -> DeviceArray:
+        """Return the array with its axes in another order."""
+        return self._view(self._hidden.transpose(*axes))
 
     def view(self, *dtype: Any) -> DeviceArray:
         """Return the same memory, by default as values of the same dtype."""
@@ -67,9 +100,18 @@ class DeviceArray:
         """Return a copy, on the device."""
         return DeviceArray(self._hidden.copy())
 
-    def astype(self, dtype: Any, copy: bool = True) -> DeviceArray:
+    def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> DeviceArray:
         """Return a copy as another dtype, on the device; the array itself where none is needed and asked for."""
-        return self if not copy and self.dtype == dtype else DeviceArray(self._hidden.astype(dtype))
+        hidden = self._hidden.astype(dtype, order=order, copy=copy)  # type: ignore[call-overload]
+        return self if hidden is self._hidden else DeviceArray(hidden)
+
+    def sum(self, axis: Any = None, dtype: Any = None) -> DeviceArray:
+        """Return the sum over axes."""
+        return DeviceArray(np.asarray(self._hidden.sum(axis=axis, dtype=dtype)))
+
+    def all(self) -> DeviceArray:
+        """Return whether all elements are true."""
+        return DeviceArray(np.asarray(self._hidden.all()))
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802 - numpy's name
@@ -77,50 +119,46 @@ class DeviceArray:
         return self._view(self._hidden.T)
 
 
-def _inside(value: Any) -> np.ndarray | float:
-    """Return the hidden content of a device array; Python numbers travel with a kernel, host arrays do not."""
+def _inside(value: Any) -> Any:
+    """Return the hidden content of a device array; numbers travel with a kernel, host arrays do not."""
     if isinstance(value, DeviceArray):
         return value._hidden
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, (bool, int, float, complex, np.generic)):
         return value
     raise TypeError(f"expected an array in device memory, got {type(value).__name__}")
 
 
+def _all_inside(value: Any) -> Any:
+    """Return arguments with the hidden contents of device arrays; TypeError for host arrays among them."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_all_inside, value))
+    if isinstance(value, dict):
+        return {key: _all_inside(each) for key, each in value.items()}
+    return _inside(value) if isinstance(value, (DeviceArray, np.ndarray)) else value
+
+
+def _outside(value: Any) -> Any:
+    """Return what a function of NumPy's gave as arrays in device memory."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_outside, value))
+    return DeviceArray(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
 class _Namespace:
-    """The pretended library: numpy's functions, on device arrays only."""
-
-    @staticmethod
-    def empty(shape: Any, dtype: Any = float) -> DeviceArray:
-        return DeviceArray(np.empty(shape, dtype))
-
-    @staticmethod
-    def ascontiguousarray(array: DeviceArray) -> DeviceArray:
-        return DeviceArray(np.ascontiguousarray(array._hidden))
-
-    @staticmethod
-    def copyto(destination: DeviceArray, source: Any) -> None:
-        np.copyto(destination._hidden, _inside(source))
-
-    @staticmethod
-    def concatenate(pieces: Any, axis: int | None = 0, out: DeviceArray | None = None) -> DeviceArray:
-        hidden = [piece._hidden for piece in pieces]
-        return DeviceArray(np.concatenate(hidden, axis=axis, out=None if out is None else out._hidden))
+    """The pretended library: NumPy's functions, which make device arrays and take no others."""
 
     def __getattr__(self, name: str) -> Any:
-        ufunc = getattr(np, name)
-        if not isinstance(ufunc, np.ufunc):
-            raise AttributeError(f"the pretended device has no function {name!r}")
+        function = getattr(np, name)
+        if not callable(function):
+            return function
 
-        def on_device(*operands: Any, out: Any = None, **options: Any) -> DeviceArray:
-            *inputs, last = operands
-            if out is None and len(operands) > ufunc.nin:
-                out = last
-            else:
-                inputs.append(last)
-            results = ufunc(*map(_inside, inputs), out=None if out is None else _inside(out), **options)
-            return DeviceArray(results) if out is None else out
+        def on_the_device(*given: Any, out: Any = None, **options: Any) -> Any:
+            if out is not None:
+                options["out"] = out
+            found = function(*_all_inside(given), **_all_inside(options))
+            return _outside(found) if out is None else out
 
-        return on_device
+        return on_the_device
 
 
 def on_device(array: Any) -> DeviceArray:

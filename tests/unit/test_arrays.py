@@ -75,7 +75,7 @@ def test_another_kind_joins_by_registering_and_leaves():
 def test_nobody_looks_into_a_device_array_by_accident():
     array = on_device(np.arange(3.0))
     host = np.zeros(3)
-    for look in (np.asarray, list, lambda a: np.add(a, 1), lambda a: host + a, lambda a: np.copyto(host, a)):
+    for look in (np.asarray, list, lambda a: np.add(a, host), lambda a: host + a, lambda a: np.copyto(host, a)):
         with pytest.raises(TypeError):
             look(array)
     with pytest.raises(TypeError, match="device memory, got ndarray"):

@@ -1,0 +1,140 @@
+"""Arrays in pretended device memory under real MPI, by a link and staged: every verb, every optimizer."""
+
+from contextlib import nullcontext
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.arrays import as_host, is_device
+from mpidist.testing.device import on_device, pretended_device
+from mpidist.world import world_communicator
+
+
+@pytest.fixture(params=["linked", "staged"], autouse=True)
+def device(request):
+    with pretended_device("" if request.param == "linked" else "there is none"):
+        yield
+
+
+def test_short_and_long_lists_equal_those_of_the_host():
+    communicator = world_communicator()
+    rank = communicator.rank
+    generator = numpy.random.default_rng(rank)
+    shapes = [(3,), (200, 300), (), (0, 2), (1 << 18,), (5, 7)]
+    given = [generator.integers(-9, 9, shape).astype(dtype) for shape in shapes for dtype in ("f4", "f8", "i4")]
+    for op in ("sum", "mean", "max"):
+        on_host = communicator.all_reduce_list(given, op)
+        there = communicator.all_reduce_list([on_device(each) for each in given], op)
+        assert all(map(is_device, there))
+        for mine, expected in zip(there, on_host, strict=True):
+            numpy.testing.assert_array_equal(as_host(mine), expected)
+
+
+def test_the_other_collectives():
+    communicator = world_communicator()
+    rank, size = communicator.rank, communicator.size
+    joined = communicator.all_gather(on_device(numpy.full((rank + 1, 70_000), rank, "f4")))
+    assert as_host(joined)[:, 0].tolist() == [float(other) for other in range(size) for _ in range(other + 1)]
+    shared = on_device(numpy.full(100_000, rank, "f8"))
+    communicator.broadcast(shared, root=size - 1)
+    assert set(as_host(shared).tolist()) == {float(size - 1)}
+    share = communicator.reduce_scatter(on_device(numpy.arange(100_000.0)))
+    start, stop = rank * 100_000 // size, (rank + 1) * 100_000 // size
+    numpy.testing.assert_array_equal(as_host(share), size * numpy.arange(100_000.0)[start:stop])
+
+
+def test_verbs_of_a_strategy():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    rank, size = world_communicator().rank, strategy.num_replicas_in_sync
+    value = on_device(numpy.full(4, rank + 1.0))
+    assert as_host(strategy.reduce("sum", value, axis=None)).tolist() == [size * (size + 1) / 2] * 4
+    assert as_host(strategy.gather(value, axis=0)).tolist() == [1.0 + other for other in range(size) for _ in range(4)]
+
+    def step():
+        context = mpidist.get_replica_context()
+        return context.all_reduce("mean", {"a": value, "b": on_device(numpy.full(2, rank))})
+
+    found = strategy.run(step)
+    assert as_host(found["a"]).tolist() == [(size + 1) / 2] * 4
+    assert as_host(found["b"]).tolist() == [(size - 1) / 2] * 2
+    assert float(strategy.reduce("mean", value, axis=0)) == (size + 1) / 2
+    assert float(strategy.reduce("sum", value, axis=0)) == 4 * size * (size + 1) / 2
+
+
+ROWS = numpy.random.default_rng(0).normal(size=(24, 5))
+TARGETS = ROWS @ numpy.arange(5.0)
+
+
+def _trained(make, rows, targets, start, strategy=None, steps=4):
+    """Return the variable after some steps of a linear regression, whose loss is the mean over all 24 rows."""
+    with strategy.scope() if strategy is not None else nullcontext():
+        weights, optimizer = mpidist.Variable(start), make()
+
+    def step():
+        error = numpy.matmul(rows, weights.value) - targets
+        optimizer.apply_gradients([(numpy.matmul(rows.T, error) * (2 / 24), weights)])
+
+    for _ in range(steps):
+        strategy.run(step) if strategy is not None else step()
+    return weights, optimizer
+
+
+@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}, {"skip_nonfinite": True}], ids=str)
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "LAMB", "LARS"])
+def test_ranks_that_train_on_devices_equal_one_process_on_the_host(name, options):
+    def make():
+        return getattr(mpidist.optimizers, name)(0.05, **options)
+
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    rank, size = strategy.extended.replica_id, strategy.num_replicas_in_sync
+    own = [on_device(ROWS[rank::size]), on_device(TARGETS[rank::size])]
+    weights, _ = _trained(make, *own, on_device(numpy.full(5, float(rank))), strategy)
+    expected, _ = _trained(make, ROWS, TARGETS, numpy.zeros(5))
+    assert is_device(weights.value)
+    numpy.testing.assert_allclose(as_host(weights.value), expected.value, rtol=1e-12, atol=1e-13)
+
+
+def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        weights = mpidist.Variable(on_device(numpy.ones(3)))
+        optimizer = mpidist.optimizers.SGD(0.5, skip_nonfinite=True)
+    values = numpy.full(3, numpy.nan if strategy.extended.replica_id == 0 else 1.0)
+    strategy.run(lambda: optimizer.apply_gradients([(on_device(values), weights)]))
+    assert optimizer.skipped_steps == 1
+    assert as_host(weights.value).tolist() == [1.0] * 3
+
+
+def test_micro_batches_are_added_up():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        weights = mpidist.Variable(on_device(numpy.ones(3)))
+        optimizer = mpidist.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    for value in (1.0, 3.0):
+        strategy.run(lambda: optimizer.apply_gradients([(on_device(numpy.full(3, value)), weights)]))
+    assert as_host(weights.value).tolist() == [1.0 - 2.0 * strategy.num_replicas_in_sync] * 3
+
+
+@pytest.mark.parametrize("saved_on", ["device", "host"])
+def test_a_checkpoint_of_one_kind_of_memory_is_restored_into_the_other(saved_on, tmp_path):
+    place = {"device": on_device, "host": numpy.array}
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+
+    def make():
+        return mpidist.optimizers.Adam(0.1)
+
+    def data(kind):
+        rank, size = strategy.extended.replica_id, strategy.num_replicas_in_sync
+        return [place[kind](ROWS[rank::size]), place[kind](TARGETS[rank::size]), place[kind](numpy.zeros(5)), strategy]
+
+    weights, optimizer = _trained(make, *data(saved_on))
+    folder = world_communicator().exchange(str(tmp_path).encode())[0].decode()
+    path = mpidist.Checkpoint(weights=weights, optimizer=optimizer).save(f"{folder}/c")
+    other = "host" if saved_on == "device" else "device"
+    again, restored = _trained(make, *data(other), steps=1)
+    mpidist.Checkpoint(weights=again, optimizer=restored).restore(path)
+    found = as_host(again.value) if other == "device" else again.value
+    numpy.testing.assert_array_equal(found, as_host(weights.value) if saved_on == "device" else weights.value)
+    assert is_device(again.value) == (other == "device")
+    assert restored.iterations == 4
