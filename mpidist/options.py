@@ -79,7 +79,11 @@ _REDUCE_OPS = {spelling: op for op in ReduceOp for spelling in (op.name, op.name
 
 
 class CommunicationImplementation(_NamedEnum):
-    """Which all-reduce a multi-worker strategy uses: a measured choice, the ring over MPI, or NCCL."""
+    """Which all-reduce a multi-worker strategy uses.
+
+    AUTO is a measured choice, and NCCL for arrays in GPU memory where the ranks can use it.  RING is the ring over MPI.
+    NCCL is an error where it cannot be used; arrays of the host are reduced as with AUTO.
+    """
 
     AUTO = "AUTO"
     RING = "RING"
@@ -152,7 +156,7 @@ class Settings:
 
     timeout_seconds: float = TIMEOUT_SECONDS  # MPIDIST_TIMEOUT_SECONDS, 0 never
     warn_seconds: float = WARN_SECONDS  # MPIDIST_WARN_SECONDS
-    algorithm: str = "auto"  # MPIDIST_ALGORITHM: auto, native, ring, ... for every all-reduce
+    algorithm: str = "auto"  # MPIDIST_ALGORITHM: auto, native, ring, nccl, ... for every all-reduce
     deterministic: bool = False  # MPIDIST_DETERMINISTIC=1: no measured choice, the same bits in each launch
     tuning_folder: str = ""  # MPIDIST_TUNING_FOLDER: where mpidist tune keeps its figures; empty: the user's cache
     shared_memory: bool = True  # MPIDIST_SHARED_MEMORY=0 keeps to message passing

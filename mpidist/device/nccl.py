@@ -205,7 +205,7 @@ def _agreed(transport: Transport, watch: Watch, made: tuple[Any, str], what: str
         told = "; ".join(f"rank {rank}: {why}" for rank, why in failed[:4])
         raise TransportError(
             f"rank {transport.rank} of {transport.size}: NCCL could not {what}: {told}. Without it GPU arrays are "
-            "reduced through the host: CommunicationImplementation.RING, or MPIDIST_NCCL=0"
+            "reduced through the host: MPIDIST_ALGORITHM=staged"
         )
     return [raw[1:] for raw in answers]
 

@@ -112,7 +112,8 @@ def test_micro_batches_are_added_up():
         weights = mpidist.Variable(on_device(numpy.ones(3)))
         optimizer = mpidist.optimizers.SGD(1.0, gradient_accumulation_steps=2)
     for value in (1.0, 3.0):
-        strategy.run(lambda: optimizer.apply_gradients([(on_device(numpy.full(3, value)), weights)]))
+        gradient = on_device(numpy.full(3, value))
+        strategy.run(optimizer.apply_gradients, args=([(gradient, weights)],))
     assert as_host(weights.value).tolist() == [1.0 - 2.0 * strategy.num_replicas_in_sync] * 3
 
 
