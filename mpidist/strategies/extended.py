@@ -29,6 +29,7 @@ from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.updates.local import LocalUpdates
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
+from mpidist.strategies.devices_of_ranks import take_device
 from mpidist.strategies.reduction import like_given
 from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 from mpidist.variables.components import component
@@ -43,7 +44,9 @@ class StrategyExtended:
     ----------
     strategy : Strategy
     device_name : str
-        The full name of this replica's device.
+        The full name of this replica's device.  A GPU becomes CuPy's current device, in this thread.
+    communicator : Communicator, optional
+        Of the ranks that train together.
 
     Attributes
     ----------
@@ -51,6 +54,8 @@ class StrategyExtended:
     replica_id : int
         This rank's replica.
     device_name : str
+    cards : tuple of Card or None
+        By rank its GPU; empty where no rank has one, or there is no `communicator`.
     """
 
     num_replicas = 1
@@ -69,7 +74,7 @@ class StrategyExtended:
     #: Counts the collective calls of this rank: a control channel, where there are any.
     _control: Any = SimpleNamespace(call=0)
 
-    def __init__(self, strategy: Any, device_name: str) -> None:
+    def __init__(self, strategy: Any, device_name: str, communicator: Communicator | None = None) -> None:
         if self.is_for_training:
             _check_tasks()
         self._strategy = strategy
@@ -79,6 +84,7 @@ class StrategyExtended:
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
+        self.cards = take_device(device_name, communicator)
         self._arenas = Arenas()
         self._lone_communicator: Communicator | None = None
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets

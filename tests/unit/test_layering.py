@@ -24,6 +24,7 @@ LAYERS = (
     ("errors", "options", "nest", "own_process"),
     ("context",),
     ("arrays", "cluster"),
+    ("device",),
     ("schedules",),
     ("runtime",),
     ("transports",),
@@ -51,7 +52,7 @@ LAYERS = (
 FOREIGN = {
     # bench holds the all-reduce against MPI itself
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
-    "cupy": ("arrays.py", "transports/nccl*.py"),
+    "cupy": ("arrays.py", "device/*.py", "transports/nccl*.py"),
     "benchmarks": (),  # they stay in the checkout
     "keras": ("keras.py", "frameworks/keras/*.py"),
     "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_*.py"),
