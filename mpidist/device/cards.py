@@ -143,21 +143,28 @@ def exchange_cards(
     return tuple(Card(**facts) if facts else None for _, facts in answers)
 
 
+def card_text(rank: int, cards: Sequence[Card | None]) -> str:
+    """Return the card of a rank and who shares it, such as ``NAME 0000:0A:00.0, shared with rank 1``.  Local.
+
+    Empty where it has none, also where `cards` is empty.
+    """
+    card = cards[rank] if cards else None
+    return "" if card is None else ", ".join(filter(None, [str(card), _shared_with(rank, cards)]))
+
+
 def card_table(cards: Sequence[Card | None], hosts: Sequence[str]) -> str:
     """Return which rank has which card, a line for each rank, and who shares it.  Local."""
-    sharing = {rank: ranks for ranks in shared_cards(cards) for rank in ranks}
     rows = [
-        (f"rank {rank}", hosts[rank], *_columns(card), shared_with(rank, sharing.get(rank, ())))
-        for rank, card in enumerate(cards)
+        (f"rank {rank}", hosts[rank], *_columns(card), _shared_with(rank, cards)) for rank, card in enumerate(cards)
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(["GPUs of the ranks:", *(f"  {line}".rstrip() for line in lines)])
 
 
-def shared_with(rank: int, ranks: Sequence[int]) -> str:
-    """Return who else has the card of a rank, ``shared with rank 1``; empty where nobody has.  Local."""
-    others = [str(other) for other in ranks if other != rank]
+def _shared_with(rank: int, cards: Sequence[Card | None]) -> str:
+    """Return who else has the card of a rank; empty where nobody has."""
+    others = [str(other) for ranks in shared_cards(cards) if rank in ranks for other in ranks if other != rank]
     return f"shared with rank{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
 
 

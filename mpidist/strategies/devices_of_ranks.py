@@ -61,7 +61,7 @@ def device_on_node(topology: Topology, rank: int) -> Device:
 def take_device(device_name: str, communicator: Communicator | None, library: Any = None) -> tuple[Card | None, ...]:
     """Make this rank's GPU, if it has one, CuPy's current device; return by rank the card it has.
 
-    Nothing where no rank may have a GPU, or there is no `communicator`.  The chief logs the cards.
+    Nothing where no rank may have a GPU; this rank's alone where there is no `communicator`.  The chief logs the cards.
 
     Collective where ``communicator.has_gpus``: every rank of it calls it in the same order.  Else Local.
 
@@ -83,7 +83,7 @@ def take_device(device_name: str, communicator: Communicator | None, library: An
     if communicator is None or not communicator.has_gpus:
         if problem:
             raise DeviceError(problem)
-        return ()
+        return () if card is None or communicator is not None else (card,)
     exchange = partial(communicator.exchange, what="cards of the ranks")
     cards = exchange_cards(card, problem, exchange, communicator.control.name)
     if communicator.rank == 0 and any(cards):
@@ -99,6 +99,6 @@ def _taken(gpu: int | None, library: Any) -> tuple[Card | None, str]:
         return take_card(cupy() if library is None else library, gpu), ""
     except RuntimeError as error:  # as all errors of CUDA are
         return None, (
-            f"GPU {gpu} cannot be used: {error}. See with nvidia-smi whether its memory is full, or another process has "
-            "it for itself; CUDA_VISIBLE_DEVICES, or `devices` of MirroredStrategy, names others"
+            f"GPU {gpu} cannot be used: {error}. See with nvidia-smi whether its memory is full, or another process "
+            "has it for itself; CUDA_VISIBLE_DEVICES, or `devices` of MirroredStrategy, names others"
         )

@@ -19,6 +19,7 @@ from mpidist.collectives.persistent import Bound
 from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
+from mpidist.device.cards import card_text
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fetch_to
@@ -55,7 +56,9 @@ class StrategyExtended:
         This rank's replica.
     device_name : str
     cards : tuple of Card or None
-        By rank its GPU; empty where no rank has one, or there is no `communicator`.
+        By rank its GPU; empty where no rank may have one.
+    card_text : str
+        This rank's GPU and the ranks that share it; empty where it has none.
     """
 
     num_replicas = 1
@@ -85,6 +88,7 @@ class StrategyExtended:
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
         self.cards = take_device(device_name, communicator)
+        self.card_text = card_text(0 if communicator is None else communicator.rank, self.cards)
         self._arenas = Arenas()
         self._lone_communicator: Communicator | None = None
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
