@@ -1,1 +1,4 @@
-"""GPUs as CuPy shows them: which one this rank has, and which ranks have the same."""
+"""GPUs: which one a rank has, and who shares it.
+
+The only folder that knows CUDA, besides `mpidist.arrays`.
+"""

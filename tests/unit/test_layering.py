@@ -52,7 +52,7 @@ LAYERS = (
 FOREIGN = {
     # bench holds the all-reduce against MPI itself
     "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
-    "cupy": ("arrays.py", "device/*.py", "transports/nccl*.py"),
+    "cupy": ("arrays.py", "device/*.py"),
     "benchmarks": (),  # they stay in the checkout
     "keras": ("keras.py", "frameworks/keras/*.py"),
     "torch": ("torch.py", "frameworks/torch/*.py", "frameworks/keras/torch_*.py"),
@@ -300,7 +300,7 @@ def test_imports_from_below_and_from_the_same_folder_are_fine(path, text):
     [
         ("context.py", "def f():\n    from mpi4py import MPI", 1),
         ("transports/mpi.py", "from mpi4py import MPI", 0),
-        ("transports/nccl.py", "from cupy.cuda import nccl", 0),
+        ("device/nccl.py", "from cupy.cuda import nccl", 0),
         ("training/trainer.py", "import h5py", 1),
         ("training/checkpoint.py", "import h5py", 0),
     ],
