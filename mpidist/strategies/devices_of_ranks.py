@@ -61,9 +61,10 @@ def device_on_node(topology: Topology, rank: int) -> Device:
 def take_device(device_name: str, communicator: Communicator | None, library: Any = None) -> tuple[Card | None, ...]:
     """Make this rank's GPU, if it has one, CuPy's current device; return by rank the card it has.
 
-    Nothing where no rank may have a GPU; this rank's alone where there is no `communicator`.  The chief logs the cards.
+    Nothing where no rank may have a GPU; this rank's alone where there is no `communicator`.  Of several ranks, the
+    chief logs the cards.
 
-    Collective where ``communicator.has_gpus``: every rank of it calls it in the same order.  Else Local.
+    Collective where several ranks may have GPUs, ``communicator.has_gpus``: every rank calls it in the same order.
 
     Parameters
     ----------
@@ -80,15 +81,16 @@ def take_device(device_name: str, communicator: Communicator | None, library: An
         A rank cannot use its GPU; on all ranks, where it is collective.
     """
     card, problem = _taken(gpu_of_name(device_name), library)
-    if communicator is None or not communicator.has_gpus:
-        if problem:
-            raise DeviceError(problem)
-        return () if card is None or communicator is not None else (card,)
-    exchange = partial(communicator.exchange, what="cards of the ranks")
-    cards = exchange_cards(card, problem, exchange, communicator.control.name)
-    if communicator.rank == 0 and any(cards):
-        _log.info("%s", card_table(cards, communicator.topology.hosts))
-    return cards
+    size = 1 if communicator is None else communicator.size
+    if communicator is not None and size > 1 and communicator.has_gpus:
+        exchange = partial(communicator.exchange, what="cards of the ranks")
+        cards = exchange_cards(card, problem, exchange, communicator.control.name)
+        if communicator.rank == 0 and any(cards):
+            _log.info("%s", card_table(cards, communicator.topology.hosts))
+        return cards
+    if problem:
+        raise DeviceError(problem)
+    return (card,) if size == 1 and card is not None else ()
 
 
 def _taken(gpu: int | None, library: Any) -> tuple[Card | None, str]:

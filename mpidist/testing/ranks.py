@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mpidist.cluster.devices import may_see_gpus
 from mpidist.cluster.topology import Topology
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
 from mpidist.options import settings
@@ -89,8 +88,7 @@ def run_ranks(
     loopback = LoopbackWorld(size, controls=controls, faults=faults, eager_bytes=eager_bytes, memory=memory)
     topology = Topology(hosts)
     pairs = zip(loopback.transports, _segments(topology), strict=True)
-    has_gpus = may_see_gpus()
-    worlds = [World(each, topology, each.control, "run_ranks", memory, has_gpus=has_gpus) for each, memory in pairs]
+    worlds = [World(each, topology, each.control, "run_ranks", segments) for each, segments in pairs]
     ranks = [_RankThread(world, fn, args) for world in worlds]
     _run_all(ranks, timeout_seconds + _GRACE_SECONDS)
     errors = {rank.number: rank.error for rank in sorted(ranks, key=lambda rank: rank.ended) if rank.error is not None}

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mpidist.cluster.devices import may_see_gpus
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.cluster.resolvers import mpi as mpi_resolver
 from mpidist.cluster.topology import Topology
@@ -152,8 +151,7 @@ def alone() -> World:
     from mpidist.transports.single import SingleTransport
 
     control = ControlChannel.alone()
-    topology = Topology([platform.node() or "localhost"])
-    return World(SingleTransport(control), topology, control, "python", has_gpus=may_see_gpus())
+    return World(SingleTransport(control), Topology([platform.node() or "localhost"]), control, "python")
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class World:
     closing_fn : callable or None
         ``closing_fn(world)`` does what `close` promises; None where the world lasts until its process ends.
     has_gpus : bool
-        Whether a rank may have a GPU that CuPy can use; the same on all ranks.
+        Whether a rank may have a GPU that CuPy can use; the same on all ranks.  Ranks that are threads have none.
     """
 
     transport: Transport

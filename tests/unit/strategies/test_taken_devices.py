@@ -114,6 +114,7 @@ def test_parts_of_a_world_may_have_gpus_as_the_whole():
     assert run_ranks(3, on_rank) == [[True, False]] * 3
 
 
-def test_a_process_alone_has_gpus_if_it_may_see_some(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert alone().has_gpus is False
+def test_a_world_of_one_rank_makes_no_call(two_gpus):
+    own = Communicator(alone())
+    assert [card.index for card in take_device(GPU(1), own, Library(two_gpus))] == [1]
+    assert own.control.call == 0
