@@ -31,7 +31,9 @@ def who_is_who(strategy: Any) -> list[tuple[str, ...]]:
     resolver = strategy.cluster_resolver
     role = f"{resolver.task_type} {resolver.task_id}" if resolver is not None and resolver.task_type else "replica"
     role += ", chief" if strategy.extended.replica_id == 0 else ""
-    line = f"{socket.gethostname()}\t{role}\t{strategy.extended.device_name}\n".encode()
+    extended = strategy.extended
+    device = f"{extended.device_name} ({extended.card_text})" if extended.card_text else extended.device_name
+    line = f"{socket.gethostname()}\t{role}\t{device}\n".encode()
     lines = strategy.gather(numpy.frombuffer(line, "uint8"), axis=0).tobytes().decode().splitlines()
     facts = [line.split("\t") for line in lines]
     nodes = list(dict.fromkeys(host for host, _, _ in facts))

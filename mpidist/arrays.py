@@ -32,6 +32,12 @@ _REDUCTIONS_OF_KIND = {
     **dict.fromkeys("mMSUV", ()),
 }
 
+#: The cure where there is no CuPy.
+GET_CUPY = (
+    "pip install cupy-cuda13x nvidia-nccl-cu13, or in a checkout of mpidist pip install -e '.[cuda13]'; "
+    "with a driver for CUDA 12, cuda12x, cu12 and cuda12 in their place"
+)
+
 #: DLPack's numbers of the devices whose memory the host cannot read: CUDA, CUDA managed, ROCm.
 _DLPACK_DEVICES = frozenset({2, 13, 10})
 
@@ -58,9 +64,7 @@ def _cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise MissingDependencyError(
-            f"arrays in GPU memory need CuPy: pip install 'mpidist[cuda]' ({error})"
-        ) from error
+        raise MissingDependencyError(f"arrays in GPU memory need CuPy: {GET_CUPY} ({error})") from error
     return cupy
 
 

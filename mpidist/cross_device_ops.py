@@ -443,7 +443,7 @@ def require_nccl(communicator: Communicator, asked: str) -> None:
         return
     raise MissingDependencyError(
         f"rank {communicator.rank} of {communicator.size}: {asked} needs an NVIDIA GPU and CuPy, and this rank has "
-        "no GPU that CuPy can use. Install the extra `mpidist[cuda]` on a machine with a GPU, or use "
+        f"no GPU that CuPy can use. {arrays.GET_CUPY}, on a machine with a GPU, or use "
         "RingAllReduce or HierarchicalCopyAllReduce (CommunicationImplementation.RING or AUTO), which work on CPUs"
     )
 

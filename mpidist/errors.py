@@ -154,6 +154,10 @@ class UnsupportedDtypeError(MpidistError, TypeError):
     """There is no reduction or transport for this dtype or kind of memory."""
 
 
+class DeviceError(MpidistError, RuntimeError):
+    """The GPU of a rank cannot be used; the message names the rank, the GPU, and what CUDA says."""
+
+
 class ObjectError(MpidistError, TypeError):
     """A Python object cannot be pickled (raised on all ranks), or cannot be unpickled on this rank."""
 

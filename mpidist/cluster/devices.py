@@ -1,4 +1,4 @@
-"""The device of a rank, and the names of devices.
+"""The device of a rank, and the names of devices.  The one place that says which GPU a rank has.
 
 Device names are TensorFlow's.  Short ones (``"/gpu:0"``, ``"CPU:0"``) and full ones
 (``"/job:localhost/replica:0/task:0/device:GPU:0"``) mean the same device of this machine.
@@ -6,13 +6,19 @@ Device names are TensorFlow's.  Short ones (``"/gpu:0"``, ``"CPU:0"``) and full 
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 _LOCAL = re.compile(
     r"(/job:localhost)?(/replica:0)?(/task:0)?/?(device:)?(?P<kind>cpu|gpu)(:(?P<index>[0-9]+))?", re.IGNORECASE
 )
+
+#: Files that are there where a driver for GPUs is: NVIDIA's, under WSL, on a Jetson, AMD's.
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvgpu", "/dev/kfd")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,46 @@ def parse_devices(devices: Sequence[str | Device]) -> tuple[Device, ...]:
     return parsed
 
 
+def gpu_of_rank(local_rank: int, gpu_count: int) -> int | None:
+    """Return the number of a rank's GPU among the `gpu_count` that it sees, None where it sees none.  Local.
+
+    Ranks of a node take the GPUs in turn.  A rank to which the launcher shows one GPU has that one, its number 0.
+    """
+    return local_rank % gpu_count if gpu_count else None
+
+
+def gpu_of_name(device_name: str) -> int | None:
+    """Return the number of the GPU that a full name of a device ends with; None for a CPU.  Local."""
+    kind, index = device_name.split(":")[-2:]  # /job:worker/replica:0/task:1/device:GPU:0
+    return int(index) if kind == "GPU" else None
+
+
+def may_see_gpus(
+    environ: Mapping[str, str] | None = None,
+    exists: Callable[[str], bool] = os.path.exists,
+    is_installed: Callable[[str], bool] | None = None,
+) -> bool:
+    """Return whether this process may have GPUs, without asking CUDA: there are a driver and CuPy.  Local.
+
+    Parameters
+    ----------
+    environ : mapping, optional
+        By default that of the process; ``CUDA_VISIBLE_DEVICES`` may hide all GPUs.
+    exists, is_installed : callable
+        Whether there is a file of that path, a package of that name.
+    """
+    shown = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    if shown is not None and shown.strip() in ("", "-1", "NoDevFiles"):
+        return False
+    return any(map(exists, _DRIVER_FILES)) and (is_installed or _is_installed)("cupy")
+
+
+def _is_installed(package: str) -> bool:
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None
+
+
 def device_of_rank(
     local_rank: int, local_size: int, requested: Sequence[str | Device] | None = None, gpu_count: int = 0
 ) -> Device:
@@ -82,7 +128,8 @@ def device_of_rank(
         Another number of devices than local ranks, or as `parse_devices`.
     """
     if not requested:
-        return Device("GPU", local_rank % gpu_count) if gpu_count else Device("CPU", local_rank)
+        gpu = gpu_of_rank(local_rank, gpu_count)
+        return Device("CPU", local_rank) if gpu is None else Device("GPU", gpu)
     devices = parse_devices(requested)
     if len(devices) != local_size:
         names = ", ".join(device.short_name for device in devices)

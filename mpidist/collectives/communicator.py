@@ -53,6 +53,8 @@ class Communicator:
     topology : Topology
     control : ControlChannel
     transport : Transport
+    has_gpus : bool
+        Whether a rank may have a GPU; the same on all ranks.
     segments : SharedSegments or None
         Of all ranks, where they are on one node.
     begin : callable
@@ -74,6 +76,7 @@ class Communicator:
         self.control = world.control
         self.rank = world.transport.rank
         self.size = world.transport.size
+        self.has_gpus = world.has_gpus
         self.trace: Trace | None = None
         self.load_choices: Callable[[Watch], Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}

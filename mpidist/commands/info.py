@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -17,36 +15,15 @@ import mpidist
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.selection import AUTO, check_name
+from mpidist.commands.card_page import Row, ask_cuda, card_rows
 from mpidist.commands.choice_page import page, table_page
 from mpidist.commands.launch.cores import visible_cores
 from mpidist.commands.launch.mpirun import find_mpirun
-from mpidist.commands.launch.probe import GET_MPI, MpiFound, probe_mpi, without_launcher
+from mpidist.commands.launch.probe import GET_MPI, MpiFound, probe_mpi
 from mpidist.errors import LaunchError, MpidistError
 from mpidist.options import Settings, settings
 from mpidist.transports import world
 from mpidist.tuning.store import folder, key_of, look_up, stored
-
-#: A line of the page: what, and what about it.
-Row = tuple[str, str]
-
-#: Asked of a child process, so that a CUDA that hangs or crashes takes the child with it.
-_GPU_CHILD = """
-import json
-found = {}
-try:
-    import cupy
-    found["cupy"] = cupy.__version__
-    try:
-        from cupy.cuda import nccl
-        found["nccl"] = nccl.get_version()
-    except ImportError:
-        pass
-    runtime = cupy.cuda.runtime
-    found["names"] = [runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())]
-except Exception as error:
-    found["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
-print("\\n" + json.dumps(found))
-"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     rank, world_rows = world_page()
     if rank == 0:
         mpi = probe_mpi(start=True)
-        sections = (software_rows(), mpi_rows(mpi), world_rows, gpu_rows(), machine_rows(), settings_rows())
+        sections = (software_rows(), mpi_rows(mpi), world_rows, card_rows(ask_cuda()), machine_rows(), settings_rows())
         print("\n\n".join([*(render(section) for section in sections), *all_reduces()]), flush=True)
     return 0
 
@@ -156,54 +133,6 @@ def all_reduces() -> list[str]:
 def _host(name: str) -> str:
     """Return a host's name without the number of its virtual node."""
     return name.partition("#")[0]
-
-
-def gpu_rows() -> list[Row]:
-    """Return the versions of CuPy and NCCL, and the GPUs that CUDA shows."""
-    found = ask_gpus()
-    if "cupy" not in found:
-        cupy = "not installed" if "No module" in found["error"] else f"cannot be used ({found['error']})"
-        rows = [("CuPy", f"{cupy}, needed for arrays in GPU memory only: pip install 'mpidist[cuda]'")]
-        return [*rows, ("NCCL", "not installed, comes with CuPy"), ("GPUs", _nvidia_names())]
-    names = found.get("names")
-    seen = f"CUDA shows none ({found['error']})" if names is None else f"{len(names)}: {', '.join(names)}"
-    return [
-        ("CuPy", found["cupy"]),
-        ("NCCL", dotted_nccl(found["nccl"]) if "nccl" in found else "not installed: pip install nvidia-nccl-cu12"),
-        ("GPUs", "none" if names == [] else seen),
-    ]
-
-
-def ask_gpus(timeout_seconds: float = 60.0) -> dict:
-    """Return what a child process finds out about CuPy; Local."""
-    command = [sys.executable, "-c", _GPU_CHILD]
-    try:
-        child = subprocess.run(
-            command, env=without_launcher(os.environ), capture_output=True, text=True, timeout=timeout_seconds
-        )
-        return json.loads(child.stdout.strip().splitlines()[-1])
-    except (subprocess.TimeoutExpired, IndexError) as error:
-        return {"error": f"the process that imports CuPy did not answer: {type(error).__name__}"}
-
-
-def dotted_nccl(number: int) -> str:
-    """Return NCCL's version number as people write it: 22304 is 2.23.4."""
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-
-def _nvidia_names() -> str:
-    """Return the GPUs by the driver's word, where there is no CuPy to ask."""
-    if not shutil.which("nvidia-smi"):
-        return "none"
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"unknown, nvidia-smi fails: {error}"
-    names = answer.stdout.split("\n")[:-1]
-    if answer.returncode != 0 or not names:
-        return f"none: nvidia-smi says {(answer.stdout + answer.stderr).strip()}"
-    return f"{len(names)}: {', '.join(names)}"
 
 
 def machine_rows() -> list[Row]:

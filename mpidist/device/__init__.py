@@ -1,4 +1,4 @@
-"""Memory of a device: copies to and from the host, packing, and collectives that the device's own library makes.
+"""GPUs: which one a rank has, and who shares it; copies to and from the host, packing, and NCCL between GPUs.
 
-The only folder that knows CUDA, besides `mpidist.arrays`.  It is imported when an array in device memory comes up.
+The only folder that knows CUDA, besides `mpidist.arrays`.
 """

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import own_process
-from mpidist.errors import TransportError
+from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
+from mpidist.errors import TransportError, listed
 
 if TYPE_CHECKING:
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
-
-#: From this version on several ranks may have one GPU, if the variable says so.
-_SHARING_VERSION, _SHARING_VARIABLE = 23000, "NCCL_MULTI_RANK_GPU_ENABLE"
 
 #: NCCL's dtypes by NumPy's.  Truth values are bytes of 0 and 1, whose least and greatest are truth values again.
 _DTYPES = {
@@ -41,7 +39,7 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}
 #: What NCCL says, and what to do about it.
 _CURES = (
     ("Duplicate GPU", "start as many ranks as there are GPUs, or bind each rank to a GPU of its own"),
-    ("Multiple Ranks are using the same GPU", f"set {_SHARING_VARIABLE}=1, or start as many ranks as there are GPUs"),
+    ("Multiple Ranks are using the same GPU", f"set {SHARING_VARIABLE}=1, or start as many ranks as there are GPUs"),
     ("/dev/shm", "give /dev/shm more room (docker run --shm-size=8g), or set NCCL_SHM_DISABLE=1"),
     ("No space left on device", "give /dev/shm more room (docker run --shm-size=8g), or set NCCL_SHM_DISABLE=1"),
     ("no socket interface found", "name the interface between the nodes with NCCL_SOCKET_IFNAME"),
@@ -63,7 +61,7 @@ class Nccl:
     """
 
     def __init__(self, communicator: Any, transport: Transport, version: int) -> None:
-        self.name = f"NCCL {_version_text(version)}"
+        self.name = f"NCCL {dotted_nccl(version)}"
         self._communicator: Any = communicator
         self._own_name = f"rank {transport.rank} of {transport.size}"
         self._control = transport.control
@@ -142,48 +140,40 @@ def why_not(facts: Sequence[Mapping[str, Any]]) -> str | None:
     Parameters
     ----------
     facts : sequence of mapping
-        By rank: `why` NCCL cannot be used there or "", its `version`, `host`, `gpu`, and whether ranks may `share` it.
+        By rank: `why` NCCL cannot be used there or "", its `version`, the `card` as a mapping, and the `problem` with
+        sharing it or "".
     """
     for rank, fact in enumerate(facts):
         if fact["why"]:
             return f"rank {rank}: {fact['why']}"
     versions = {fact["version"]: rank for rank, fact in reversed(list(enumerate(facts)))}
     if len(versions) > 1:
-        told = ", ".join(f"{_version_text(version)} on rank {rank}" for version, rank in sorted(versions.items()))
+        told = ", ".join(f"{dotted_nccl(version)} on rank {rank}" for version, rank in sorted(versions.items()))
         return f"ranks have different versions of NCCL: {told}"
-    first: dict[tuple[str, str], int] = {}
-    for rank, fact in enumerate(facts):
-        other = first.setdefault((fact["host"], fact["gpu"]), rank)
-        if other != rank and not (fact["share"] and facts[other]["share"]):
-            return (
-                f"ranks {other} and {rank} have one GPU, {fact['gpu']}; NCCL takes one rank a GPU, and from 2.30 on "
-                f"several if {_SHARING_VARIABLE}=1 is set (here {_version_text(fact['version'])})"
-            )
+    cards = [Card(**fact["card"]) for fact in facts]
+    for ranks in shared_cards(cards):
+        problem = next((facts[rank]["problem"] for rank in ranks if facts[rank]["problem"]), "")
+        if problem:
+            names = listed(map(str, ranks))
+            return f"ranks {names} have one GPU, {cards[ranks[0]]}: {problem}"
     return None
 
 
 def _facts() -> dict[str, Any]:
     """Return what the others need to know of this rank."""
-    import cupy
-
-    facts: dict[str, Any] = {"why": "", "version": 0, "host": _host(), "gpu": "", "share": False}
+    facts: dict[str, Any] = {"why": "", "version": 0, "card": None, "problem": ""}
     try:
+        import cupy
         from cupy.cuda import nccl
 
         if not os.environ.get("NCCL_DEBUG"):
             _keep_warnings()
         facts["version"] = nccl.get_version()
-        facts["gpu"] = cupy.cuda.Device().pci_bus_id
-    except (ImportError, OSError, RuntimeError) as error:
+        facts["card"] = asdict(current_card(cupy))
+        facts["problem"] = sharing_problem(facts["version"])
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # without NCCL CuPy's module is an empty one
         facts["why"] = f"NCCL cannot be used ({type(error).__name__}: {error})"
-    facts["share"] = facts["version"] >= _SHARING_VERSION and os.environ.get(_SHARING_VARIABLE) == "1"
     return facts
-
-
-def _host() -> str:
-    """Return what tells this machine from others, also where they have one name."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
 
 
 def _attempt(fn: Callable[[], Any]) -> tuple[Any, str]:
@@ -237,8 +227,3 @@ def _told(error: Exception) -> str:
     text = f"{error}{f' ({said})' if said else ''}"
     cures = [cure for sign, cure in _CURES if sign in text]
     return f"{text}; {cures[0]}" if cures else text
-
-
-def _version_text(version: int) -> str:
-    """Return 23203 as 2.32.3."""
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mpidist import arrays, context
+from mpidist.cluster.devices import gpu_of_name
 from mpidist.errors import InputError, MpidistError, OutOfRangeError
 from mpidist.input import autoshard, structure
 from mpidist.input.agreement import Agreement
@@ -312,5 +313,5 @@ def as_dataset(dataset: Any) -> Dataset:
 
 def fetch_to(device_name: str) -> Callable[[Any], Any] | None:
     """Return a function that copies arrays to a device; None for the host.  Local."""
-    kind, index = device_name.split(":")[-2:]  # /job:worker/replica:0/task:1/device:GPU:0
-    return None if kind != "GPU" else lambda array: arrays.to_device(array, int(index))
+    gpu = gpu_of_name(device_name)
+    return None if gpu is None else lambda array: arrays.to_device(array, gpu)

@@ -19,6 +19,7 @@ from mpidist.collectives.persistent import Bound
 from mpidist.collectives.plan import Signature
 from mpidist.collectives.update import FusedUpdate
 from mpidist.context import T
+from mpidist.device.cards import card_text
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fetch_to
@@ -29,6 +30,7 @@ from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.updates.local import LocalUpdates
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
+from mpidist.strategies.devices_of_ranks import take_device
 from mpidist.strategies.reduction import like_given
 from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 from mpidist.variables.components import component
@@ -43,7 +45,9 @@ class StrategyExtended:
     ----------
     strategy : Strategy
     device_name : str
-        The full name of this replica's device.
+        The full name of this replica's device.  A GPU becomes CuPy's current device, in this thread.
+    communicator : Communicator, optional
+        Of the ranks that train together.
 
     Attributes
     ----------
@@ -51,6 +55,10 @@ class StrategyExtended:
     replica_id : int
         This rank's replica.
     device_name : str
+    cards : tuple of Card or None
+        By rank its GPU; empty where no rank may have one.
+    card_text : str
+        This rank's GPU and the ranks that share it; empty where it has none.
     """
 
     num_replicas = 1
@@ -69,7 +77,7 @@ class StrategyExtended:
     #: Counts the collective calls of this rank: a control channel, where there are any.
     _control: Any = SimpleNamespace(call=0)
 
-    def __init__(self, strategy: Any, device_name: str) -> None:
+    def __init__(self, strategy: Any, device_name: str, communicator: Communicator | None = None) -> None:
         if self.is_for_training:
             _check_tasks()
         self._strategy = strategy
@@ -79,6 +87,8 @@ class StrategyExtended:
         # By the ids of variables that the entry keeps: the variables, and their buffers.
         self._gradient_buffers: dict[tuple[int, ...], tuple[list[DistributedVariable], list[Any]]] = {}
         self.device_name = device_name
+        self.cards = take_device(device_name, communicator)
+        self.card_text = card_text(0 if communicator is None else communicator.rank, self.cards)
         self._arenas = Arenas()
         self._lone_communicator: Communicator | None = None
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets

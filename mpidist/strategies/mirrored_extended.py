@@ -40,6 +40,8 @@ class MirroredExtended(StrategyExtended):
     cross_device_ops : CrossDeviceOps
     options : CommunicationOptions, optional
         Those of every call; a call's own are put over them.
+    whole : Communicator, optional
+        Of all ranks, where `communicator` has a part of them.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class MirroredExtended(StrategyExtended):
         worker_devices: tuple[str, ...],
         cross_device_ops: CrossDeviceOps,
         options: CommunicationOptions | None = None,
+        whole: Communicator | None = None,
     ) -> None:
-        super().__init__(strategy, device_name)
+        super().__init__(strategy, device_name, communicator if whole is None else whole)
         if not isinstance(cross_device_ops, CrossDeviceOps):
             raise ValueError(f"cross_device_ops must be a CrossDeviceOps, got {cross_device_ops!r}")
         cross_device_ops.bind(communicator, worker_devices)

@@ -101,6 +101,8 @@ class World:
         Shared memory of the ranks of this node, where there is some.
     closing_fn : callable or None
         ``closing_fn(world)`` does what `close` promises; None where the world lasts until its process ends.
+    has_gpus : bool
+        Whether a rank may have a GPU that CuPy can use; the same on all ranks.  Ranks that are threads have none.
     """
 
     transport: Transport
@@ -109,6 +111,7 @@ class World:
     launcher: str
     segments: SharedSegments | None = None
     closing_fn: Callable[[World], None] | None = None
+    has_gpus: bool = False
 
     def close(self) -> None:
         """Give back the MPI communicators of a world that `mpidist.new_world` made, and take it off its process.
@@ -206,7 +209,7 @@ class World:
             control.warn(f"{problem}; small all-reduces use messages instead")
         transport.exchange(b"", watch)  # every rank has signed on to its board before any looks who is missing
         transport.control, transport.world_ranks = control, tuple(range(size))
-        return World(transport, topology, control, self.launcher, segments)
+        return World(transport, topology, control, self.launcher, segments, has_gpus=self.has_gpus)
 
 
 def share_memory(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from mpidist import own_process
+from mpidist.cluster.devices import may_see_gpus
 from mpidist.cluster.join_notes import joining, note_joined
 from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.cluster.resolvers.mpi import skip_finalize, start_mpi
@@ -172,7 +173,7 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
     own.Set_errhandler(mpi.ERRORS_RETURN)  # a program's own communicator may end the job at the first error
     chosen = own.bcast(settings(), root=0)  # one environment for all: ranks that chose differently would not meet
     machine = own.Split_type(mpi.COMM_TYPE_SHARED, key=own.Get_rank())
-    node, hosts = _nodes(mpi, own, machine, chosen)
+    node, hosts, has_gpus = _nodes(mpi, own, machine, chosen)
     topology = Topology(hosts)
     node_ranks = topology.ranks_of_node[topology.node_of[own.Get_rank()]]
     board, segments, problem = share_memory(node.allgather, node.Get_rank(), node.Get_size(), chosen)
@@ -204,7 +205,7 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
     for each in {id(each): each for each in (own, machine, node)}.values():
         each.Free()
     name = launcher.name if launcher else "mpi4py"
-    return World(transport, topology, control, name, segments, partial(_release, extra))
+    return World(transport, topology, control, name, segments, partial(_release, extra), has_gpus)
 
 
 def _release(extra: Sequence[Any], world: World) -> None:
@@ -218,8 +219,8 @@ def _release(extra: Sequence[Any], world: World) -> None:
     control.breaks(control.error(TransportError, "this world has been closed; make another one"))
 
 
-def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, list[str]]:
-    """Return the communicator of this rank's node, and the host of every rank, one name a node.
+def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, list[str], bool]:
+    """Return the communicator of this rank's node, the host of every rank, and whether any may have a GPU.
 
     A node is a set of ranks that can share memory, those of `machine`, or a part of them where virtual nodes were asked
     for: two containers of one host name are two nodes.
@@ -229,12 +230,13 @@ def _nodes(mpi: Any, world: Any, machine: Any, chosen: Settings) -> tuple[Any, l
         part = machine.Get_rank() * chosen.virtual_nodes // machine.Get_size()
         node = machine.Split(part, machine.Get_rank())
     leader = node.bcast(world.Get_rank(), root=0)
-    places = world.allgather((mpi.Get_processor_name(), leader))
+    places = world.allgather((mpi.Get_processor_name(), leader, may_see_gpus()))
     leaders: dict[str, list[int]] = {}
-    for host, first in places:
+    for host, first, _ in places:
         if first not in leaders.setdefault(host, []):
             leaders[host].append(first)
-    return node, [host if len(leaders[host]) == 1 else f"{host}#{leaders[host].index(first)}" for host, first in places]
+    hosts = [host if len(leaders[host]) == 1 else f"{host}#{leaders[host].index(first)}" for host, first, _ in places]
+    return node, hosts, any(sees for _, _, sees in places)
 
 
 def _crowded(machine: Any, launcher: Launcher | None) -> bool:

@@ -97,7 +97,9 @@ class MeshExtended(MirroredExtended):
         self.whole = whole
         self.group = GroupCommunicator(whole, assignment.ranks[replica].tolist())
         across = GroupCommunicator(whole, assignment.ranks[:, logical_device].tolist())
-        super().__init__(strategy, across, device_names[whole.rank], device_names, AllReduceCrossDeviceOps())
+        super().__init__(
+            strategy, across, device_names[whole.rank], device_names, AllReduceCrossDeviceOps(), whole=whole
+        )
 
     @property
     def is_chief(self) -> bool:

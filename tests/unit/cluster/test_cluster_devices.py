@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.cluster.devices import Device, device_of_rank, invisible_devices, parse_device, parse_devices
+from mpidist.cluster.devices import (
+    Device,
+    device_of_rank,
+    gpu_of_name,
+    gpu_of_rank,
+    invisible_devices,
+    may_see_gpus,
+    parse_device,
+    parse_devices,
+)
 
 DEVICES = st.builds(Device, st.sampled_from(["CPU", "GPU"]), st.integers(0, 200))
 
@@ -68,3 +79,43 @@ def test_invisible_devices() -> None:
     assert invisible_devices(asked, 2) == (Device("GPU", 2),)
     assert invisible_devices(asked, 0) == asked[1:]
     assert invisible_devices(asked, 3) == ()
+
+
+@pytest.mark.parametrize(
+    ("gpu_count", "gpus"), [(0, [None] * 4), (1, [0, 0, 0, 0]), (2, [0, 1, 0, 1]), (4, [0, 1, 2, 3]), (8, [0, 1, 2, 3])]
+)
+def test_ranks_of_a_node_take_gpus_in_turn(gpu_count: int, gpus: list[int | None]) -> None:
+    assert [gpu_of_rank(local_rank, gpu_count) for local_rank in range(4)] == gpus
+
+
+@given(DEVICES)
+def test_the_number_of_a_gpu_by_its_name(device: Device) -> None:
+    expected = device.index if device.kind == "GPU" else None
+    assert gpu_of_name(device.name) == gpu_of_name(device.name_in("worker", 3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "packages", "expected"),
+    [
+        ({}, {"/dev/nvidiactl"}, {"cupy"}, True),
+        ({}, {"/dev/dxg"}, {"cupy"}, True),
+        ({}, {"/dev/nvidiactl"}, set(), False),
+        ({}, set(), {"cupy"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, {"/dev/nvidiactl"}, {"cupy"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1a,MIG-2b"}, {"/dev/nvidiactl"}, {"cupy"}, True),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {"/dev/nvidiactl"}, {"cupy"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, {"/dev/nvidiactl"}, {"cupy"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, {"/dev/nvidiactl"}, {"cupy"}, False),
+    ],
+)
+def test_whether_there_may_be_gpus_is_seen_without_cuda(
+    environ: dict[str, str], files: set[str], packages: set[str], expected: bool
+) -> None:
+    assert may_see_gpus(environ, files.__contains__, packages.__contains__) is expected
+
+
+def test_a_package_that_cannot_be_imported_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert not may_see_gpus({}, lambda path: True)
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    assert may_see_gpus({}, lambda path: True)

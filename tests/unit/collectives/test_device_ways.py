@@ -1,6 +1,7 @@
 """Arrays in device memory on a transport for the host's: by the device's own collectives, or staged."""
 
 import re
+from dataclasses import asdict
 
 import numpy
 import pytest
@@ -12,6 +13,7 @@ from mpidist.collectives.fused import FusedAllReduce
 from mpidist.collectives.group import GroupCommunicator
 from mpidist.collectives.in_place import bind_in_place
 from mpidist.device import nccl
+from mpidist.device.cards import Card
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.testing.device import DeviceArray, PretendedLink, on_device, pretended_device
@@ -226,25 +228,26 @@ def test_a_pretended_link_is_used_for_large_lists_too():
 # -- whether ranks can use NCCL together -------------------------------------------------------------------------------
 
 
-def _fact(**changes):
-    return {"why": "", "version": 23203, "host": "a", "gpu": "0000:01:00.0", "share": False} | changes
+def _fact(machine="a", bus_id="0000:01:00.0", **changes):
+    card = asdict(Card(machine, bus_id, 0, "H100", 1 << 36))
+    return {"why": "", "version": 23203, "card": card, "problem": "it is not allowed"} | changes
 
 
 def test_ranks_with_gpus_of_their_own_can():
-    assert nccl.why_not([_fact(), _fact(gpu="0000:02:00.0"), _fact(host="b")]) is None
+    assert nccl.why_not([_fact(), _fact(bus_id="0000:02:00.0"), _fact(machine="b")]) is None
 
 
 def test_ranks_that_share_a_gpu_can_if_nccl_allows_it():
-    assert nccl.why_not([_fact(share=True)] * 3) is None
+    assert nccl.why_not([_fact(problem="")] * 3) is None
 
 
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ([_fact(), _fact()], r"ranks 0 and 1 have one GPU, 0000:01:00.0.*2\.32\.3"),
-        ([_fact(host="b"), _fact(share=True), _fact()], r"ranks 1 and 2 have one GPU"),
-        ([_fact(), _fact(host="b", why="no libnccl.so.2")], r"rank 1: no libnccl\.so\.2"),
-        ([_fact(), _fact(host="b", version=22809)], r"different versions.*2\.28\.9 on rank 1, 2\.32\.3 on rank 0"),
+        ([_fact(), _fact()], r"ranks 0, 1 have one GPU, H100 0000:01:00.0: it is not allowed"),
+        ([_fact(machine="b"), _fact(problem=""), _fact()], r"ranks 1, 2 have one GPU"),
+        ([_fact(), _fact(machine="b", why="no libnccl.so.2")], r"rank 1: no libnccl\.so\.2"),
+        ([_fact(), _fact("b", version=22809)], r"different versions.*2\.28\.9 on rank 1, 2\.32\.3 on rank 0"),
     ],
 )
 def test_others_are_told_why_not(facts, why):

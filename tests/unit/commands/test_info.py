@@ -63,28 +63,6 @@ class _Launcher:
     title = "/a/mpirun (MPICH 5.0.2)"
 
 
-@pytest.mark.parametrize("number, text", [(22304, "2.23.4"), (21903, "2.19.3")])
-def test_nccl_versions_as_people_write_them(number, text):
-    assert info.dotted_nccl(number) == text
-
-
-def test_gpu_rows_without_cupy(monkeypatch):
-    monkeypatch.setattr(info, "ask_gpus", lambda: {"error": "ModuleNotFoundError: No module named 'cupy'"})
-    rows = dict(info.gpu_rows())
-    assert rows["CuPy"].startswith("not installed")
-    assert "mpidist[cuda]" in rows["CuPy"]
-
-
-def test_gpu_rows_with_two_gpus(monkeypatch):
-    monkeypatch.setattr(info, "ask_gpus", lambda: {"cupy": "13.3.0", "nccl": 22304, "names": ["A", "B"]})
-    assert info.gpu_rows() == [("CuPy", "13.3.0"), ("NCCL", "2.23.4"), ("GPUs", "2: A, B")]
-
-
-def test_gpu_rows_with_cupy_and_no_driver(monkeypatch):
-    monkeypatch.setattr(info, "ask_gpus", lambda: {"cupy": "13.3.0", "error": "CUDARuntimeError: no device"})
-    assert dict(info.gpu_rows())["GPUs"] == "CUDA shows none (CUDARuntimeError: no device)"
-
-
 def test_only_settings_that_differ_are_shown():
     assert info.changed_rows(Settings()) == []
     rows = info.changed_rows(Settings(algorithm="ring"))
