@@ -155,10 +155,10 @@ def test_files_that_the_package_needs_are_installed_with_it():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     patterns = {(package, pattern) for package, pattern in config["options.package_data"].items()}
-    assert patterns == {("mpidist", "py.typed"), ("*", "*.pyi")}
+    assert patterns == {("mpidist", "py.typed"), ("*", "*.pyi"), ("mpidist.device", "*.cu")}
     others = {path.relative_to(ROOT / "mpidist") for path in (ROOT / "mpidist").rglob("*.*")}
     named = {str(path) for path in others if path.suffix not in (".py", ".pyc")}
-    assert named == {"py.typed", "__init__.pyi", "experimental/__init__.pyi"}
+    assert named == {"py.typed", "__init__.pyi", "experimental/__init__.pyi", "device/move.cu"}
 
 
 def test_names_are_importable_from_namespaces():
