@@ -35,7 +35,9 @@ class ArrayCollectives:
         self._results = OwnResults()
         self._kept: dict[Any, ArrayBound] = {}
         segments = ranks.segments
-        self._segments = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
+        self._segments = segments
+        #: For what shows each other rank a part of its own; None if there is no room for so many.
+        self._in_parts = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
 
     # -- kept -----------------------------------------------------------------------------------------------------
 
@@ -99,13 +101,13 @@ class ArrayCollectives:
         """Return a new reduce_scatter."""
         like = self.checked(like, "sum" if op == "mean" else op)
         checked_axis(like, 0, "reduce_scatter")
-        return bind_reduce_scatter(self._ranks, self._segments_for(like), like, op, self._results)
+        return bind_reduce_scatter(self._ranks, self._segments_for(like, in_parts=True), like, op, self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
         """Return a new all_to_all."""
         like = self.checked(like)
         checked_axis(like, 0, "all_to_all")
-        segments = self._segments_for(like)
+        segments = self._segments_for(like, in_parts=True)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
             return AllToAll(self._ranks, like)
         return NodeAllToAll(self._ranks, segments, like, self._results)
@@ -128,8 +130,8 @@ class ArrayCollectives:
             arrays.check_memory(array, self._ranks.transport.memory, self._ranks.transport.name)
         return array
 
-    def _segments_for(self, like: Any) -> Any:
-        return None if arrays.is_device(like) else self._segments
+    def _segments_for(self, like: Any, in_parts: bool = False) -> Any:
+        return None if arrays.is_device(like) else self._in_parts if in_parts else self._segments
 
     def _check_root(self, root: int, name: str) -> None:
         if not 0 <= root < self._ranks.size:
