@@ -38,7 +38,9 @@ class ArrayCollectives:
         self._results = OwnResults()
         self._kept: dict[Any, ArrayBound] = {}
         segments = ranks.segments
-        self._segments = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
+        self._segments = segments
+        #: For what shows each other rank a part of its own; None if there is no room for so many.
+        self._in_parts = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
 
     # -- kept -----------------------------------------------------------------------------------------------------
 
@@ -107,7 +109,8 @@ class ArrayCollectives:
         like = self.checked(like, "sum" if op == "mean" else op)
         checked_axis(like, 0, "reduce_scatter")
         staged = self._staged(like, None, lambda host: self.bind_reduce_scatter(host, op))
-        return staged or bind_reduce_scatter(self._ranks, self._segments_for(like), like, op, self._results)
+        segments = self._segments_for(like, in_parts=True)
+        return staged or bind_reduce_scatter(self._ranks, segments, like, op, self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
         """Return a new all_to_all."""
@@ -116,7 +119,7 @@ class ArrayCollectives:
         staged = self._staged(like, 0, self.bind_all_to_all)
         if staged is not None:
             return staged
-        segments = self._segments_for(like)
+        segments = self._segments_for(like, in_parts=True)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
             return AllToAll(self._ranks, like)
         return NodeAllToAll(self._ranks, segments, like, self._results)
@@ -151,8 +154,8 @@ class ArrayCollectives:
         inner = bind(numpy.ascontiguousarray(host) if in_place else host)
         return StagedArray(devices, self._ranks, memory, like, axis, inner, in_place)
 
-    def _segments_for(self, like: Any) -> Any:
-        return None if arrays.is_device(like) else self._segments
+    def _segments_for(self, like: Any, in_parts: bool = False) -> Any:
+        return None if arrays.is_device(like) else self._in_parts if in_parts else self._segments
 
     def _check_root(self, root: int, name: str) -> None:
         if not 0 <= root < self._ranks.size:

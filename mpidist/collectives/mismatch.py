@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from mpidist.errors import CollectiveMismatchError, MergeCallError
+from mpidist.errors import CollectiveMismatchError, MergeCallError, listed
 
 #: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...], "packs":
 #: [[algorithm, bytes], ...]}``; packs where something is reduced.  A tensor without a dtype, named ``"what: value"``,
@@ -18,9 +18,6 @@ MERGE_CALL = "merge_call"
 
 #: Of so many groups of ranks is said what they differ in; in a large job all ranks may differ from each other.
 _MOST_GROUPS = 8
-
-#: Of so many facts that differ is said what they are; an optimizer may have hundreds of groups.
-_MOST_FACTS = 8
 
 
 def fact(what: str, value: Any) -> tuple[str, str, tuple[int, ...]]:
@@ -113,8 +110,8 @@ def _facts(who: str, got: Description, whom: str, expected: Description) -> str:
         for description in (got, expected)
     )
     names = [name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)]
-    told = [f"{name}: {mine.get(name, 'none')} on {who}, {theirs.get(name, 'none')} on {whom}" for name in names]
-    return ", ".join(told[:_MOST_FACTS]) + (f" and {len(told) - _MOST_FACTS} more" if len(told) > _MOST_FACTS else "")
+    # only the first few: an optimizer may have hundreds of groups
+    return listed(f"{name}: {mine.get(name, 'none')} on {who}, {theirs.get(name, 'none')} on {whom}" for name in names)
 
 
 def _packs(description: Description) -> str:
@@ -143,5 +140,4 @@ def _tensor(tensor: Sequence[Any] | None) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed(map(str, ranks))}"

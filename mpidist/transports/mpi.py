@@ -76,7 +76,7 @@ class MpiTransport(Transport):
         except BaseException as error:
             self.abandon([requests])  # MPI still writes into their buffers
             if isinstance(error, self._mpi.Exception):
-                raise self._refused(error, self._statuses[: len(requests)]) from error
+                raise self._refused(error, self._statuses[: len(requests)], watch) from error
             raise
 
     def poll(self, pendings: Sequence[list[Any]]) -> bool:
@@ -84,7 +84,8 @@ class MpiTransport(Transport):
         try:
             return self._mpi.Request.Testall(requests, self._statuses)
         except self._mpi.Exception as error:
-            raise self._refused(error, self._statuses[: len(requests)]) from error
+            watch = self.control.watch("a message between ranks")
+            raise self._refused(error, self._statuses[: len(requests)], watch) from error
 
     def among(self, members: Sequence[int], channel: int) -> MpiTransport:
         return _MpiChannel(self, members, channel)
@@ -121,15 +122,16 @@ class MpiTransport(Transport):
         operation = self._operations[op]
         return [self._comm.Iallreduce(own, flat[part], operation) for own, part in zip(values, parts, strict=True)]
 
-    def _refused(self, error: Any, statuses: Sequence[Any]) -> TransportError:
+    def _refused(self, error: Any, statuses: Sequence[Any], watch: Watch) -> TransportError:
         """Return what to raise for an error of MPI's: it names the senders of messages that are too long.
 
-        RankFailedError if MPI says that the rank at the other end is gone.
+        RankFailedError if MPI says that the rank at the other end is gone; `watch` raises it where it knows the rank.
         """
         mpi, what = self._mpi, f"MPI failed: {error}"
         gone = (getattr(mpi, "ERR_PROC_FAILED", None), getattr(mpi, "ERR_PROC_FAILED_PENDING", None))
         codes = [error.Get_error_class(), *(mpi.Get_error_class(status.Get_error()) for status in statuses)]
         if codes[0] in gone or (codes[0] == mpi.ERR_IN_STATUS and any(code in gone for code in codes[1:])):
+            watch.look()
             return RankFailedError(f"rank {self.rank} of {self.size}: a rank that this one talks to is gone: {error}")
         if codes[0] == mpi.ERR_IN_STATUS:
             errors = {status.Get_source(): mpi.Get_error_class(status.Get_error()) for status in statuses}

@@ -14,6 +14,7 @@ import keras  # noqa: E402
 import numpy  # noqa: E402
 
 import mpidist  # noqa: E402
+from mpidist.world import world_communicator  # noqa: E402
 
 BACKEND = keras.backend.backend()
 
@@ -137,6 +138,11 @@ def assert_histories(expected, found):
     assert expected.history.keys() == found.history.keys() and expected.epoch == found.epoch
     for name in expected.history:
         numpy.testing.assert_allclose(found.history[name], expected.history[name], **BOUNDS, err_msg=name)
+
+
+def folder_of_rank_0(tmp_path):
+    """Return the folder of rank 0's test, on every rank."""
+    return Path(world_communicator().exchange(str(tmp_path).encode())[0].decode())
 
 
 def ranks():

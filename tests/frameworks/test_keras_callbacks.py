@@ -24,6 +24,7 @@ from tests.frameworks.keras_models import (
     assert_same,
     compiled,
     distributed,
+    folder_of_rank_0,
     functional,
     pair,
     rank,
@@ -35,14 +36,8 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
-def folder(tmp_path_factory):
-    """Return a folder of all ranks."""
-    strategy = mpidist.MultiWorkerMirroredStrategy()
-    own = str(tmp_path_factory.mktemp("shared")).encode().ljust(300)
-    chief = strategy.gather(numpy.frombuffer(own, "uint8")[None], axis=0)[0]
-    from pathlib import Path
-
-    return Path(chief.tobytes().decode().strip())
+def folder(tmp_path):
+    return folder_of_rank_0(tmp_path)
 
 
 def everywhere(value):

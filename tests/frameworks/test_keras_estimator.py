@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy
 import pytest
 
@@ -20,9 +18,8 @@ X, Y, CLASSES = models.X[:ROWS], models.Y[:ROWS], models.CLASSES[:ROWS]
 
 
 @pytest.fixture
-def directory(tmp_path) -> Path:
-    """Rank 0's directory, on every rank."""
-    return Path(world_communicator().exchange(str(tmp_path).encode())[0].decode())
+def directory(tmp_path):
+    return models.folder_of_rank_0(tmp_path)
 
 
 def compiled(make=models.functional, optimizer=None, loss="mse", metrics=("mae",)):

@@ -13,13 +13,9 @@ torch = pytest.importorskip("torch")
 import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError, ObjectError  # noqa: E402
-from tests.frameworks.torch_models import assert_same_bits, part, rows, tanh_model, world  # noqa: E402
+from tests.frameworks.torch_models import assert_same_bits, last, part, rows, tanh_model, world  # noqa: E402
 
 pytestmark = pytest.mark.mpi
-
-
-def last():
-    return world().size - 1
 
 
 @pytest.mark.parametrize("is_dict", [True, False])

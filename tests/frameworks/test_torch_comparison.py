@@ -15,6 +15,9 @@ from mpidist.errors import CollectiveMismatchError  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
     assert_alike,
     assert_same_bits,
+    cross_entropy,
+    last,
+    momentum,
     part,
     rows,
     tanh_model,
@@ -23,16 +26,6 @@ from tests.frameworks.torch_models import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.mpi
-
-cross_entropy = torch.nn.functional.cross_entropy
-
-
-def last():
-    return world().size - 1
-
-
-def momentum(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def trained(change, steps=4, make=momentum, owner="optimizer", **options):

@@ -16,6 +16,8 @@ from tests.frameworks.torch_models import (  # noqa: E402
     assert_alike,
     assert_same_bits,
     batches,
+    cross_entropy,
+    momentum,
     part,
     rows,
     tanh_model,
@@ -25,19 +27,13 @@ from tests.frameworks.torch_models import (  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
-cross_entropy = torch.nn.functional.cross_entropy
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
 
 @pytest.mark.parametrize("kind", ["even", "uneven", "empty"])
 def test_ranks_equal_one_process_on_the_global_batch(kind):
     bare = tanh_model()
-    expected = trained_alone(bare, sgd, batches(6, 12))
+    expected = trained_alone(bare, momentum, batches(6, 12))
     model = mpidist.torch.DistributedDataParallel(bare)
-    optimizer = sgd(model.parameters())
+    optimizer = momentum(model.parameters())
     for batch in batches(6, 12):
         x, y = part(batch, kind)
         optimizer.zero_grad()
@@ -67,9 +63,9 @@ def test_all_begin_with_the_parameters_and_buffers_of_rank_0():
 
 def test_no_sync_accumulates_and_the_next_pass_reduces_all():
     bare = tanh_model()
-    expected = trained_alone(bare, sgd, batches(3, 24))
+    expected = trained_alone(bare, momentum, batches(3, 24))
     model = mpidist.torch.DistributedDataParallel(bare)
-    optimizer = sgd(model.parameters())
+    optimizer = momentum(model.parameters())
     for batch in batches(3, 24):
         x, y = part(batch, "even")
         optimizer.zero_grad()
@@ -153,10 +149,10 @@ def test_a_sum_in_place_of_the_mean():
 def test_a_model_that_a_strategy_distributes_by_itself():
     strategy = mpidist.MultiWorkerMirroredStrategy()
     bare = tanh_model()
-    expected = trained_alone(bare, sgd, batches(3, 12))
+    expected = trained_alone(bare, momentum, batches(3, 12))
     model = strategy.distribute(bare)
     assert isinstance(model, mpidist.torch.DistributedDataParallel)
-    optimizer = sgd(model.parameters())
+    optimizer = momentum(model.parameters())
     for batch in batches(3, 12):
         x, y = part(batch, "uneven")
         optimizer.zero_grad()
@@ -172,10 +168,10 @@ def test_checkpointed_activations():
 
     for use_reentrant in (False, True):
         bare = tanh_model()
-        expected = trained_alone(bare, sgd, batches(3, 12))
+        expected = trained_alone(bare, momentum, batches(3, 12))
         model = mpidist.torch.DistributedDataParallel(bare)
         model.forward = lambda x, bare=bare, how=use_reentrant: checkpoint(bare, x, use_reentrant=how)
-        optimizer = sgd(model.parameters())
+        optimizer = momentum(model.parameters())
         for batch in batches(3, 12):
             x, y = part(batch, "even")
             optimizer.zero_grad()
@@ -215,6 +211,6 @@ def test_what_is_refused():
     with pytest.raises(TypeError, match="save or copy its `module`"):
         copy.deepcopy(model)
     with pytest.raises(ValueError, match=r"reduced by DistributedDataParallel\(Sequential\) already"):
-        mpidist.torch.DistributedOptimizer(sgd(model.parameters()))
+        mpidist.torch.DistributedOptimizer(momentum(model.parameters()))
     with pytest.raises(ValueError, match="rows=-1"):
         model.rows = -1

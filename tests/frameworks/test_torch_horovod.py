@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +11,15 @@ torch = pytest.importorskip("torch")
 import mpidist.compression  # noqa: E402
 import mpidist.torch as hvd  # noqa: E402
 from mpidist.hints import _HINTS  # noqa: E402
-from tests.frameworks.torch_models import assert_alike, batches, part, tanh_model, trained_alone, world  # noqa: E402
+from tests.frameworks.torch_models import (  # noqa: E402
+    assert_alike,
+    batches,
+    momentum,
+    part,
+    tanh_model,
+    trained_alone,
+    world,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -20,10 +30,6 @@ def own(size=3):
 
 def mean():
     return torch.arange(3, dtype=torch.float64) + (world().size - 1) / 2
-
-
-def momentum(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def none(named):
@@ -108,6 +114,24 @@ def test_what_an_optimizer_does_not_take(options, error, match):
 ])  # fmt: skip
 def test_means(call):
     torch.testing.assert_close(call(own()), mean(), rtol=1e-2, atol=1e-2)
+
+
+#: Of Horovod 0.28.1, all with process_set.
+FACTORS = "prescale_factor postscale_factor"
+PARAMETERS = {
+    "allreduce": f"tensor average name compression op {FACTORS} process_set",
+    "allreduce_": f"tensor average name op {FACTORS} process_set",
+    "allgather": "tensor name process_set",
+    "broadcast": "tensor root_rank name process_set",
+    "broadcast_": "tensor root_rank name process_set",
+    "alltoall": "tensor splits name process_set",
+    "reducescatter": f"tensor name compression op process_set {FACTORS}",
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_of_horovod_in_its_order(name):
+    assert [*inspect.signature(getattr(hvd, name)).parameters] == PARAMETERS[name].split()
 
 
 def test_numbers_that_are_whole_are_not_coded():

@@ -14,6 +14,7 @@ from tests.frameworks.torch_models import (  # noqa: E402
     assert_alike,
     assert_same_bits,
     batches,
+    cross_entropy,
     part,
     rows,
     tanh_model,
@@ -22,8 +23,6 @@ from tests.frameworks.torch_models import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.mpi
-
-cross_entropy = torch.nn.functional.cross_entropy
 
 
 def sgd(parameters):

@@ -19,6 +19,7 @@ from tests.frameworks.torch_models import (  # noqa: E402
     assert_alike,
     assert_same_bits,
     batches,
+    cross_entropy,
     part,
     rows,
     tanh_model,
@@ -27,8 +28,6 @@ from tests.frameworks.torch_models import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.mpi
-
-cross_entropy = torch.nn.functional.cross_entropy
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),

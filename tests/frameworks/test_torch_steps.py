@@ -17,7 +17,15 @@ torch = pytest.importorskip("torch")
 import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError  # noqa: E402
-from tests.frameworks.torch_models import assert_alike, assert_same_bits, batches, part, tanh_model, world  # noqa: E402
+from tests.frameworks.torch_models import (  # noqa: E402
+    assert_alike,
+    assert_same_bits,
+    batches,
+    cross_entropy,
+    part,
+    tanh_model,
+    world,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -25,8 +33,6 @@ MEANS = ["optimizer mean", "module mean"]
 SUMS = ["strategy", "strategy's module"]
 WAYS = [*MEANS, *SUMS]
 OPTIMIZERS = [way for way in WAYS if "module" not in way]
-
-cross_entropy = torch.nn.functional.cross_entropy
 
 
 class Training:

@@ -11,9 +11,19 @@ from mpidist.world import world_communicator
 
 COLUMNS, CLASSES = 6, 3
 
+cross_entropy = torch.nn.functional.cross_entropy
+
 
 def world():
     return world_communicator()
+
+
+def last():
+    return world().size - 1
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def tanh_model(seed=0, dtype=torch.float64):
@@ -47,7 +57,7 @@ def part(batch, kind):
     return tuple(each[start:stop] for each in batch)
 
 
-def trained_alone(model, make_optimizer, batches, loss_fn=torch.nn.functional.cross_entropy, before_step=None):
+def trained_alone(model, make_optimizer, batches, loss_fn=cross_entropy, before_step=None):
     """Return a copy of a model that was trained in this process on whole batches."""
     model = copy.deepcopy(model)
     optimizer = make_optimizer(model.parameters())

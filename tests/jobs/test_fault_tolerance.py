@@ -201,6 +201,53 @@ for step in range(10**9):
     assert re.search(r"RankFailedError: .*rank 1 .* died", result.stderr), result.stderr
 
 
+#: Rank 2 dies, and the others come to their next call when MPI knows of it, before they have looked around themselves.
+MPI_KNOWS_FIRST = """
+import os, signal, sys, numpy
+from mpi4py import MPI
+from mpidist import transports
+
+world = transports.world()
+transport, control = world.transport, world.control
+control.duties = {2: ("ps 0", "start the job again")}
+transport.exchange(b"", control.watch("meeting"))
+if transport.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    try:
+        transport.mpi_communicator.Iprobe(source=2, tag=99)
+    except MPI.Exception:
+        break
+
+def receive():
+    return [transport.receive(numpy.empty(3), 2)]
+
+def poll(pending):
+    while not transport.poll(pending):
+        pass
+
+watch = control.watch("the next call")
+CALL
+"""
+
+CALLS = {
+    "exchange": "transport.exchange(b'', watch)",
+    "receive": "transport.wait(receive(), watch)",
+    "all-reduce": "transport.wait([transport.native['all_reduce'](numpy.ones(3), 'sum')], watch)",
+    "poll": "poll(receive())",
+}
+
+
+@needs_tolerance
+@pytest.mark.parametrize("call", grid(["exchange", "poll"], ["receive", "all-reduce"]))
+def test_a_killed_rank_is_named_also_where_mpi_tells_of_it_first(tmp_path, call):
+    result = _run(tmp_path, MPI_KNOWS_FIRST.replace("CALL", CALLS[call]), 3, "--fault-tolerant")
+    assert result.returncode not in (0, 124), result.stderr
+    named = r"RankFailedError: rank \d of 3: ps 0 \(rank 2 \(.*\)\) died in .*: its process .* start the job again"
+    assert re.search(named, result.stderr), result.stderr
+    assert "a rank that this one talks to" not in result.stderr
+
+
 @pytest.mark.skipif(TOLERANT, reason="this MPI's launcher can")
 def test_a_launcher_that_cannot_tolerate_faults_is_named_with_what_to_do(tmp_path):
     result = _run(tmp_path, "", 2, "--fault-tolerant")

@@ -191,7 +191,7 @@ print("done")
 )
 def test_workers_that_wait_for_each_other(kind, style, trainers):
     # a chief that only schedules makes no steps, and nobody waits for it
-    result = run_job(5, BOUNDED, [kind, style], env={"MPIDIST_TIMEOUT_SECONDS": "30"})
+    result = run_job(5, BOUNDED, [kind, style], env={"MPIDIST_TIMEOUT_SECONDS": "120"})
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("done") == trainers
 
@@ -264,7 +264,7 @@ def run_dying(folder, *arguments, tolerant=True):
     path.write_text(DYING)
     options = ["--fault-tolerant"] if tolerant else []
     command = [sys.executable, "-m", "mpidist", "run", *options, "-n", "5", str(path), *map(str, arguments)]
-    return run_process(command, environment({"MPIDIST_TIMEOUT_SECONDS": "30"}), timeout_seconds=300)
+    return run_process(command, environment({"MPIDIST_TIMEOUT_SECONDS": "120"}), timeout_seconds=300)
 
 
 @needs_ulfm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 
@@ -16,14 +16,9 @@ class _CurrentStep(threading.local):
 _here = _CurrentStep()
 
 
-@contextmanager
-def step_of(replica: Any) -> Iterator[None]:
+def step_of(replica: Any) -> AbstractContextManager[None]:
     """Let a replica be the one that takes a step, for the time of a ``with`` block."""
-    before, _here.replica = _here.replica, replica
-    try:
-        yield
-    finally:
-        _here.replica = before
+    return _with("replica", replica)
 
 
 def stepping() -> Any:
@@ -31,16 +26,22 @@ def stepping() -> Any:
     return _here.replica
 
 
-@contextmanager
-def in_optimizer() -> Iterator[None]:
+def in_optimizer() -> AbstractContextManager[None]:
     """Let all optimizers that are called meanwhile be parts of the one that calls them: it has done what there is."""
-    before, _here.is_in_optimizer = _here.is_in_optimizer, True
-    try:
-        yield
-    finally:
-        _here.is_in_optimizer = before
+    return _with("is_in_optimizer", True)
 
 
 def is_in_optimizer() -> bool:
     """Return whether an optimizer that is called now is called by another one.  Local."""
     return _here.is_in_optimizer
+
+
+@contextmanager
+def _with(name: str, value: Any) -> Iterator[None]:
+    """Let an attribute of this thread's step have a value, and then the one from before."""
+    before = getattr(_here, name)
+    setattr(_here, name, value)
+    try:
+        yield
+    finally:
+        setattr(_here, name, before)

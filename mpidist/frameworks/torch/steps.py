@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import finalize, ref
+from weakref import WeakSet, finalize, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -31,14 +31,20 @@ class _Reducer(Protocol):
 def watch_steps(reducer: _Reducer) -> None:
     """Call a reducer at each step of an optimizer that takes its gradients, as long as there is the reducer."""
     found = ref(reducer)
+    taken: WeakSet[Any] = WeakSet()  # optimizers whose step is under way: each step asks for its parameters once
 
     def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = found()
-        return prepare_step(known, optimizer, args, kwargs) if known is not None and known.takes(optimizer) else None
+        taken.discard(optimizer)  # of a step that raised
+        if known is None or not known.takes(optimizer):
+            return None
+        taken.add(optimizer)
+        return prepare_step(known, optimizer, args, kwargs)
 
     def after(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         known = found()
-        if known is not None and known.takes(optimizer):
+        if known is not None and optimizer in taken:
+            taken.discard(optimizer)
             known.after_step(optimizer)
 
     for handle in (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):

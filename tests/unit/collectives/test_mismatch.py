@@ -45,7 +45,7 @@ def test_what_is_said(calls, expected):
 
 def test_long_lists_of_ranks_are_cut():
     text = explain([_call("a", W)] * 20 + [_call("b", W)], 1, 0)
-    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more" in text
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7, and 12 more" in text
 
 
 def test_facts_are_said_with_both_values():
@@ -67,7 +67,7 @@ def test_many_ranks_that_all_differ_do_not_fill_the_screen():
 def test_many_facts_that_differ_do_not_fill_the_screen():
     calls = [_call("a", *(fact(f"lr {number}", value) for number in range(300))) for value in (0, 1)]
     text = explain(calls, 1, 0)
-    assert "lr 7: 1 on rank 1, 0 on rank 0 and 292 more" in text and "lr 8:" not in text
+    assert "lr 7: 1 on rank 1, 0 on rank 0, and 292 more" in text and "lr 8:" not in text
 
 
 def test_facts_come_with_advice_of_their_own_unless_something_else_differs():
