@@ -103,7 +103,7 @@ def test_mypy_has_no_objection_to_pages(pages, tmp_path):
 
 
 def test_pyright_has_no_objection_to_pages(pages, tmp_path):
-    missing = re.compile(r"^\s*(import|from) (autograd|jax|keras|optax|torch|horovod)\b", re.MULTILINE)
+    missing = re.compile(r"^\s*(import|from) (autograd|cupy|jax|keras|optax|torch|horovod)\b", re.MULTILINE)
     found = pyright([page for page in pages if not missing.search(page.read_text())], tmp_path)
     assert [finding for finding in found if finding[2] not in OF_PAGES] == []
 
