@@ -88,9 +88,9 @@ def in_replica(op: str, value: Any) -> Any:
     return strategy().run(lambda: mpidist.get_replica_context().all_reduce(op, value))
 
 
-def check_on_all_ranks(problem: str | bool) -> None:
+def check_on_all_ranks(problem: Any) -> None:
     """Fail on all ranks together, so that they stay in step: of each, what is wrong, or whether all is right."""
-    told = "" if problem is True else str(problem)
+    told = "" if isinstance(problem, (bool, numpy.bool_)) and problem else str(problem)
     problems = {rank: text for rank, text in enumerate(mpidist.all_gather_object(told)) if text}
     assert not problems, problems
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import mpidist
-from tests.gpu.library import check_on_all_ranks, in_replica, place, problem_of, problems_of, slowly, stream, strategy
+from tests.gpu.library import check_on_all_ranks, in_replica, place, problem_of, problems_of, slowly, strategy, stream
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
@@ -125,4 +125,4 @@ def test_an_update_waits_for_its_gradients(xp, current, make):
         strategy().run(lambda: optimizer.apply_gradients([(gradient, variable)]))
         gradient.fill(1e6)
     # of Adam each step is the learning rate, but for its epsilon
-    check_on_all_ranks(problem_of(xp, variable.value * 1, numpy.full(100_000, -1.5), rtol=1e-6))
+    check_on_all_ranks(problem_of(xp, variable.value * 1, numpy.full(100_000, -1.5), rtol=1e-5))
