@@ -62,7 +62,8 @@ def problem_of(device, found, expected, tolerance=0.0):
 def check_alike(device, model, expected, tolerance=1e-12):
     """Fail on all ranks unless two models have the same state."""
     pairs = zip(model.state_dict().items(), expected.state_dict().values(), strict=True)
-    problems = [f"{name}: {text}" for (name, ours), wanted in pairs if (text := problem_of(device, ours, wanted, tolerance))]
+    told = {name: problem_of(device, ours, wanted, tolerance) for (name, ours), wanted in pairs}
+    problems = [f"{name}: {text}" for name, text in told.items() if text]
     bits = b"".join(each.detach().float().cpu().numpy().tobytes() for each in model.parameters())
     same = len(set(mpidist.all_gather_object(bits))) == 1
     check_on_all_ranks("; ".join(problems) or same or "ranks have other bits")
@@ -284,8 +285,9 @@ def test_the_other_collectives(device):
     rank, size = place()
     splits = [each + 1 for each in range(size)]
     to_all, received = hvd.alltoall(torch.full((sum(splits), 2), float(rank), device=device), torch.tensor(splits))
+    joined = hvd.allgather(torch.full((rank + 1, 2), rank, device=device))
     found = [
-        (hvd.allgather(torch.full((rank + 1, 2), rank, device=device))[:, 0], [r for r in range(size) for _ in range(r + 1)]),
+        (joined[:, 0], [each for each in range(size) for _ in range(each + 1)]),
         (hvd.broadcast(torch.full((3,), rank, device=device), size - 1), [size - 1] * 3),
         (to_all[:, 0], [each for each in range(size) for _ in range(rank + 1)]),
         (
