@@ -36,10 +36,12 @@ keras_torch_VARIABLES := KERAS_BACKEND=torch
 # or every start of every rank would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
 
+ON_NUMPY := MPIDIST_TEST_ON=numpy timeout --kill-after=20 $(LIMIT)
+PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
 .PHONY: environment frameworks-environment train test test-unit test-jobs test-benchmarks test-mpich test-frameworks prove \
-	$(FRAMEWORKS:%=test-%) test-all test-crashes test-mpio test-slurm test-netns fuzz lint types layering docs check-fast bench \
+	$(FRAMEWORKS:%=test-%) test-all test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
 help:
@@ -55,6 +57,7 @@ help:
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
 	@echo "make fuzz       random trainings on N ranks against one: CASES=500 SEED=0; CASES=1 SEED=n runs case n alone"
 	@echo "make test-mpio  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
+	@echo "make test-gpu   all that needs a GPU, on a machine with one; see CONTRIBUTING.md"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make test-netns jobs over two virtual hosts whose link is limited to 100 Mbit/s; needs root and iproute2"
 	@echo "make bench      all-reduce algorithms against MPI's own"
@@ -97,8 +100,14 @@ test-jobs: $(VENV)/.installed
 test-benchmarks: $(VENV)/.installed
 	$(VENV)/bin/python $(JOBS) -m measures tests/jobs
 
+# on 2 ranks the tests on a GPU too, with NumPy's arrays
 test-%: $(VENV)/.installed
 	timeout --kill-after=20 $(LIMIT) $(VENV)/bin/mpidist run --quiet -n $* $(PYTEST_PARALLEL) --ran-log $(RAN)/openmpi
+	$(if $(filter 2,$*),$(ON_NUMPY) $(VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) tests/gpu --ran-log $(RAN)/gpu)
+
+# all that needs a GPU, on a machine with one, in 8 minutes; PARTS="staged2 nccl2" for some
+test-gpu:
+	tests/gpu/run
 
 test-mpich: $(MPICH_VENV)/.installed
 	$(MPICH_VENV)/bin/python $(JOBS) $(MPICH_JOBS)
@@ -115,6 +124,8 @@ $(FRAMEWORKS:%=test-%): test-%: $(FRAMEWORKS_VENV)/.installed
 	set -e; for size in $(or $($*_SIZES),$(FRAMEWORK_SIZES)); do $($*_VARIABLES) timeout --kill-after=20 $(LIMIT) \
 		$(FRAMEWORKS_VENV)/bin/mpidist run --quiet -n $$size -m pytest -q \
 		$(or $($*_TESTS),$(wildcard tests/frameworks/test_$**.py)) --with-mpi --ran-log $(RAN)/$*; done
+	$(if $(filter jax torch,$*),$(ON_NUMPY) $(FRAMEWORKS_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) \
+		tests/gpu/test_$*.py --ran-log $(RAN)/gpu-$*)
 
 # each parallel test that was collected in this run of the stages has run on some number of ranks
 prove: $(VENV)/.installed

@@ -13,6 +13,7 @@ from benchmarks.suite import (
     all_reduce,
     collectives,
     first_steps,
+    gpu,
     gradients,
     plot,
     ps,
@@ -33,7 +34,8 @@ from mpidist.commands.quantities import count, duration
 from mpidist.errors import LaunchError, MissingDependencyError
 
 #: Subcommand -> its module: ``WHAT``, ``add_arguments(parser)``, and either ``measure(options, ranks)``, which runs on
-#: all ranks of a launch, or ``start(options)``, which runs on none and may start launches.
+#: all ranks of a launch, or ``start(options)``, which runs on none and may start launches; ``check()``, if it has one,
+#: raises where it cannot be measured.
 SUBCOMMANDS: dict[str, Any] = {
     "all-reduce": all_reduce,
     "gradients": gradients,
@@ -42,6 +44,7 @@ SUBCOMMANDS: dict[str, Any] = {
     "small-variables": small_variables,
     "slot-adding": slot_adding,
     "collectives": collectives,
+    "gpu": gpu,
     "scaling": scaling,
     "ps": ps,
     "targets": targets,
@@ -117,6 +120,8 @@ def main(argv: Sequence[str]) -> int:
             plot.pyplot()  # before minutes are spent
         if started:
             return _finish(options, _in_launch(options, module, argv))
+        if hasattr(module, "check"):
+            module.check()
         found = module.start(options) if hasattr(module, "start") else _launched(options, argv)
         if module is not show:
             for each in found:
@@ -166,6 +171,7 @@ def _in_launch(options: argparse.Namespace, module: Any, argv: Sequence[str]) ->
     ranks.say(f"# {found.subcommand}: {found.mpi}, {found.topology}, {cores}, {ranks.probe.describe()}")
     measured = module.measure(options, ranks)
     found.rows, found.missing, found.looks = measured.rows, measured.missing, dict(ranks.probe.looks)
+    found.machine |= measured.machine
     ranks.say(f"# cache mode: {ranks.probe.describe()}")
     ranks.comm.Barrier()  # a peer's servers end only when nobody needs them any more
     return [found] if ranks.rank == 0 else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.peers.table import Maker, able
 from benchmarks.suite.contender import Contender
@@ -22,10 +23,13 @@ class Measured:
     rows : list of Row
     missing : dict
         Contender -> why it could not run.
+    machine : dict
+        What is to be known of the machine besides what every launch tells.
     """
 
     rows: list[Row] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
 
     def add(
         self,

@@ -1,0 +1,44 @@
+"""Set-up of the tests on a GPU: that of the parallel tests, and the library whose arrays they use.
+
+``tests/gpu/run`` runs them, and all else that needs a card.  With ``MPIDIST_TEST_ON=numpy`` they run on NumPy's arrays,
+but for those marked ``gpu(only=True)``: so their logic is tried where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpidist.cluster.launchers import detect_launcher
+from tests.gpu import library
+from tests.parallel.conftest import pytest_addoption, pytest_configure
+
+__all__ = ["pytest_addoption", "pytest_configure"]
+
+#: It starts ranks itself, which a rank cannot.
+collect_ignore = ["test_killed.py"] if detect_launcher() is not None else []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out, on NumPy, what it has nothing to show for."""
+    if not library.is_numpy():
+        return
+    left_out = [item for item in items if any(mark.kwargs.get("only") for mark in item.iter_markers("gpu"))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture
+def xp() -> Any:
+    """The library whose arrays the test uses: CuPy, or NumPy if asked for; without a GPU the test is skipped."""
+    return library.library()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Rank 0's directory, on every rank."""
+    import mpidist
+
+    return mpidist.broadcast_object(tmp_path)
