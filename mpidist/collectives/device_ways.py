@@ -29,7 +29,7 @@ class DeviceWays:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._links: dict[int, Link | str] = {}
+        self._links: dict[DeviceMemory, Link | str] = {}
         self._host = numpy.empty(0, numpy.uint8)
         self._written: Arrived = _at_once
 
@@ -48,9 +48,9 @@ class DeviceWays:
 
         Collective: every rank calls it, within a begun call; local later.
         """
-        found = self._links.get(id(memory))
+        found = self._links.get(memory)
         if found is None:
-            found = self._links[id(memory)] = memory.link(self._ranks.transport, watch)
+            found = self._links[memory] = memory.link(self._ranks.transport, watch)
         return found
 
     def links(self) -> list[Link | str]:
