@@ -109,7 +109,9 @@ class MirroredExtended(StrategyExtended):
 
     def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature], kind: Any = None) -> Bound | None:
         """Return what reduces lists in place; None where each value passes through methods.  Collective."""
-        return self.cross_device_ops.bind_in_place(reduce_op, signatures, self._options, kind) if self._is_plain else None
+        return (
+            self.cross_device_ops.bind_in_place(reduce_op, signatures, self._options, kind) if self._is_plain else None
+        )
 
     def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
         """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""
