@@ -61,3 +61,8 @@ class _Handle:
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of the protocol, and the stream."""
         return 0, self._pointer
+
+
+def wait() -> None:
+    """Wait for all that was begun on the current stream.  Local."""
+    cupy.cuda.get_current_stream().synchronize()
