@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy
 
-from mpidist.arrays import check_reducible, wire_dtype
+from mpidist.arrays import check_reducible, namespace, wire_dtype
 from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.frameworks.jax import cuda
@@ -204,7 +204,7 @@ class _BoundTree:
                     target[...] = each
                 elif self._device is not None:
                     target[...] = each
-                    target *= share
+                    namespace(target).multiply(target, share, out=target)
                 else:
                     numpy.multiply(each, share, out=target, dtype=target.dtype, casting="unsafe")
             return TreeHandle(self, values, handle, results)
