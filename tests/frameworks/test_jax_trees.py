@@ -519,14 +519,14 @@ def test_short_leaves_of_many_dtypes_come_back_in_their_places(x64):
         assert (found == index * size + size * (size - 1) / 2).all()
 
 
-def test_arrays_on_a_gpu_are_refused_with_what_to_do():
+def test_arrays_on_several_gpus_are_refused_with_what_to_do():
     """A stand-in for the placement of such an array: there is no GPU here."""
     from types import SimpleNamespace
 
     from mpidist.frameworks.jax.leaf import LeafKind, leaf_of
 
-    placement = SimpleNamespace(is_fully_addressable=True, device_set=[SimpleNamespace(platform="gpu")])
-    with pytest.raises(UnsupportedDtypeError, match=r"leaf 'w' lies in the memory of a gpu device.*device_get"):
+    placement = SimpleNamespace(is_fully_addressable=True, device_set=[SimpleNamespace(platform="gpu")] * 2)
+    with pytest.raises(UnsupportedDtypeError, match=r"leaf 'w' lies on 2 gpu devices.*device_get"):
         leaf_of(LeafKind(jax.Array, numpy.dtype("f4"), (3,), placement), "w", "mpidist.jax.reduce_tree")
     elsewhere = SimpleNamespace(is_fully_addressable=False)
     with pytest.raises(UnsupportedDtypeError, match="sharded over several processes of jax.distributed"):

@@ -41,7 +41,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
     TypeError
         A tracer, or a leaf that is no array and no number; names it.
     UnsupportedDtypeError
-        An array on a GPU or of another process; names the leaf.
+        An array on several GPUs or of another process; names the leaf.
     CollectiveMismatchError
         On all ranks: their trees differ; names ranks, leaf, and both shapes.
     """
@@ -51,7 +51,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
     kind = TreeKind(tree, _WHAT)
     values = kind.structure.flatten_up_to(tree)
     _check_dtypes(kind)
-    hosts = kind.taken(values)
+    hosts = kind.on_host(values)
     if replicas.size > 1:
         _check_alike(kind, replicas, root_rank)
     results = _broadcast(hosts, replicas, root_rank)

@@ -88,7 +88,7 @@ def all_gather(x: Any, axis: int = 0) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _all_gather(x: jax.Array, axis: int) -> jax.Array:
     leaf = leaf_of(kind_of(x), "x", "mpidist.jax.all_gather")
-    host = leaf.taken(x)
+    host = leaf.on_host(x)
     axis = plain.checked_axis(host, axis)
     joined = replicas_in_force().communicator.all_gather(host, axis)
     (result,) = put([numpy.array(joined)], [leaf.placement])

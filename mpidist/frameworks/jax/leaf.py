@@ -1,4 +1,4 @@
-"""Leaves of pytrees: what they are to a collective, as host arrays, and how results become leaves again.
+"""Leaves of pytrees: what they are to a collective, as arrays of the host or a device, and how results become leaves.
 
 A leaf comes back as what it was: an array of JAX with its sharding and weak type, an array of NumPy, or a number.
 """
@@ -12,6 +12,7 @@ import numpy
 from jax import numpy as jnp
 
 from mpidist.errors import UnsupportedDtypeError
+from mpidist.frameworks.jax import cuda
 
 #: The types of Python's numbers, each with the dtype in which its values are reduced.
 _NUMBERS: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}
@@ -56,6 +57,8 @@ class Leaf(Protocol):
         Where JAX has the leaf, for leaves that are `in_jax`; None where that is left to JAX.
     in_jax : bool
         Whether `given` gets an array of JAX.
+    device : Sharding or None
+        The CUDA device on which the leaf is reduced; None for the host.
     """
 
     dtype: Any
@@ -63,11 +66,15 @@ class Leaf(Protocol):
     has_sum: bool
     placement: Any
     in_jax: bool
+    device: Any
 
     def check(self, leaf: Any) -> None:
         """Raise ValueError for a leaf whose values are gone.  Local."""
 
     def taken(self, leaf: Any) -> Any:
+        """Return the leaf as an array where it is reduced, which is not written.  Local."""
+
+    def on_host(self, leaf: Any) -> Any:
         """Return the leaf as a host array, which is not written.  Local."""
 
     def result_dtype(self, dtype: Any) -> Any:
@@ -105,7 +112,7 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
     TypeError
         A tracer, or no array and no number.
     UnsupportedDtypeError
-        An array that does not lie in this process's host memory.
+        An array that lies neither in this process's host memory nor on one CUDA device.
     """
     if issubclass(kind.type, jax.core.Tracer):
         raise TypeError(
@@ -114,7 +121,9 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
         )
     if kind.type is jax.Array:
         _check_placement(kind, name, what)
-        return _KeyLeaf(kind, name) if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key) else _JaxLeaf(kind, name)
+        if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):
+            return _KeyLeaf(kind, name)
+        return _CudaLeaf(kind, name) if cuda.has(kind.placement) else _JaxLeaf(kind, name)
     if kind.dtype == jax.dtypes.float0:
         return _NoGradientLeaf()
     if issubclass(kind.type, numpy.generic):
@@ -131,17 +140,18 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
 
 
 def _check_placement(kind: LeafKind, name: str, what: str) -> None:
-    """Raise unless an array lies in the host memory of this process."""
+    """Raise unless an array lies in the host memory of this process, or on one CUDA device."""
     if not kind.placement.is_fully_addressable:
         raise UnsupportedDtypeError(
             f"{what}: leaf {name!r} is sharded over several processes of jax.distributed, which reduces it by itself; "
             "give arrays that this process has as a whole"
         )
     platforms = {device.platform for device in kind.placement.device_set}
-    if platforms != {"cpu"}:
+    if platforms != {"cpu"} and not cuda.has(kind.placement):
         raise UnsupportedDtypeError(
-            f"{what}: leaf {name!r} lies in the memory of a {', '.join(sorted(platforms))} device, and is not copied "
-            f"to the host unasked; call {what} with jax.device_get(tree), and jax.device_put what it returns"
+            f"{what}: leaf {name!r} lies on {len(kind.placement.device_set)} {'/'.join(sorted(platforms))} devices; "
+            f"arrays are reduced on one GPU or in host memory, and are not copied unasked. Call {what} with "
+            "jax.device_get(tree), and jax.device_put what it returns"
         )
 
 
@@ -152,7 +162,7 @@ _like = jax.jit(lambda leaf, values: leaf.at[...].set(values))
 class _JaxLeaf:
     """An array of JAX on CPU devices."""
 
-    in_jax, has_sum = True, True
+    in_jax, has_sum, device = True, True, None
 
     def __init__(self, kind: LeafKind, name: str) -> None:
         self.dtype, self.shape = numpy.dtype(kind.dtype), kind.shape
@@ -170,6 +180,10 @@ class _JaxLeaf:
 
     def taken(self, leaf: Any) -> Any:
         """Return a view, after waiting for the values; of an array on several devices, a copy."""
+        return self.on_host(leaf)
+
+    def on_host(self, leaf: Any) -> Any:
+        """Return a view, after waiting for the values; of an array elsewhere than on one CPU device, a copy."""
         self.check(leaf)
         return numpy.asarray(leaf)
 
@@ -183,6 +197,19 @@ class _JaxLeaf:
         return _like(leaf, result) if self._is_weak and result.dtype == leaf.dtype else result
 
 
+class _CudaLeaf(_JaxLeaf):
+    """An array of JAX on a CUDA device, where it is reduced."""
+
+    def __init__(self, kind: LeafKind, name: str) -> None:
+        super().__init__(kind, name)
+        self.device = kind.placement
+
+    def taken(self, leaf: Any) -> Any:
+        """Return an array that shares its memory, after waiting for the values."""
+        self.check(leaf)
+        return cuda.array_of(leaf, self.dtype)
+
+
 class _KeyLeaf(_JaxLeaf):
     """An array of random keys, by the numbers that they are made of; there are no sums of keys."""
 
@@ -192,7 +219,7 @@ class _KeyLeaf(_JaxLeaf):
         numbers = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
         super().__init__(LeafKind(jax.Array, numbers.dtype, numbers.shape, kind.placement), name)
 
-    def taken(self, leaf: Any) -> Any:
+    def on_host(self, leaf: Any) -> Any:
         """Return the numbers of the keys."""
         self.check(leaf)
         return numpy.asarray(jax.random.key_data(leaf))
@@ -205,7 +232,7 @@ class _KeyLeaf(_JaxLeaf):
 class _HostLeaf:
     """An array of NumPy."""
 
-    in_jax, has_sum, placement = False, True, None
+    in_jax, has_sum, placement, device = False, True, None, None
 
     def __init__(self, kind: LeafKind) -> None:
         self.dtype, self.shape = kind.dtype, kind.shape
@@ -216,6 +243,10 @@ class _HostLeaf:
     def taken(self, leaf: Any) -> Any:
         """Return the array."""
         return leaf
+
+    def on_host(self, leaf: Any) -> Any:
+        """Return the array."""
+        return self.taken(leaf)
 
     def result_dtype(self, dtype: Any) -> Any:
         """Return the dtype; means of integers are float64."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy
 
-from mpidist.arrays import check_reducible, wire_dtype
+from mpidist.arrays import check_reducible, namespace, wire_dtype
 from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.errors import UnsupportedDtypeError
+from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.trees import KeptTrees, Results, TreeKind
 from mpidist.frameworks.replicas import BoundReduction, Replicas, replicas_in_force
 from mpidist.options import ReduceOp
@@ -110,8 +112,9 @@ class TreeHandle:
 
     def wait(self) -> Any:
         """Return the reduced tree.  Collective: every rank waits, or makes a later call, in the same order."""
-        results = self._handle.wait()
-        return self._bound.kind.packed(self._results.given(results, self._values))
+        with self._bound.near():
+            results = self._handle.wait()
+            return self._bound.kind.packed(self._results.given(results, self._values))
 
 
 class _BoundTree:
@@ -127,6 +130,14 @@ class _BoundTree:
         self.kind = TreeKind(tree, _WHAT)
         self._replicas, self._op, self._compression = replicas, op, compression
         self._check()
+        self._device = self.kind.device()
+        if self._device is not None:
+            cuda.require_cupy()
+            if compression is not None:
+                raise UnsupportedDtypeError(
+                    f"{_WHAT}: compression={compression!r} codes values in host memory, and leaf "
+                    f"{self.kind.names[0]!r} lies on a GPU: reduce jax.device_get(tree), or leave compression out"
+                )
         self._plain: tuple[BoundReduction, Results] | None = None
         self._weighted: tuple[BoundReduction, Results, list[Any]] | None = None
         self.compressed: CompressedAllReduce | None = None
@@ -155,12 +166,17 @@ class _BoundTree:
             return self._alone(values)
         if shares is not None:
             return self._start_scaled(values, shares)
-        hosts = self.kind.taken(values)
-        if self._plain is None:
-            results = Results(self.kind.leaves, [_mean_dtype(each.dtype, self._op) for each in hosts])
-            self._plain = self._replicas.bind(hosts, self._op, self.kind.names), results
-        reducing, results = self._plain
-        return TreeHandle(self, values, reducing.start(hosts), results)
+        with self.near():
+            given = self.kind.taken(values)
+            if self._plain is None:
+                results = Results(self.kind.leaves, [_mean_dtype(each.dtype, self._op) for each in given])
+                self._plain = self._replicas.bind(given, self._op, self.kind.names), results
+            reducing, results = self._plain
+            return TreeHandle(self, values, reducing.start(given), results)
+
+    def near(self) -> AbstractContextManager[None]:
+        """Have what is done to arrays be done where the leaves lie, for a ``with`` block.  Local."""
+        return cuda.near(self._device)
 
     def _alone(self, values: Sequence[Any]) -> TreeHandle:
         """Return the leaves as they are, but for means of integers, which are floats at any number of ranks."""
@@ -169,30 +185,37 @@ class _BoundTree:
             leaf.check(values[position])
             dtype = _mean_dtype(leaf.dtype, self._op)
             if not leaf.in_jax or dtype != leaf.dtype:
-                array = leaf.taken(values[position])
-                (found[position],) = Results([leaf], [dtype]).given([array], [values[position]])
+                with self.near():
+                    array = leaf.taken(values[position])
+                    (found[position],) = Results([leaf], [dtype]).given([array], [values[position]])
         return _Given(self, found)
 
     def _start_scaled(self, values: Sequence[Any], share: float) -> TreeHandle:
         """Start the sum of the leaves times this rank's share; a share of 0 counts as zeros, whatever the values."""
-        hosts = self.kind.taken(values)
-        reducing, results, scratch = self._weighted_all_reduce()
-        handle = reducing.start(scratch)  # first: where one is under way it raises, and its values are those in scratch
-        for host, target in zip(hosts, scratch, strict=True):
-            if share == 0:
-                target[...] = 0
-            elif share == 1:
-                target[...] = host
-            else:
-                numpy.multiply(host, share, out=target, dtype=target.dtype, casting="unsafe")
-        return TreeHandle(self, values, handle, results)
+        with self.near():
+            given = self.kind.taken(values)
+            reducing, results, scratch = self._weighted_all_reduce(given)
+            # first: where one is under way it raises, and its values are those in scratch
+            handle = reducing.start(scratch)
+            for each, target in zip(given, scratch, strict=True):
+                if share == 0:
+                    target[...] = 0
+                elif share == 1:
+                    target[...] = each
+                elif self._device is not None:
+                    target[...] = each
+                    namespace(target).multiply(target, share, out=target)
+                else:
+                    numpy.multiply(each, share, out=target, dtype=target.dtype, casting="unsafe")
+            return TreeHandle(self, values, handle, results)
 
-    def _weighted_all_reduce(self) -> tuple[BoundReduction, Results, list[Any]]:
+    def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[BoundReduction, Results, list[Any]]:
+        """Return what reduces leaves times shares; `given` are arrays of their kind, which the host's need not be."""
         if self._weighted is None:
-            scratch = [
-                numpy.zeros(each.shape, _mean_dtype(wire_dtype(each.dtype), self._op)) for each in self.kind.leaves
-            ]
-            results = Results(self.kind.leaves, [each.dtype for each in scratch])
+            like = given[0] if self._device is not None else numpy.empty(0)
+            leaves, op = self.kind.leaves, self._op
+            scratch = [cuda.zeros(each.shape, _mean_dtype(wire_dtype(each.dtype), op), like) for each in leaves]
+            results = Results(leaves, [each.dtype for each in scratch])
             reducing = self._replicas.bind(scratch, "sum", self.kind.names, self._compression)
             self._weighted = reducing, results, scratch
         return self._weighted
@@ -223,8 +246,8 @@ def reduce_tree(tree: Any, op: str | ReduceOp = "mean", weight: float | None = N
     Parameters
     ----------
     tree : pytree of arrays of JAX or NumPy, and numbers
-        Unchanged.  Arrays of JAX lie in host memory, on any number of local CPU devices.  None is a tree without
-        leaves.
+        Unchanged.  Arrays of JAX lie in host memory, on any number of local CPU devices, or all leaves are arrays of
+        JAX on one GPU, where they are reduced.  None is a tree without leaves.
     op : str or ReduceOp
         ``"mean"`` or ``"sum"``.
     weight : number, optional
@@ -247,7 +270,10 @@ def reduce_tree(tree: Any, op: str | ReduceOp = "mean", weight: float | None = N
         An array that was donated; names the leaf.  Or, on all ranks: a weight that is negative or not finite (names
         the rank), or no weight above 0.
     UnsupportedDtypeError
-        An array on a GPU or of another process, or a dtype without a sum; names the leaf.
+        An array on several GPUs or of another process, or a dtype without a sum; names the leaf.  Leaves on a GPU and
+        others in host memory; names two.
+    MissingDependencyError
+        Arrays on a GPU without CuPy.
     CollectiveMismatchError
         On all ranks: their trees differ; names ranks, leaf, and both shapes.
 

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy
 
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.handover import Handover
 from mpidist.frameworks.jax.leaf import Leaf, LeafKind, kind_of, leaf_of
 
@@ -35,18 +37,44 @@ class TreeKind:
     """
 
     def __init__(self, tree: Any, what: str) -> None:
+        self._what = what
         pairs, self.structure = jax.tree_util.tree_flatten_with_path(tree)
         self.names = [jax.tree_util.keystr(path, simple=True, separator="/") or "(the tree)" for path, _ in pairs]
         self.kinds: list[LeafKind] = [kind_of(leaf) for _, leaf in pairs]
         self.leaves: list[Leaf] = [leaf_of(kind, name, what) for kind, name in zip(self.kinds, self.names, strict=True)]
 
     def taken(self, values: Sequence[Any]) -> list[Any]:
-        """Return the leaves of a tree as host arrays.  Local."""
+        """Return the leaves of a tree as arrays where they are reduced.  Local."""
         return [leaf.taken(value) for leaf, value in zip(self.leaves, values, strict=True)]
+
+    def on_host(self, values: Sequence[Any]) -> list[Any]:
+        """Return the leaves of a tree as host arrays.  Local."""
+        return [leaf.on_host(value) for leaf, value in zip(self.leaves, values, strict=True)]
+
+    def device(self) -> Any:
+        """Return where all leaves are reduced together, a sharding of one CUDA device; None for the host.  Local.
+
+        Raises
+        ------
+        UnsupportedDtypeError
+            Two leaves lie apart; names them.
+        """
+        for leaf, name in zip(self.leaves, self.names, strict=True):
+            if leaf.device != self.leaves[0].device:
+                raise UnsupportedDtypeError(
+                    f"{self._what}: leaf {self.names[0]!r} lies {_told(self.leaves[0].device)}, and leaf {name!r} "
+                    f"{_told(leaf.device)}: give trees whose leaves lie on one device, as by jax.device_put(tree, "
+                    "device), or reduce them one after the other"
+                )
+        return self.leaves[0].device if self.leaves else None
 
     def packed(self, values: Sequence[Any]) -> Any:
         """Return a tree with these leaves.  Local."""
         return jax.tree_util.tree_unflatten(self.structure, values)
+
+
+def _told(device: Any) -> str:
+    return "in host memory" if device is None else f"on {', '.join(map(str, device.device_set))}"
 
 
 class Results:
@@ -64,7 +92,9 @@ class Results:
         self._dtypes = [leaf.result_dtype(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
         self._in_jax = [position for position, leaf in enumerate(leaves) if leaf.in_jax]
         members = [leaves[each] for each in self._in_jax]
-        self._handover = Handover(members, [self._dtypes[each] for each in self._in_jax])
+        self._on_device = any(leaf.device is not None for leaf in leaves)  # then all are
+        members = [] if self._on_device else members
+        self._handover = Handover(members, [] if self._on_device else [self._dtypes[each] for each in self._in_jax])
 
     def given(self, results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """Return the leaves of the result.  Local.
@@ -76,6 +106,9 @@ class Results:
         values : sequence
             The leaves that were given.
         """
+        if self._on_device:
+            made = cuda.given(results, self._dtypes, [leaf.placement for leaf in self._leaves])
+            return [leaf.given(each, value) for leaf, each, value in zip(self._leaves, made, values, strict=True)]
         arrays = self._handover.of([results[position] for position in self._in_jax])
         found = dict(zip(self._in_jax, arrays, strict=True))
         for position, dtype in enumerate(self._dtypes):

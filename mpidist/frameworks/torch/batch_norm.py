@@ -8,8 +8,9 @@ import numpy
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-from mpidist.frameworks.torch import crossing
+from mpidist.frameworks.torch import crossing, cuda
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.tensors import array_of
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -123,25 +124,37 @@ class _Statistics:
         self.axes = [0, *range(2, x.dim())]
         self.shape = [1, -1, *[1] * (x.dim() - 2)]
         values = x.detach()
-        sums = _sums(replicas, values.sum(self.axes, dtype=torch.float64), extra=values.numel() // values.shape[1])
-        self.count = int(sums[-1])
+        sums, self.count = _sums(
+            replicas, values.sum(self.axes, dtype=torch.float64), values.numel() // values.shape[1]
+        )
         if self.count == 0:
             return
         if self.count == 1:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got 1 over {replicas.size} replicas"
             )
-        self.mean = sums[:-1] / self.count
+        self.mean = sums / self.count
         from_mean = values - self.mean.to(x.dtype).view(self.shape)
         rest = (self.mean - self.mean.to(x.dtype)).view(self.shape)  # of the mean, what the dtype cannot hold
-        self.variance = _sums(replicas, (from_mean.double() - rest).square().sum(self.axes))[:-1] / self.count
+        self.variance = _sums(replicas, (from_mean.double() - rest).square().sum(self.axes))[0] / self.count
 
 
-def _sums(replicas: TorchReplicas, values: torch.Tensor, extra: float = 0.0) -> torch.Tensor:
-    """Return sums over all replicas, with the sum of one more number behind them.  Collective."""
-    packed = numpy.append(values.cpu().numpy(), extra)
-    replicas.reduce("sum", [packed], "SyncBatchNorm")
-    return torch.from_numpy(packed).to(values.device)
+def _sums(replicas: TorchReplicas, values: torch.Tensor, rows: int | None = None) -> tuple[torch.Tensor, int]:
+    """Return sums over all replicas, and those of the rows.  Collective.
+
+    On the host both go together.  On a device the rows go by themselves: who knows them need not wait for the device.
+    """
+    if not cuda.has(values):
+        packed = numpy.append(values.cpu().numpy(), rows or 0)
+        replicas.reduce("sum", [packed], "SyncBatchNorm")
+        return torch.from_numpy(packed[:-1]).to(values.device), int(packed[-1])
+    count = numpy.array([rows or 0])
+    if rows is not None:
+        replicas.reduce("sum", [count], "rows of SyncBatchNorm")
+    total = values.clone()
+    with cuda.in_order_of(total):
+        replicas.reduce("sum", [array_of(total)], "SyncBatchNorm")
+    return total, int(count[0])
 
 
 class _Normalize(torch.autograd.Function):
@@ -167,7 +180,8 @@ class _Normalize(torch.autograd.Function):
         axes, shape = statistics.axes, statistics.shape
         local = torch.stack([gradient.sum(axes), (gradient * normalized).sum(axes)])
         crossing.note()
-        mean, along = (_sums(ctx.replicas, local.double().view(-1))[:-1] / statistics.count).view(2, -1).to(local.dtype)
+        sums, _ = _sums(ctx.replicas, local.double().view(-1))
+        mean, along = (sums / statistics.count).view(2, -1).to(local.dtype)
         found = (gradient - mean.view(shape) - normalized * along.view(shape)) * inverse
         if weight is None:
             return found.to(gradients[0].dtype), None, None, None, None, None

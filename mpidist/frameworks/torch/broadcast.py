@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import numpy
 import torch
 
 from mpidist.errors import ObjectError
+from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.comparison import check_alike, described
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
-from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, is_flat
+from mpidist.frameworks.torch.tensors import Named, array_of, expanded_axes, flat_of
 
 #: Tensors of up to so many bytes are sent together, up to so many bytes in one piece.
 _SHORT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 23
@@ -112,24 +113,24 @@ def _pieces(named: Iterable[Named]) -> list[list[Named]]:
 
 
 def _broadcast_piece(replicas: TorchReplicas, named: Sequence[Named], root: int) -> None:
-    with torch.no_grad():
-        copies = [each if is_flat(each) else _flat_copy(each) for _, each in named]
-        views = [bytes_of(each) for each in copies]
-        if len(views) == 1:
-            replicas.broadcast(views[0], root)
-        else:
-            buffer = numpy.concatenate(views)
-            replicas.broadcast(buffer, root)
-            parts = numpy.split(buffer, numpy.cumsum([len(each) for each in views])[:-1])
-            for view, part in zip(views, parts, strict=True):
-                view[...] = part
+    place = _place_of([each for _, each in named])
+    with torch.no_grad(), cuda.in_order_of(named[0][1]) if place.type != "cpu" else nullcontext():
+        # `data` has no part in the versions of a tensor, which a pass that is going on may have noted
+        copies = [flat_of(each.data.to(place)) for _, each in named]
+        whole = [each.reshape(-1).view(torch.uint8) for each in copies]
+        together = whole[0] if len(whole) == 1 else torch.cat(whole)
+        replicas.broadcast(array_of(together), root)
+        if len(whole) > 1:
+            for part, values in zip(whole, together.split([len(each) for each in whole]), strict=True):
+                part.copy_(values)
         for (name, tensor), copy in zip(named, copies, strict=True):
-            if copy is not tensor:
+            if copy.data_ptr() != tensor.data_ptr():
                 _put(name, tensor, copy)
 
 
-def _flat_copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+def _place_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Return the device on which tensors are sent together: that of the first if all are CUDA's, else the host's."""
+    return tensors[0].device if all(map(cuda.has, tensors)) else torch.device("cpu")
 
 
 def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -190,7 +191,13 @@ def broadcast_optimizer_state(
             f"pickled, such as a function in param_groups{'' if trouble is None else f': {trouble}'}"
         ) from trouble
     if replicas.rank != root_rank:
-        optimizer.load_state_dict(torch.load(io.BytesIO(found), weights_only=False, map_location="cpu"))
+        own = [each for group in optimizer.param_groups for each in group["params"] if cuda.has(each)]
+        near = own[0].device if own else torch.device("cpu")  # from where it goes to each parameter's device
+
+        def place(storage: Any, location: str) -> Any:
+            return storage if location == "cpu" or near.type == "cpu" else storage.cuda(near)
+
+        optimizer.load_state_dict(torch.load(io.BytesIO(found), weights_only=False, map_location=place))
 
 
 def _saved(state: Any) -> bytes:

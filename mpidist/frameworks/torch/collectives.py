@@ -13,9 +13,10 @@ import numpy
 import torch
 
 from mpidist.compression import BFloat16, Compression, Float16
-from mpidist.frameworks.torch import crossing
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.frameworks.torch import crossing, cuda
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
-from mpidist.frameworks.torch.tensors import array_of, bits_of, check_memory, is_known, tensor_of
+from mpidist.frameworks.torch.tensors import array_of, bits_of, check_memory, flat_of, is_known, tensor_of
 from mpidist.options import ReduceOp
 
 
@@ -29,7 +30,7 @@ def all_reduce(
     Parameters
     ----------
     tensor : tensor
-        In host memory, of one shape and dtype on all ranks; unchanged.
+        In host memory or on a CUDA device, of one shape and dtype on all ranks; unchanged.
     op : ReduceOp or str
         SUM, MEAN, MIN, MAX or PRODUCT; gradients flow through the first two.
     compression : Float16 or BFloat16, optional
@@ -45,14 +46,22 @@ def all_reduce(
     CollectiveMismatchError
         On all ranks: shapes or dtypes differ, or ranks called something else.
     NotImplementedError
-        A tensor that lies in the memory of a GPU.
+        A tensor on a device that is not CUDA's.
+    UnsupportedDtypeError
+        A compression, which codes values of the host, for a CUDA tensor.
     """
     if compression is not None and not isinstance(compression, (Float16, BFloat16)):
         raise ValueError(
             f"compression={compression!r}: a single tensor is sent as it is (None), or by Float16() or BFloat16() "
             "of mpidist.compression; DistributedOptimizer takes other stages, which keep what they have not sent yet"
         )
-    found: torch.Tensor = _AllReduce.apply(_checked(tensor), ReduceOp.parse(op).verb, compression)
+    given = _checked(tensor)
+    if compression is not None and cuda.has(given):
+        raise UnsupportedDtypeError(
+            f"compression={compression!r} codes values in host memory, and the tensor lies on {tensor.device}: pass "
+            "tensor.cpu(), or no compression"
+        )
+    found: torch.Tensor = _AllReduce.apply(given, ReduceOp.parse(op).verb, compression, replicas_of())
     return found
 
 
@@ -67,7 +76,7 @@ def all_gather(tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
         Ranks may differ in the length of `axis`, and in nothing else.
     axis : int
     """
-    found: torch.Tensor = _AllGather.apply(_checked(tensor), axis)
+    found: torch.Tensor = _AllGather.apply(_checked(tensor), axis, replicas_of())
     return found
 
 
@@ -76,7 +85,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
 
     Collective: every rank calls it in the same order, and makes its backward passes in the same order.
     """
-    found: torch.Tensor = _Broadcast.apply(_checked(tensor), root_rank)
+    found: torch.Tensor = _Broadcast.apply(_checked(tensor), root_rank, replicas_of())
     return found
 
 
@@ -86,7 +95,7 @@ def reduce_scatter(tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> t
     Collective: every rank calls it in the same order, and makes its backward passes in the same order.  Gradients flow
     through SUM and MEAN.
     """
-    found: torch.Tensor = _ReduceScatter.apply(_checked(tensor), ReduceOp.parse(op).verb)
+    found: torch.Tensor = _ReduceScatter.apply(_checked(tensor), ReduceOp.parse(op).verb, replicas_of())
     return found
 
 
@@ -103,7 +112,7 @@ def all_to_all(tensor: torch.Tensor, splits: Sequence[int] | None = None) -> tup
         How many rows each rank gets; by default all get as many.
     """
     received: list[int] = []
-    found: torch.Tensor = _RowExchange.apply(_checked(tensor), splits, received)
+    found: torch.Tensor = _RowExchange.apply(_checked(tensor), splits, received, replicas_of())
     return found, received
 
 
@@ -118,10 +127,6 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _moved(replicas: TorchReplicas, what: str, tensor: torch.Tensor) -> Any:
@@ -150,32 +155,36 @@ class _AllReduce(torch.autograd.Function):
     """A sum goes back as a sum, a mean as a mean."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str, compression: Compression | None) -> torch.Tensor:
-        ctx.op, ctx.compression, replicas = op, compression, replicas_of()
+    def forward(
+        ctx: Any, tensor: torch.Tensor, op: str, compression: Compression | None, replicas: TorchReplicas
+    ) -> torch.Tensor:
+        ctx.op, ctx.compression, ctx.replicas = op, compression, replicas
         is_whole = op == "mean" and not (tensor.is_floating_point() or tensor.is_complex())
         found = tensor.detach().double() if is_whole else _copied(tensor)
         coded = compression if tensor.is_floating_point() and op in ("sum", "mean") else None
-        replicas.reduce(op, [array_of(found)], "tensor", coded)
+        with cuda.in_order_of(found):
+            replicas.reduce(op, [array_of(found)], "tensor", coded)
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         _require_adds(ctx.op)
         crossing.note()
-        return _AllReduce.apply(gradients[0], ctx.op, ctx.compression), None, None
+        return _AllReduce.apply(gradients[0], ctx.op, ctx.compression, ctx.replicas), None, None, None
 
 
 class _AllGather(torch.autograd.Function):
     """What comes back is added up, and each takes its own part."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        replicas = replicas_of()
+    def forward(ctx: Any, tensor: torch.Tensor, axis: int, replicas: TorchReplicas) -> torch.Tensor:
+        ctx.replicas = replicas
         if replicas.size == 1:
             ctx.part = None
             return _copied(tensor)
-        given = _moved(replicas, "all_gather", _flat(tensor))
-        found = _as_given(replicas.communicator.all_gather(given, axis), tensor)
+        with cuda.in_order_of(tensor):
+            given = _moved(replicas, "all_gather", flat_of(tensor))
+            found = _as_given(replicas.communicator.all_gather(given, axis), tensor)
         lengths = numpy.zeros(replicas.size, numpy.int64)
         lengths[replicas.rank] = tensor.shape[axis]
         replicas.reduce("sum", [lengths], "lengths")
@@ -185,63 +194,68 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         if ctx.part is None:
-            return gradients[0], None
+            return gradients[0], None, None
         crossing.note()
-        return _AllReduce.apply(gradients[0], "sum", None).narrow(*ctx.part), None
+        return _AllReduce.apply(gradients[0], "sum", None, ctx.replicas).narrow(*ctx.part), None, None
 
 
 class _Broadcast(torch.autograd.Function):
     """What comes back is added up for the rank that gave the tensor; it has no part in those of others."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int) -> torch.Tensor:
-        replicas, found = replicas_of(), _copied(tensor)
-        ctx.is_root = replicas.rank == root
-        replicas.broadcast(_moved(replicas, "broadcast", found), root)
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, replicas: TorchReplicas) -> torch.Tensor:
+        ctx.is_root, ctx.replicas, found = replicas.rank == root, replicas, _copied(tensor)
+        with cuda.in_order_of(found):
+            replicas.broadcast(_moved(replicas, "broadcast", found), root)
         return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         crossing.note()
-        total = _AllReduce.apply(gradients[0], "sum", None)
-        return total if ctx.is_root else torch.zeros_like(total), None
+        total = _AllReduce.apply(gradients[0], "sum", None, ctx.replicas)
+        return total if ctx.is_root else torch.zeros_like(total), None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
     """What comes back is gathered."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        ctx.op, replicas = op, replicas_of()
+    def forward(ctx: Any, tensor: torch.Tensor, op: str, replicas: TorchReplicas) -> torch.Tensor:
+        ctx.op, ctx.replicas = op, replicas
         if replicas.size == 1:
             return _copied(tensor)
-        return tensor_of(replicas.communicator.reduce_scatter(array_of(_flat(tensor)), op))
+        with cuda.in_order_of(tensor):
+            return tensor_of(replicas.communicator.reduce_scatter(array_of(flat_of(tensor)), op))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         _require_adds(ctx.op)
         crossing.note()
-        found = _AllGather.apply(gradients[0], 0)
-        return found / replicas_of().size if ctx.op == "mean" else found, None
+        found = _AllGather.apply(gradients[0], 0, ctx.replicas)
+        return found / ctx.replicas.size if ctx.op == "mean" else found, None, None
 
 
 class _RowExchange(torch.autograd.Function):
     """What comes back goes the way that it came."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, received: list[int]) -> torch.Tensor:
-        replicas = replicas_of()
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, received: list[int], replicas: TorchReplicas
+    ) -> torch.Tensor:
+        ctx.replicas = replicas
         if replicas.size == 1:
             if splits is not None and [int(each) for each in splits] != [len(tensor)]:
                 raise ValueError(f"splits {list(splits)} for {len(tensor)} rows and 1 rank")
             received[:] = ctx.received = [len(tensor)]
             return _copied(tensor)
         wanted = None if splits is None else [int(each) for each in splits]
-        rows, counts = replicas.communicator.all_to_all(_moved(replicas, "all_to_all", _flat(tensor)), wanted)
-        received[:] = ctx.received = counts
-        return _as_given(rows, tensor)
+        with cuda.in_order_of(tensor):
+            given = _moved(replicas, "all_to_all", flat_of(tensor))
+            rows, counts = replicas.communicator.all_to_all(given, wanted)
+            received[:] = ctx.received = counts
+            return _as_given(rows, tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         crossing.note()
-        return _RowExchange.apply(gradients[0], ctx.received, []), None, None
+        return _RowExchange.apply(gradients[0], ctx.received, [], ctx.replicas), None, None, None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.tensors import array_of, check_memory
 
@@ -27,7 +28,7 @@ def comm_hook(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures
     RuntimeError
         The process group has another number of ranks.
     NotImplementedError
-        A bucket that lies in the memory of a GPU.
+        A bucket on a device that is not CUDA's.
     """
     replicas = replicas_of(state)
     ranks = torch.distributed.get_world_size()
@@ -37,7 +38,10 @@ def comm_hook(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures
         )
     buffer = bucket.buffer()
     check_memory([("bucket", buffer)], None)
-    replicas.reduce("mean", [array_of(buffer)], "bucket")
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    with cuda.in_order_of(buffer):
+        replicas.reduce("mean", [array_of(buffer)], "bucket")
+    # it makes those that wait for it wait for the streams of these devices
+    devices = [buffer.device] if cuda.has(buffer) else None
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     future.set_result(buffer)
     return future

@@ -15,12 +15,16 @@ import torch
 from mpidist.collectives.call import FactsAndAdvice
 from mpidist.collectives.mismatch import fact
 from mpidist.errors import CollectiveMismatchError
+from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.replicas import TorchReplicas
-from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, is_on_host
+from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, flat_of, integers_of
 
 #: Values whose differences are at most so many times the last bit of the largest one may come from rounding: processors
 #: of different kinds compute the same step.
 _ROUNDING = 16
+
+#: How many sums stand for a tensor on a device.
+_COLUMNS = 512
 
 #: Entries that say how PyTorch computes a step, not what; ranks of different kinds may differ in them.
 _WAYS = {"foreach", "fused", "capturable", "differentiable"}
@@ -55,9 +59,7 @@ def check_equal(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> N
     check_alike(replicas, f"{what}: new parameters", named)
     if replicas.size == 1:
         return
-    found = replicas.exchange(
-        numpy.array([crc32(bytes_of(each.cpu())) for _, each in named], numpy.uint32).tobytes(), what
-    )
+    found = replicas.exchange(numpy.array(_sums_of([each for _, each in named]), numpy.uint32).tobytes(), what)
     sums = [numpy.frombuffer(each, numpy.uint32) for each in found]
     for number, (name, _) in enumerate(named):
         if others := [rank for rank, each in enumerate(sums) if each[number] != sums[0][number]]:
@@ -82,6 +84,8 @@ def described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...
         dtype += f" {tensor.layout}".replace("torch.", "")
     elif tensor.is_meta:
         dtype += " meta"
+    elif cuda.has(tensor):
+        dtype += " on CUDA"
     elif axes := expanded_axes(tensor):
         dtype += f" expanded in axis {', '.join(map(str, axes))}"
     return name, dtype, tuple(tensor.shape)
@@ -207,7 +211,7 @@ class StepComparison:
     def _differing(self) -> list[tuple[str, torch.Tensor, tuple[int, ...]]]:
         """Return the parameters that differ, each with its sums on all ranks.  Collective."""
         named = [pair for pair in self._named() if pair[1].layout is torch.strided]
-        sums = [crc32(bytes_of(each if is_on_host(each) else each.cpu())) for _, each in named]
+        sums = _sums_of([each for _, each in named])
         found = self._replicas.exchange(numpy.array(sums, numpy.uint32).tobytes(), "sums of the parameters")
         if len({*found}) == 1:
             return []
@@ -238,6 +242,30 @@ class StepComparison:
             "Change parameters, and the optimizer's state, on all ranks alike, or broadcast them afterwards "
             "(broadcast_parameters, broadcast_optimizer_state); check_every=0 compares nothing"
         )
+
+
+def _sums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return a number for each tensor that stands for all its values.
+
+    Those on a device are added up there, and the sums are read together: that waits for the device once.
+    """
+    with torch.no_grad():
+        found = [_column_sums(each) if cuda.has(each) else each.detach() for each in tensors]
+        there = [number for number, each in enumerate(tensors) if cuda.has(each)]
+        near = tensors[there[0]].device if there else None
+        if there:
+            together = torch.cat([found[number].to(near) for number in there]).cpu()
+            for number, part in zip(there, together.split([len(found[number]) for number in there]), strict=True):
+                found[number] = part
+    return [crc32(bytes_of(each.cpu())) for each in found]
+
+
+def _column_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sums of a tensor's bits, taken for integers, over the columns of a matrix; the rest as it is."""
+    bits = integers_of(flat_of(tensor)).reshape(-1)
+    rest = bits[len(bits) // _COLUMNS * _COLUMNS :].to(torch.int64)
+    whole = bits[: len(bits) - len(rest)].view(-1, _COLUMNS)
+    return torch.cat([whole.sum(0, dtype=torch.int64), rest]) if len(whole) else rest
 
 
 def _apart(own: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:

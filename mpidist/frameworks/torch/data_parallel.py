@@ -42,7 +42,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     op : ReduceOp or str
         ``"mean"``, as PyTorch does, or ``"sum"``.
     staging : str, optional
-        ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
+        ``"host"`` has gradients of a device pass through host memory, with two copies; without it those on a CUDA
+        device are reduced there, and those on others are an error.
     check_every : int
         With so many backward passes each, the parameters of all replicas are compared; 0 never.
     strategy : Strategy, optional
@@ -60,11 +61,13 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     RuntimeError
         No parameter requires a gradient.
     ValueError
-        Gradients that are reduced by something else already.
+        Gradients that are reduced by something else already, or parameters on several devices, without `staging`.
     CollectiveMismatchError
         On all ranks: their parameters or buffers differ in number, name, shape or dtype.
     NotImplementedError
-        Parameters that lie in the memory of a GPU.
+        Parameters on a device that is not CUDA's, without `staging`.
+    MissingDependencyError
+        Parameters on a CUDA device without CuPy.
     """
 
     def __init__(

@@ -1,27 +1,33 @@
 """Gradients of a model's parameters, reduced over the replicas where they lie.
 
 Which gradients there are may differ from replica to replica and from step to step.  All go through one bound list.  A
-replica without a gradient of a parameter gives zeros, and says so in an array of flags that travels with the list.  A
-parameter of which no replica has a gradient gets none, as in one process.  Sparse gradients are reduced row by row,
-once the flags have told all replicas of them.
+replica without a gradient of a parameter gives zeros, and says so in an array of flags.  That travels with the list; of
+gradients on a device before it, in host memory: so nobody waits for the device in order to read it.  A parameter of
+which no replica has a gradient gets none, as in one process.  Sparse gradients are reduced row by row, once the flags
+have told all replicas of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
 import torch
 
 from mpidist.compression import Compression
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.comparison import StepComparison
 from mpidist.frameworks.torch.replicas import TorchReplicas
-from mpidist.frameworks.torch.tensors import array_of, dtype_of, is_flat, tensor_of
+from mpidist.frameworks.torch.tensors import array_of, dtype_of, flat_of, is_flat, is_on_host, tensor_of
 from mpidist.variables import IndexedSlices
 
 #: What stands for the flags among the names of a list.
 _FLAGS = "which gradients there are"
+
+_NOTHING = nullcontext()
 
 #: How many notes of the caller's go with the flags.
 NOTES = 10
@@ -45,6 +51,13 @@ class GradientList:
         How dense gradients are coded on the wire.
     owner : str
         Whose gradients they are, so that no two lists are taken for each other.
+    staging : str, optional
+        ``"host"`` has tensors of a device pass through host memory; without it all are on one device, or the host's.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        A compression, which codes values of the host, for parameters on a device.
 
     Attributes
     ----------
@@ -62,29 +75,34 @@ class GradientList:
         sparse_as_dense: bool = False,
         compression: Compression | None = None,
         owner: str = "",
+        staging: str | None = None,
     ) -> None:
         self.names, self.parameters, self.sparse = list(names), list(parameters), sparse
         self._replicas, self._sparse_as_dense, self._compression = replicas, sparse_as_dense, compression
         self._dense = [number for number in range(len(names)) if number not in sparse]
         signatures = [(names[each], dtype_of(parameters[each]), tuple(parameters[each].shape)) for each in self._dense]
-        dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c"]
+        self._is_staged = staging is not None
+        self._on_device = staging is None and cuda.has(parameters[0])
+        self._place = parameters[0].device if self._on_device else torch.device("cpu")
+        if self._on_device and compression is not None:
+            raise UnsupportedDtypeError(
+                f"compression={compression!r} codes gradients in host memory, and {names[0]!r} lies on "
+                f"{parameters[0].device}: pass staging='host', which takes them there, or no compression"
+            )
+        dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c" and not self._on_device]
         # in the dtype of gradients they go with these; as complex numbers, they are not coded
         kind = (dtypes[0] if dtypes else numpy.float32) if compression is None else numpy.complex64
         self._flags = numpy.zeros(2 * len(names) + NOTES, kind)
         self._has, self._is_sparse, self.notes = numpy.split(self._flags, [len(names), 2 * len(names)])
         self._lacks_any = False
-        self._signatures = [*signatures, (f"{_FLAGS} {owner}", self._flags.dtype, self._flags.shape)]
+        self._signatures = signatures
+        self._flags_signature = (f"{_FLAGS} {owner}", self._flags.dtype, self._flags.shape)
         self._bound: dict[str, Any] = {}
         self._zeros: dict[int, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._kept: dict[int, tuple[int, Any]] = {}
 
-    def reduce(
-        self,
-        op: str,
-        scale: float | None = None,
-        on_host: bool = True,
-        compared: StepComparison | None = None,
-    ) -> frozenset[int]:
+    def reduce(self, op: str, scale: float | None = None, compared: StepComparison | None = None) -> frozenset[int]:
         """Reduce the gradients in place, and return the numbers of those that were found to be sparse on some replica.
 
         Collective: every rank calls it in the same order.
@@ -95,40 +113,51 @@ class GradientList:
             ``"sum"`` or ``"mean"``.
         scale : float, optional
             What this replica's gradients are multiplied by first.
-        on_host : bool
-            Whether all gradients lie in host memory.
         compared : StepComparison, optional
             What is compared with them.
         """
         if self._replicas.size == 1 and not self._sparse_as_dense:
             return frozenset()  # nothing is touched, not even by a factor of 1
-        bound = self._bound.get(op)
-        if bound is None:
-            bound = self._bound[op] = self._replicas.bind(op, self._signatures, self._compression)
-        arrays = [*self._arrays(on_host), self._flags]
-        if scale is not None:
-            for each in arrays[:-1]:
-                numpy.multiply(each, scale, out=each)
-        if compared is not None:
-            compared.compare_groups(bound)
-        bound(arrays)
-        for tensor, copy in self._copies:
-            tensor.copy_(copy)
-        self._copies.clear()
-        if not self._lacks_any and not self._is_sparse.any():
-            return frozenset()
-        return self._settle(op, scale)
+        with cuda.in_order_of(self.parameters[0]) if self._on_device else _NOTHING:
+            self._reduce_dense(op, scale, compared)
+            for tensor, copy in self._copies:
+                tensor.copy_(copy)
+            self._copies.clear()
+            if not self._lacks_any and not self._is_sparse.any():
+                return frozenset()
+            return self._settle(op, scale)
 
-    def _arrays(self, on_host: bool) -> list[Any]:
+    def _reduce_dense(self, op: str, scale: float | None, compared: StepComparison | None) -> None:
+        """Reduce the flags, and the gradients that are not known to be sparse."""
+        flags, rest = self._bound_to(op)
+        arrays = self._device_arrays(scale) if self._on_device else self._host_arrays(scale)
+        if compared is not None:
+            compared.compare_groups(flags)
+        if rest is None:
+            flags([*arrays, self._flags])
+        else:
+            flags([self._flags])
+            rest(arrays)
+
+    def _bound_to(self, op: str) -> tuple[Any, Any]:
+        """Return what reduces the flags, and what reduces gradients; None where they go with the flags."""
+        if op not in self._bound:
+            bind, own = self._replicas.bind, self._flags_signature
+            if self._on_device:
+                kind = array_of(torch.empty(0, device=self._place))
+                self._bound[op] = bind(op, [own]), bind(op, self._signatures, kind=kind)
+            else:
+                self._bound[op] = bind(op, [*self._signatures, own], self._compression), None
+        found: tuple[Any, Any] = self._bound[op]
+        return found
+
+    def _host_arrays(self, scale: float | None) -> list[Any]:
         """Return this replica's gradients as arrays, and set the flags; zeros for those that it does not have."""
-        found, has = [], self._has
-        has.fill(1)
-        self._is_sparse.fill(0)
-        self._lacks_any = False
-        parameters = self.parameters
+        self._begin()
+        found = []
         for number in self._dense:
-            gradient: Any = parameters[number].grad
-            if on_host:
+            gradient: Any = self.parameters[number].grad
+            if not self._is_staged:
                 try:
                     array = gradient.numpy()
                 except (AttributeError, TypeError, RuntimeError):  # there is none, or it is of another kind
@@ -136,20 +165,56 @@ class GradientList:
                 if array is not None and array.flags.c_contiguous:
                     found.append(array)
                     continue
-            if gradient is None or gradient.layout is not torch.strided or not is_flat(gradient):
-                gradient = self._dense_of(number, gradient)
-            found.append(array_of(gradient))
-        for number in self.sparse:
-            has[number] = parameters[number].grad is not None
-            self._lacks_any |= not has[number]
-            self._is_sparse[number] = has[number]
+            found.append(array_of(self._flat(number, gradient)))
+        if scale is not None:
+            for each in found:
+                numpy.multiply(each, scale, out=each)
         return found
+
+    def _device_arrays(self, scale: float | None) -> list[Any]:
+        """Return the same on the device; an array is made anew where a gradient lies elsewhere than before."""
+        self._begin()
+        tensors = [self._flat(number, self.parameters[number].grad) for number in self._dense]
+        if scale is not None:
+            for each in tensors:
+                each.mul_(scale)
+        return [self._array(number, each) for number, each in zip(self._dense, tensors, strict=True)]
+
+    def _array(self, number: int, tensor: torch.Tensor) -> Any:
+        """Return the array of a tensor, which keeps nothing alive: a gradient's memory is free when it is dropped."""
+        if tensor.dtype is not self.parameters[number].dtype:
+            return array_of(tensor)  # which is refused
+        address, kept = tensor.data_ptr(), self._kept.get(number)
+        if kept is None or kept[0] != address:
+            kept = self._kept[number] = address, cuda.array_of(tensor, dtype_of(tensor), is_kept=False)
+        return kept[1]
+
+    def _begin(self) -> None:
+        """Set the flags of a replica that has all gradients, but for those known to be sparse."""
+        self._has.fill(1)
+        self._is_sparse.fill(0)
+        self._lacks_any = False
+        for number in self.sparse:
+            self._has[number] = self._is_sparse[number] = self.parameters[number].grad is not None
+            self._lacks_any |= not self._has[number]
+
+    def _flat(self, number: int, gradient: Any) -> torch.Tensor:
+        """Return a gradient where it is reduced, or what is reduced in its place."""
+        if gradient is None or gradient.layout is not torch.strided or not self._is_reduced_there(gradient):
+            return self._dense_of(number, gradient)
+        found: torch.Tensor = gradient.detach()
+        return found
+
+    def _is_reduced_there(self, gradient: torch.Tensor) -> bool:
+        """Return whether a gradient is reduced where it lies."""
+        is_near = gradient.device == self._place if self._on_device else is_on_host(gradient)
+        return is_near and is_flat(gradient)
 
     def _dense_of(self, number: int, gradient: torch.Tensor | None) -> torch.Tensor:
         """Return what is reduced in place of a gradient that is missing, sparse, or lies elsewhere."""
         parameter = self.parameters[number]
         if gradient is not None and gradient.layout is torch.strided:
-            copy = gradient.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous()
+            copy = flat_of(gradient.to(self._place))
             self._copies.append((gradient.detach(), copy))
             return copy
         if gradient is not None and (self._sparse_as_dense or gradient.sparse_dim() != 1):
@@ -160,7 +225,8 @@ class GradientList:
         self._is_sparse[number] = self._has[number]
         zeros = self._zeros.get(number)
         if zeros is None:
-            zeros = self._zeros[number] = torch.empty(parameter.shape, dtype=parameter.dtype)
+            zeros = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._place)
+            self._zeros[number] = zeros
         return zeros.zero_()
 
     def _settle(self, op: str, scale: float | None) -> frozenset[int]:

@@ -1,8 +1,12 @@
-"""What has become of gradients since somebody looked: a few are marked and stand for all, or all are."""
+"""What has become of gradients since somebody looked: a few are marked and stand for all, or all are.
+
+Values of gradients on a device are put aside there, and are read when an answer depends on them.  That waits for the
+device; where gradients are set to None before each pass, it never happens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
 from weakref import ref
@@ -10,6 +14,7 @@ from zlib import adler32, crc32
 
 import torch
 
+from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.tensors import bytes_of
 
 #: How many gradients are marked, and of how many the values are looked at.
@@ -17,6 +22,9 @@ _COUNT = 3
 
 #: How many values of these are looked at: memory may be written without PyTorch's notice, as by ``.data`` or NumPy.
 _VALUES = 16
+
+#: Of how many gradients on a device values are put aside: of the smallest, and of the largest.
+_SMALLEST, _LARGEST = 6, 2
 
 #: A parameter, its gradient, the gradient's version, and some of its values.
 _Mark = tuple[torch.Tensor, "ref[torch.Tensor] | None", int, bytes]
@@ -42,37 +50,58 @@ class GradientMarks:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = sorted(parameters, key=torch.numel)
         self._marked: list[_Mark] = []
+        self._aside: _Aside | None = None  # what is on a device, and not marked yet
+        self._is_for_all = False
 
     def set(self) -> None:
         """Mark a few gradients as they are now: those that are not zeros tell most.  Local."""
+        given = [each for each in self._parameters if each.grad is not None]
+        if given and cuda.has(given[0]):
+            few = given if len(given) <= _SMALLEST + _LARGEST else [*given[:_SMALLEST], *given[-_LARGEST:]]
+            self._marked, self._aside, self._is_for_all = [], _Aside(few), False
+        else:
+            self._aside = None
+            self._mark((each, ref(each.grad), _version(each), _values(each.grad)) for each in given)
+
+    def _mark(self, candidates: Iterable[_Mark]) -> None:
+        """Mark the first that are not zeros, and where these are too few, some that are."""
         marked: list[_Mark] = []
         zeros: list[_Mark] = []
         self._marked = marked
-        for parameter in self._parameters:
-            gradient = parameter.grad
-            if gradient is not None:
-                values = _values(gradient)
-                mark: _Mark = (parameter, ref(gradient), gradient._version, values)
-                if not any(values):
-                    zeros.append(mark)
-                    continue
-                marked.append(mark)
-                if len(marked) == _COUNT:
-                    return
+        for mark in candidates:
+            if not any(mark[3]):
+                zeros.append(mark)
+                continue
+            marked.append(mark)
+            if len(marked) == _COUNT:
+                return
         marked += zeros[: _COUNT - len(marked)]
+
+    def _read(self) -> None:
+        """Mark what was put aside on a device."""
+        if self._aside is not None:
+            aside, self._aside = self._aside, None
+            if self._is_for_all:
+                self._marked += aside.marks()
+            else:
+                self._mark(aside.marks())
 
     def set_all(self) -> None:
         """Mark all gradients as they are now, and those that are not there.  Local."""
         marked: list[_Mark] = []
-        self._marked = marked
+        there: list[torch.Tensor] = []
         last = len(self._parameters) - _COUNT
         for number, parameter in enumerate(self._parameters):
             gradient = parameter.grad
+            is_one_of_few = number < _COUNT or number >= last
             if gradient is None:
                 marked.append((parameter, None, 0, b""))
+            elif is_one_of_few and cuda.has(gradient):
+                there.append(parameter)
             else:
-                values = _values(gradient) if number < _COUNT or number >= last else b""
+                values = _values(gradient) if is_one_of_few else b""
                 marked.append((parameter, ref(gradient), gradient._version, values))
+        self._marked, self._aside, self._is_for_all = marked, _Aside(there) if there else None, True
 
     def state(self, added: torch.Tensor | None = None) -> MarkState:
         """Return what has become of the gradients since: of the one to which least was done.  Local.
@@ -82,6 +111,12 @@ class GradientMarks:
         added : Parameter, optional
             Whose gradient a backward pass has just added to; it is asked only where there is no other.
         """
+        if self._aside is not None:
+            if not self._is_for_all and self._aside.is_cleared(added):
+                return MarkState.CLEARED
+            if any(each[0] is not added and _state(each) is MarkState.KEPT for each in self._marked):
+                return MarkState.KEPT
+            self._read()
         found = MarkState.CLEARED
         is_sole = len(self._marked) == 1
         for mark in self._marked:
@@ -99,7 +134,50 @@ class GradientMarks:
 
     def are_changed(self) -> bool:
         """Return whether any of the gradients has other values since, and is not set to None or zero.  Local."""
+        self._read()
         return any(_state(each) in (MarkState.CHANGED, MarkState.REPLACED) for each in self._marked)
+
+
+class _Aside:
+    """Values of a few gradients, as they are now, on their device.
+
+    Parameters
+    ----------
+    parameters : sequence of Parameter
+        All of them have a gradient.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        found = [each.grad for each in parameters if each.grad is not None]
+        self._parameters = parameters
+        self._marks = [(ref(each), each._version) for each in found]
+        parts = [_spread(each) for each in found]
+        self._lengths = [len(each) for each in parts]
+        with torch.no_grad():
+            is_one = len({(each.dtype, each.device) for each in parts}) == 1
+            self._values = torch.cat(parts) if is_one else [each.clone() for each in parts]
+
+    def is_cleared(self, added: torch.Tensor | None) -> bool:
+        """Return whether there is more than the gradient of `added`, and all that was there besides it is gone."""
+        return len(self._parameters) > 1 and all(each.grad is None for each in self._parameters if each is not added)
+
+    def marks(self) -> list[_Mark]:
+        """Return the marks; waits for the device."""
+        values = self._values
+        parts = list(torch.split(values.cpu(), self._lengths)) if isinstance(values, torch.Tensor) else values
+        found = zip(self._parameters, self._marks, parts, strict=True)
+        return [(parameter, *mark, bytes_of(each.cpu()).tobytes()) for parameter, mark, each in found]
+
+
+def _spread(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a few values that stand for all, on the gradient's device; of a gradient that is not contiguous views."""
+    flat = _strided(gradient)
+    if flat.is_contiguous():
+        flat = flat.reshape(-1)
+        return flat[:: max(1, len(flat) // _VALUES)]
+    while flat.dim() > 1:
+        flat = flat[0]
+    return flat.reshape(-1)[:_VALUES]
 
 
 def _state(mark: _Mark) -> MarkState:
@@ -121,7 +199,10 @@ def _version(parameter: torch.Tensor) -> int:
 
 
 def _values(gradient: torch.Tensor) -> bytes:
-    """Return a few values that stand for all."""
+    """Return a few values that stand for all; waits for the device where they lie on one."""
+    if cuda.has(gradient):
+        of_device: bytes = bytes_of(_spread(gradient).cpu()).tobytes()
+        return of_device
     try:
         array = gradient.numpy()
         flat = array.reshape(-1) if array.flags.c_contiguous else array.flat[:_VALUES]

@@ -55,7 +55,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     overlap : str
         ``"none"``: gradients are reduced after the backward pass.  Nothing else has been shown to be quicker.
     staging : str, optional
-        ``"host"`` has gradients of a GPU pass through host memory, with two copies; without it they are an error.
+        ``"host"`` has gradients of a device pass through host memory, with two copies; without it those on a CUDA
+        device are reduced there, and those on others are an error.
     check_every : int
         With so many reductions each, the parameters of all replicas are compared; 0 never.  The hyperparameters in
         ``param_groups`` are compared in every step.
@@ -67,12 +68,15 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     TypeError
         What is given is no optimizer of PyTorch.
     ValueError
-        Names that are not those of the optimizer's parameters, or gradients that are reduced by something else already.
+        Names that are not those of the optimizer's parameters; gradients that are reduced by something else already; or
+        parameters on several devices, without `staging`.
     CollectiveMismatchError
         On all ranks: their parameters differ in number, name, shape or dtype.  Of a later step: their hyperparameters
         or parameters have other values; the first that differs is named, and the ranks.
     NotImplementedError
-        Parameters that lie in the memory of a GPU.
+        Parameters on a device that is not CUDA's, without `staging`.
+    MissingDependencyError
+        Parameters on a CUDA device without CuPy.
     """
 
     def __new__(cls, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> DistributedOptimizer:

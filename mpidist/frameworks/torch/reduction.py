@@ -159,6 +159,7 @@ class GradientReduction:
             self._sparse_as_dense,
             self._compression,
             f"of {self.owner} {self._number}",
+            self._staging,
         )
         self._origins.bind(parameters)
         return self._list
@@ -280,7 +281,7 @@ class GradientReduction:
         notes, is_given = bound.notes, self._origins.has_local
         self._tell(notes, given, len(digest) > 0)
         with torch.no_grad():
-            sparse = bound.reduce(op, scale, self._staging is None, compared)
+            sparse = bound.reduce(op, scale, compared)
         if notes[_TOUCHED]:
             self._take_touched(aside, given.is_touched)
         self._stepped.clear()

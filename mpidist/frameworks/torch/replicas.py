@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from mpidist import context
+from mpidist.arrays import empty
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.in_place import bind_in_place
 from mpidist.collectives.plan import Signature
@@ -58,7 +59,9 @@ class TorchReplicas:
         """Return how often this was called before: it numbers what all ranks make in the same order.  Local."""
         return next(self._numbers)
 
-    def bind(self, op: str, signatures: Sequence[Signature], compression: Compression | None = None) -> InPlace:
+    def bind(
+        self, op: str, signatures: Sequence[Signature], compression: Compression | None = None, kind: Any = None
+    ) -> InPlace:
         """Return what reduces lists of such arrays in place.
 
         Collective: every rank calls it in the same order.
@@ -70,20 +73,22 @@ class TorchReplicas:
         signatures : sequence of (name, dtype, shape)
         compression : Compression, optional
             How values are coded on the wire.
+        kind : array, optional
+            An array of the kind that will be reduced; by default they are NumPy's.
         """
         if self.size == 1:
             return list
         if compression is not None:
             return self._bind_coded(op, signatures, compression)
         if self._extended is None:
-            return bind_in_place(self.communicator, signatures, op)
+            return bind_in_place(self.communicator, signatures, op, kind=kind)
         extended, reduce_op = self._extended, ReduceOp.parse(op)
 
         def reduce(arrays: Sequence[Any]) -> None:
             for array, result in zip(arrays, extended.reduce_arrays(reduce_op, list(arrays)), strict=True):
                 array[...] = result
 
-        return extended.bind_in_place(reduce_op, signatures) or reduce
+        return extended.bind_in_place(reduce_op, signatures, kind) or reduce
 
     def _bind_coded(self, op: str, signatures: Sequence[Signature], compression: Compression) -> InPlace:
         like = [numpy.empty(shape, dtype) for _, dtype, shape in signatures]
@@ -100,9 +105,10 @@ class TorchReplicas:
 
         Collective: every rank calls it in the same order.
         """
-        key = op, name, compression, *((each.dtype, each.shape) for each in arrays)
+        key = op, name, compression, *((type(each), each.dtype, each.shape) for each in arrays)
         if key not in self._bound:
-            self._bound[key] = self.bind(op, [(name, each.dtype, each.shape) for each in arrays], compression)
+            signatures = [(name, each.dtype, each.shape) for each in arrays]
+            self._bound[key] = self.bind(op, signatures, compression, empty(0, arrays[0].dtype, arrays[0]))
         self._bound[key](arrays)
 
     def reduce_rows(self, op: str, rows: IndexedSlices) -> IndexedSlices:

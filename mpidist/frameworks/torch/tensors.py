@@ -1,15 +1,17 @@
-"""Tensors of PyTorch in host memory as NumPy arrays that share it.  All Local."""
+"""Tensors of PyTorch as arrays that share their memory: NumPy's in host memory, CuPy's on a CUDA device.  All Local."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy
 import torch
 
+from mpidist import arrays
 from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
+from mpidist.frameworks.torch import cuda
 
 Named = tuple[str, torch.Tensor]
 
@@ -22,6 +24,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def array_of(tensor: torch.Tensor) -> Any:
     """Return the array that shares a tensor's memory; UnsupportedDtypeError where NumPy has no such values."""
     tensor = tensor.detach()
+    if cuda.has(tensor):
+        return cuda.array_of(tensor, dtype_of(tensor))
     if tensor.dtype is torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(_bfloat16())
     try:
@@ -33,23 +37,35 @@ def array_of(tensor: torch.Tensor) -> Any:
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
-    """Return the bytes of a tensor as an array: of a contiguous one in host memory its own, else copies.
+    """Return the bytes of a tensor as an array: of a contiguous one its own, else copies.
 
     Any dtype has them, also those that NumPy does not know.
     """
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return array_of(flat_of(tensor).reshape(-1).view(torch.uint8))
 
 
 def bits_of(tensor: torch.Tensor) -> Any:
     """Return the array that shares a contiguous tensor's memory, in the integers that are as long as its elements."""
-    return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy()
+    return array_of(integers_of(tensor.detach()))
+
+
+def integers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a contiguous tensor as integers; a complex number of 16 bytes is two of them."""
+    if tensor.element_size() > 8:
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements lie one after the other, as they are: the given one if its do."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 @cache
 def is_known(dtype: torch.dtype) -> bool:
     """Return whether NumPy has such values."""
     try:
-        array_of(torch.empty(0, dtype=dtype))
+        _dtype(dtype)
     except (UnsupportedDtypeError, MissingDependencyError):
         return False
     return True
@@ -57,14 +73,22 @@ def is_known(dtype: torch.dtype) -> bool:
 
 def dtype_of(tensor: torch.Tensor) -> numpy.dtype[Any]:
     """Return the dtype of `array_of` a tensor."""
-    return array_of(torch.empty(0, dtype=tensor.dtype)).dtype
+    return _dtype(tensor.dtype)
+
+
+@cache
+def _dtype(dtype: torch.dtype) -> numpy.dtype[Any]:
+    found: numpy.dtype[Any] = array_of(torch.empty(0, dtype=dtype, device="cpu")).dtype
+    return found
 
 
 def tensor_of(array: Any) -> torch.Tensor:
     """Return the tensor that shares an array's memory."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(numpy.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    if arrays.is_device(array):
+        found = cuda.tensor_of(array)
+    else:
+        found = torch.from_numpy(array.view(numpy.int16) if array.dtype.name == "bfloat16" else array)
+    return found.view(torch.bfloat16) if array.dtype.name == "bfloat16" else found
 
 
 def is_on_host(tensor: torch.Tensor) -> bool:
@@ -72,22 +96,42 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def check_memory(named: Iterable[tuple[str, torch.Tensor]], staging: str | None) -> None:
-    """Raise NotImplementedError for a tensor of a device, unless the user asked for it to be staged in host memory."""
+def check_memory(named: Sequence[Named], staging: str | None) -> None:
+    """Raise unless tensors lie in host memory, or all on one CUDA device, or are staged in host memory.
+
+    Raises
+    ------
+    NotImplementedError
+        A tensor of another kind of device, and the user has not asked for it to be staged.
+    ValueError
+        Tensors on several devices.
+    MissingDependencyError
+        CUDA tensors without CuPy.
+    """
     if staging not in STAGING:
         raise ValueError(f"staging={staging!r}: it is None, or 'host'")
-    for name, tensor in named:
-        if staging is None and not is_on_host(tensor):
+    if staging is not None or not named:
+        return
+    first, tensor = named[0]
+    for name, each in named:
+        if not (is_on_host(each) or cuda.has(each)):
             raise NotImplementedError(
-                f"{name!r} lies on {tensor.device}: there is no path for tensors of a device yet, and mpidist copies "
+                f"{name!r} lies on {each.device}: there is no path for tensors of such a device, and mpidist copies "
                 "nothing unasked. staging='host' reduces them through host memory, which takes two copies a step; "
                 "model.cpu() trains on the host"
             )
+        if each.device != tensor.device:
+            raise ValueError(
+                f"{first!r} lies on {tensor.device}, and {name!r} on {each.device}: they are reduced together where "
+                "all lie on one device; move the model as a whole, as by model.to(device), or pass staging='host'"
+            )
+    if cuda.has(tensor):
+        cuda.require_cupy()
 
 
 def is_flat(tensor: torch.Tensor) -> bool:
-    """Return whether the elements lie one after the other in host memory, as they are."""
-    return is_on_host(tensor) and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    """Return whether the elements lie one after the other, as they are."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def expanded_axes(tensor: torch.Tensor) -> list[int]:

@@ -1,0 +1,87 @@
+"""Arrays of JAX on a CUDA device, and CuPy's that share their memory.  All Local.
+
+JAX and CuPy compute on streams of their own, so each is waited for before the other reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import numpy
+
+from mpidist import arrays
+from mpidist.errors import MissingDependencyError
+
+
+def has(placement: Any) -> bool:
+    """Return whether arrays of a sharding lie on one CUDA device."""
+    return len(placement.device_set) == 1 and next(iter(placement.device_set)).platform == "gpu"
+
+
+def require_cupy() -> None:
+    """Raise MissingDependencyError unless CuPy, by which arrays on a device are reduced, can be imported."""
+    try:
+        import mpidist.device.foreign  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"arrays of JAX on a GPU are reduced by way of CuPy: pip install 'mpidist[cuda]' ({error}); or reduce "
+            "jax.device_get(tree), and jax.device_put the result"
+        ) from error
+
+
+def array_of(leaf: jax.Array, dtype: numpy.dtype[Any]) -> Any:
+    """Return the CuPy array that shares a leaf's memory, which is not written, when the leaf has its values."""
+    from mpidist.device import foreign
+
+    found = foreign.array_of(leaf.block_until_ready())
+    return (
+        found if found.dtype == dtype else found.view(f"i{dtype.itemsize}").view(dtype)
+    )  # CuPy knows no bfloat16 here
+
+
+def given(results: Sequence[Any], dtypes: Sequence[Any], placements: Sequence[Any]) -> list[jax.Array]:
+    """Return copies of results as arrays of JAX, when the device has made them.
+
+    Parameters
+    ----------
+    results : sequence of array
+    dtypes : sequence of dtype
+        Of what is returned.
+    placements : sequence of Sharding or None
+    """
+    from mpidist.device import foreign
+
+    copies = [each.astype(dtype, order="C", copy=True) for each, dtype in zip(results, dtypes, strict=True)]
+    foreign.wait()
+    with jax.enable_x64(True):
+        return list(jax.device_put([_taken_over(each) for each in copies], list(placements)))
+
+
+def _taken_over(array: Any) -> jax.Array:
+    """Return the array of JAX that has the memory of a CuPy array from now on."""
+    if not array.size:
+        return jax.numpy.zeros(array.shape, array.dtype)
+    if array.dtype.name == "bfloat16":
+        bits = jax.dlpack.from_dlpack(array.view(numpy.uint16))
+        return jax.lax.bitcast_convert_type(bits, jax.numpy.bfloat16)
+    return jax.dlpack.from_dlpack(array)
+
+
+def zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
+    """Return an array of zeros of the kind of `like`."""
+    found = arrays.empty(shape, dtype, like)
+    found[...] = 0
+    return found
+
+
+def near(placement: Any) -> AbstractContextManager[None]:
+    """Have what is done to arrays be done on the device of a sharding; None for the host."""
+    if placement is None:
+        return nullcontext()
+    from mpidist.device import foreign
+
+    (device,) = placement.device_set
+    return foreign.on_stream(0, device.local_hardware_id or 0)

@@ -1,0 +1,67 @@
+"""CUDA tensors: arrays that share their memory, and the stream on which PyTorch computes them.  All Local.
+
+Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy
+import torch
+
+from mpidist.errors import MissingDependencyError
+
+
+def has(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies in the memory of a CUDA device."""
+    return tensor.is_cuda
+
+
+def require_cupy() -> None:
+    """Raise MissingDependencyError unless CuPy, by which CUDA tensors are reduced, can be imported."""
+    try:
+        import mpidist.device.foreign  # noqa: F401
+    except ImportError as error:
+        version = (torch.version.cuda or "13").partition(".")[0]
+        raise MissingDependencyError(
+            f"CUDA tensors are reduced by way of CuPy: pip install cupy-cuda{version}x ({error}); or pass "
+            "staging='host', which copies them through host memory"
+        ) from error
+
+
+def array_of(tensor: torch.Tensor, dtype: numpy.dtype[Any], is_kept: bool = True) -> Any:
+    """Return the CuPy array that shares a tensor's memory.
+
+    Parameters
+    ----------
+    tensor : tensor
+    dtype : numpy.dtype
+        What the tensor's elements are.
+    is_kept : bool
+        Whether the array keeps the memory; else it is good as long as the tensor is there.
+    """
+    from mpidist.device import foreign
+
+    strides, nbytes = None, tensor.nbytes
+    if not tensor.is_contiguous():
+        strides = [each * dtype.itemsize for each in tensor.stride()]
+        nbytes = tensor.untyped_storage().nbytes() - tensor.storage_offset() * dtype.itemsize
+    owner = tensor if is_kept else None
+    return foreign.array_at(tensor.data_ptr(), nbytes, tuple(tensor.shape), strides, dtype, owner, tensor.get_device())
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """Return the tensor that shares a CuPy array's memory; of bfloat16 values their bits, as int16."""
+    return torch.from_dlpack(array.view(numpy.int16) if array.dtype.name == "bfloat16" else array)
+
+
+def in_order_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
+    """Have what is done to arrays be ordered with PyTorch's work on a tensor's device, for a ``with`` block."""
+    if not has(tensor):
+        return nullcontext()
+    from mpidist.device import foreign
+
+    device = tensor.get_device()
+    return foreign.on_stream(torch.cuda.current_stream(device).cuda_stream, device)
