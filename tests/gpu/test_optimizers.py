@@ -183,9 +183,7 @@ def test_a_loss_scale_that_finds_itself(xp):
 def test_many_short_variables(xp, missing):
     """Velocities after t steps of gradient g are ``-g (2 - 2 ** (1 - t))``."""
     rank, size = place()
-    variables, optimizer = made(
-        xp, lambda: SGD(1.0, momentum=0.5), *(numpy.zeros(n % 5, "f4") for n in range(100))
-    )
+    variables, optimizer = made(xp, lambda: SGD(1.0, momentum=0.5), *(numpy.zeros(n % 5, "f4") for n in range(100)))
     given = [None if n in missing else xp.asarray(numpy.full(n % 5, n * (rank + 1), "f4")) for n in range(100)]
     for _ in range(3):
         apply(optimizer, given, variables)
