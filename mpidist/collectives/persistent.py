@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpidist.collectives.call import Call
-from mpidist.errors import RemoteReplicaError
+from mpidist.errors import RemoteReplicaError, listed
 from mpidist.runtime.control import ControlChannel, Watch
 
 
@@ -148,12 +148,9 @@ class Bound:
     def unlike(self, arrays: Any) -> UnlikeArraysError:
         """Return the error for arrays that this collective is not for.  Local."""
         each = arrays if isinstance(arrays, (list, tuple)) else [arrays]
-        got = ", ".join(
-            f"{getattr(one, 'dtype', type(one).__name__)}{list(getattr(one, 'shape', ()))}" for one in each[:8]
-        )
-        more = f" and {len(each) - 8} more" if len(each) > 8 else ""
+        got = listed(f"{getattr(one, 'dtype', type(one).__name__)}{list(getattr(one, 'shape', ()))}" for one in each)
         return UnlikeArraysError(
-            f"{self._caller.control.own_name}: {self.call.what} was bound to other arrays; got {got}{more}; bind "
+            f"{self._caller.control.own_name}: {self.call.what} was bound to other arrays; got {got}; bind "
             "another one for such arrays, on all ranks"
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpidist.errors import listed
 from mpidist.variables.variable import DEFAULT_NAME
 
 #: A name that no user gave; its number tells the order of creation, and nothing else.
@@ -147,8 +148,7 @@ def bind_by_name(saved: Sequence[SavedSlots], variables: Sequence[Any]) -> None:
 
 
 def _shown(named: Sequence[tuple[str, tuple[int, ...]]]) -> str:
-    first = ", ".join(f"{name!r} of shape {shape}" for name, shape in named[:3])
-    return first + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return listed((f"{name!r} of shape {shape}" for name, shape in named), most=3)
 
 
 Pairs = list[tuple[SavedSlots, Any]]

@@ -22,6 +22,8 @@ _TEXT_BYTES = 8192
 _NOTE_BYTES = 1024
 _ALARM = 0
 _STATE, _PID, _START = 4, 5, 6
+#: What /proc says of a process that is ending, from its first moment on: on busy cores it may be long until it is gone.
+_ENDING = 0x4
 _WAITING, _QUIET, _REQUEST, _LOOKED, _LABEL = 7, 8, 9, 10, 11
 
 
@@ -202,7 +204,7 @@ class StatusBoard:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when process `pid` started, in clock ticks since boot; None when it is gone, or a zombie.
+    """Return when process `pid` started, in clock ticks since boot; None when it is gone, or on its way.
 
     0 where the system has no /proc, so that callers fall back to asking whether the process exists.
     """
@@ -213,7 +215,8 @@ def start_time(pid: int) -> int | None:
         return None if os.path.isdir("/proc/self") else 0
     except ProcessLookupError:
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    is_over = fields[0] in (b"Z", b"X") or int(fields[6]) & _ENDING
+    return None if is_over else int(fields[19])
 
 
 def lives(pid: int, start: int) -> bool:

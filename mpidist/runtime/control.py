@@ -11,7 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportError, TransportTimeoutError
+from mpidist.errors import (
+    MpidistError,
+    RankFailedError,
+    RemoteReplicaError,
+    TransportError,
+    TransportTimeoutError,
+    listed,
+)
 from mpidist.options import Settings, settings
 from mpidist.runtime import board as states
 from mpidist.runtime.attendance import Attendance
@@ -265,8 +272,7 @@ class ControlChannel:
 
     def names(self, ranks: Sequence[int]) -> str:
         """Return how messages call some ranks, the first few in full."""
-        shown = ", ".join(map(self.name, ranks[:8]))
-        return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+        return listed(map(self.name, ranks))
 
     def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
         """Return an error that begins with this rank's name; `rest` is the rank that the error is about, if any."""

@@ -201,6 +201,34 @@ for step in range(10**9):
     assert re.search(r"RankFailedError: .*rank 1 .* died", result.stderr), result.stderr
 
 
+#: Rank 1 dies after it has sent what lies in memory of its own, before rank 0 has opened that.
+SENDS_AND_DIES = """
+import os, signal
+from mpidist import transports
+from mpidist.transports.connections.open import open_connections
+
+world = transports.world()
+world.control.vital_ranks = frozenset({0, 1})
+world.control.duties = {1: ("ps 0", "start the job again")}
+(line,) = open_connections(world, [1 - world.rank]).values()
+if world.rank == 1:
+    line.send(b"the first", line.area(64))
+    line.send(b"the second")
+    os.kill(os.getpid(), signal.SIGKILL)
+while os.path.exists(f"/proc/{world.control.board.pid(1)}/fd/0"):
+    pass
+line.wait("rank 0 waits for the first")
+"""
+
+
+@needs_tolerance
+def test_a_rank_that_has_sent_and_died_is_named(tmp_path):
+    result = _run(tmp_path, SENDS_AND_DIES, 2, "--fault-tolerant")
+    assert result.returncode not in (0, 124), result.stderr
+    named = r"RankFailedError: rank 0 of 2: ps 0 \(rank 1 .* died in .* waits for the first: .* start the job again"
+    assert re.search(named, result.stderr), result.stderr
+
+
 #: Rank 2 dies, and the others come to their next call when MPI knows of it, before they have looked around themselves.
 MPI_KNOWS_FIRST = """
 import os, signal, sys, numpy

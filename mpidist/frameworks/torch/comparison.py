@@ -14,7 +14,7 @@ import torch
 
 from mpidist.collectives.call import FactsAndAdvice
 from mpidist.collectives.mismatch import fact
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, listed
 from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, flat_of, integers_of
@@ -63,16 +63,11 @@ def check_equal(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> N
     sums = [numpy.frombuffer(each, numpy.uint32) for each in found]
     for number, (name, _) in enumerate(named):
         if others := [rank for rank, each in enumerate(sums) if each[number] != sums[0][number]]:
+            where = listed(map(str, others))
             raise CollectiveMismatchError(
-                f"{what}: the new parameter {name!r} has other values on rank {shown_ranks(others)} than on rank 0. "
-                "Give all ranks those of one (broadcast_parameters) when it is made; add_param_group of a "
-                "DistributedOptimizer does"
+                f"{what}: the new parameter {name!r} has other values on rank {where} than on rank 0. Give all ranks "
+                "those of one (broadcast_parameters) when it is made; add_param_group of a DistributedOptimizer does"
             )
-
-
-def shown_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as messages name them: not all of very many.  Local."""
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...]]:
@@ -238,7 +233,7 @@ class StepComparison:
         others = [rank for rank, each in enumerate(sums) if each != expected]
         raise CollectiveMismatchError(
             f"rank {self._replicas.rank} of {self._replicas.size}: the parameter {name!r} has other values on rank "
-            f"{shown_ranks(others)} than on rank {root}, by up to {max(found[each][0] for each in others):g}. "
+            f"{listed(map(str, others))} than on rank {root}, by up to {max(found[each][0] for each in others):g}. "
             "Change parameters, and the optimizer's state, on all ranks alike, or broadcast them afterwards "
             "(broadcast_parameters, broadcast_optimizer_state); check_every=0 compares nothing"
         )

@@ -25,10 +25,10 @@ import numpy
 import torch
 
 from mpidist.compression import Compression
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, listed
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import PassWatch
-from mpidist.frameworks.torch.comparison import StepComparison, check_equal, shown_ranks
+from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
@@ -467,7 +467,7 @@ class GradientOwner:
 
 def _ranks(told: Sequence[bytes]) -> str:
     """Return the ranks that have told something, for a message."""
-    return shown_ranks([rank for rank, each in enumerate(told) if each])
+    return listed(str(rank) for rank, each in enumerate(told) if each)
 
 
 def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -66,6 +66,8 @@ class SharedConnection(Connection):
     """A connection to a rank of this node, through a zeroed ring to it and one from it."""
 
     is_shared = True
+    #: The memory of what the peer has sent went with the peer: nothing more can be taken in.
+    _is_cut_off = False
 
     def __init__(self, peer: int, presence: Presence, ring_out: memoryview, ring_in: memoryview) -> None:
         super().__init__(peer, presence)
@@ -182,7 +184,7 @@ class SharedConnection(Connection):
 
     def take_in(self) -> bool:
         emptied, filled = self._emptied, self._in_words[_FILLED]
-        if filled == emptied:
+        if filled == emptied or self._is_cut_off:
             return False
         fence()
         size, ring = self._size, self._in
@@ -194,6 +196,8 @@ class SharedConnection(Connection):
             nbytes, flags, number, length = _PREFIX.unpack_from(ring, at)
             start = at + _PREFIX_BYTES
             self._take(bytes(ring[start : start + nbytes]), flags, number, length)
+            if self._is_cut_off:
+                break
             emptied += (_PREFIX_BYTES + nbytes + 7) & ~7
             fence()
             self._in_words[_EMPTIED] = self._emptied = emptied
@@ -221,6 +225,9 @@ class SharedConnection(Connection):
         try:
             memory = map_file(path)
         except OSError as error:
+            if self.presence.end_of(self.peer):  # whoever waits for it looks for its end, and knows what to say
+                self._is_cut_off = True
+                return
             raise TransportError(f"an area of rank {self.peer} cannot be mapped: {error}") from error
         self._theirs[number] = _TheirArea(memory)
 

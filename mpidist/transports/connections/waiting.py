@@ -56,6 +56,10 @@ class Presence:
         if connection in self.connections:
             self.connections.remove(connection)
 
+    def end_of(self, peer: int) -> str:
+        """Return how a peer has ended, empty if it has not, as far as is known.  Local."""
+        return self._end_of(self.name_of(peer), thorough=True)
+
     def look(self) -> bool:
         """Look now and then which peers have ended, and tell the connections; return whether it looked.  Local."""
         now = time.monotonic()

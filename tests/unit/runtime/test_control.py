@@ -160,7 +160,7 @@ def test_a_long_wait_warns_once_from_the_lowest_waiting_rank(capsys, monkeypatch
 
 def test_many_missing_ranks_are_counted_not_listed():
     channels = _channels(20)
-    with pytest.raises(TransportTimeoutError, match=r"rank 8 \(node8\) and 11 more"):
+    with pytest.raises(TransportTimeoutError, match=r"rank 8 \(node8\), and 11 more"):
         channels[0].meet(channels[0].begin("barrier", 1))
 
 
