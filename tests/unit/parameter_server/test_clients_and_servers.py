@@ -544,8 +544,6 @@ def test_exactly_the_first_gradients_of_every_step_count_once(far, workers, need
         assert policy.dropped == late
         assert server.store.optimizers[0].optimizer.iterations == len(steps)
     assert max(server.store.optimizers[0].optimizer.iterations for server in served) >= least
-    if needed < workers:
-        assert sum(server.consistency.dropped for server in served) > 0
 
 
 def test_the_mean_of_the_first_gradients_is_applied():
