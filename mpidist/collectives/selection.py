@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 #: The rows of a place ascend by size.
 TABLE = (
-    Row("node", 0, "shared_memory", 4, "all-reduce-openmpi-2.json, gradients-2.json, gradients-4.json"),
+    Row("node", 0, "shared_memory", 16, "all-reduce-openmpi-2.json, gradients-2.json, all-reduce-16-cores-16.json"),
     Row("nodes", 0, "native", 4, "two_hosts-openmpi.json"),
     Row("nodes", _LARGE_BYTES, "two_level", 4, "two_hosts-openmpi.json"),
     Row("levels", 0, "native"),

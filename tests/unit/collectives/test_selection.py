@@ -222,7 +222,7 @@ def test_every_row_names_a_result_file_that_is_there_or_says_that_nothing_was_me
 def test_evidence_of_few_ranks_is_none_of_more():
     row, guess = selection.row_of(4, NODE), selection.TABLE[-1]
     assert row.evidence(2) == row.evidence(row.ranks) == row.files
-    assert row.evidence(row.ranks + 1) == f"not measured on more than 4 ranks: {row.files}"
+    assert row.evidence(row.ranks + 1) == f"not measured on more than 16 ranks: {row.files}"
     assert guess.evidence(1) == guess.evidence(64) == "not measured"
 
 
