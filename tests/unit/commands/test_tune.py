@@ -189,12 +189,12 @@ def test_the_page_shows_the_sizes_of_segments():
 def test_the_table_is_shown_with_what_its_rows_follow_from():
     text = choice_page.table_page(record().facts())
     row_of_node = selection.row_of(0, record().facts())
-    assert " ".join(text.splitlines()[-1].split()) == f"0 shared_memory up to 4 {row_of_node.files}"
+    assert " ".join(text.splitlines()[-1].split()) == f"0 shared_memory up to 16 {row_of_node.files}"
 
 
 def test_the_table_says_where_there_are_more_ranks_than_were_measured():
-    text = choice_page.table_page(Facts(Topology("a" * 8), ("all_reduce",), has_segments=True))
-    assert "shared_memory  up to 4         not measured on more than 4 ranks: all-reduce-openmpi-2.json" in text
+    text = choice_page.table_page(Facts(Topology("a" * 17), ("all_reduce",), has_segments=True))
+    assert "shared_memory  up to 16        not measured on more than 16 ranks: all-reduce-openmpi-2.json" in text
     text = choice_page.table_page(Facts(Topology("abcd"), ("all_reduce",), has_segments=True))
     assert [line.split()[1:] for line in text.splitlines()[-2:]] == [
         [each, "-", "not", "measured"] for each in ("native", "ring")
