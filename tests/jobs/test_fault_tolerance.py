@@ -85,12 +85,14 @@ from mpidist import transports
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import PeerLostError
 from mpidist.transports.connections.open import open_connections
+from mpidist.world import world_communicator
 
 world = transports.world()
 rank = world.transport.rank
 world.control.vital_ranks = frozenset({0})
 lines = open_connections(world, range(1, 5) if rank == 0 else [0])
 worker = Communicator(world.part((rank + 1) // 2))
+world_communicator().barrier()  # all workers are made before a rank dies
 if rank == 0:
     for peer, line in lines.items():
         try:

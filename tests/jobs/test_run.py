@@ -327,7 +327,7 @@ class Started:
         return found
 
     def end(self):
-        output, _ = self.process.communicate(timeout=30)
+        output, _ = self.process.communicate(timeout=300)
         return self.process.returncode, output.decode().split("\n")
 
 
@@ -377,7 +377,7 @@ def test_the_job_ends_quietly_when_nobody_reads_its_output(started):
     job = started("print('ready', flush=True)\nwhile True: print('and so on', flush=True)", stderr=subprocess.PIPE)
     (token,) = job.tokens()
     job.process.stdout.close()
-    _, errors = job.process.communicate(timeout=30)
+    _, errors = job.process.communicate(timeout=300)
     assert (job.process.returncode, errors) == (128 + signal.SIGPIPE, b"")
     assert survivors(token) == []
 
