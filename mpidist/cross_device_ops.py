@@ -512,7 +512,7 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         gathered = self.communicator.all_gather(value[None], timeout_seconds=options.timeout_seconds)
         result = _contiguous_copy(value)
         if self.communicator.rank == self.root:
-            result[...] = accumulation_fn(list(gathered))
+            result[...] = accumulation_fn([gathered[replica] for replica in range(self.communicator.size)])
         self.communicator.broadcast(result, self.root, timeout_seconds=options.timeout_seconds)
         return result if reduce_op is ReduceOp.SUM else result / self.communicator.size
 

@@ -93,7 +93,9 @@ def world_communicator() -> Communicator:
 def _close(release_fn: Callable[[World], None], world: World) -> None:
     """Give back what a world holds, once all its ranks have come here."""
     if not world.transport.closed:
-        _communicator_of(world).barrier("close of a world")
+        communicator = _communicator_of(world)
+        communicator.barrier("close of a world")
+        communicator.devices.close()
         release_fn(world)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -12,7 +13,7 @@ from mpidist.collectives.pieces import Pieces, segments
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.selection import NCCL, STAGED
 from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of, wait_for
-from mpidist.errors import MissingDependencyError
+from mpidist.errors import MissingDependencyError, RankFailedError
 from mpidist.runtime.control import Watch
 
 #: What is staged at a time, in bytes: one piece is on its way from the device while the one before it is reduced.
@@ -56,6 +57,13 @@ class DeviceWays:
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""
         return list(self._links.values())
+
+    def close(self) -> None:
+        """Give back what the devices' own collectives hold, on all ranks.  Local."""
+        for link in self._links.values():
+            if not isinstance(link, str):
+                link.close(in_order=True)
+        self._links.clear()
 
     # -- through the host ---------------------------------------------------------------------------------------------
 
@@ -121,6 +129,8 @@ class DeviceReduction:
             flat[...] = source
         link = None if self._way == STAGED else self._ways.link(self._memory, watch)
         if isinstance(link, str) and self._way == NCCL:
+            with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
+                self._ranks.transport.exchange(b"", watch)
             raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {link}")
         if link is None or isinstance(link, str) or not link.can_reduce(self._dtype, self._op):
             self._stage(watch, flat)
@@ -189,11 +199,15 @@ class StagedArray(ArrayBound):
         """Raise ValueError for another kind of array."""
         super().check(given[0] if isinstance(given, tuple) else given)
 
+    def enter(self, given: Any) -> None:
+        """Begin work on the array.  Local."""
+        self._memory.enter((given[0] if isinstance(given, tuple) else given,))
+
     def fill(self, given: Any) -> bool:
         """Copy the array to the host, and show a short one to the other ranks.  Local."""
         self.check(given)
+        self.enter(given)
         array, *rest = given if isinstance(given, tuple) else (given,)
-        self._memory.enter((array,))
         host = self._ways.to_host(self._memory, array, self.call.what)
         self._given = (host, *rest) if isinstance(given, tuple) else host
         return self._inner.fill(self._given)

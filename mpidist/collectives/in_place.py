@@ -206,8 +206,12 @@ class _DeviceInPlace(_InPlace):
         """Return True; ValueError unless these are such arrays, in memory of their own: others were reduced twice."""
         super().fill(arrays)
         self._check_apart(self._memory.spans(arrays))
-        self._memory.enter(arrays)
+        self.enter(arrays)
         return True
+
+    def enter(self, arrays: Sequence[Any]) -> None:
+        """Begin work on the arrays.  Local."""
+        self._memory.enter(arrays)
 
     def move(self, watch: Watch, arrays: Sequence[Any]) -> Sequence[Any]:
         parts = zip(self._plan.buckets, self._packings, self._flats, self._replays, strict=True)

@@ -328,11 +328,14 @@ class _LongList(BoundList):
         dtypes = (own, bucket.dtype, bucket.result)
         return self._ranks.reduction(self._way, sources, targets, dtypes, plan.reduction, self._scale)
 
+    def enter(self, tensors: Sequence[Any]) -> None:
+        if self._memory is not None:
+            self._memory.enter(tensors)
+
     def fill(self, tensors: Sequence[Any]) -> bool:
         if not self._like(tensors):
             return False
-        if self._memory is not None:
-            self._memory.enter(tensors)
+        self.enter(tensors)
         self._next_set = self._free_set()
         return True
 

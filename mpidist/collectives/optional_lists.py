@@ -36,8 +36,13 @@ class OptionalList(Bound):
         self._given: list[Any] = []
         super().__init__(ranks, self._all.call)
 
+    def enter(self, given: Sequence[Any]) -> None:
+        """Begin work on the arrays that are there.  Local."""
+        self._all.enter([each for each in given if each is not None])
+
     def fill(self, given: Sequence[Any]) -> bool:
         """Return whether this is for such a list.  Local."""
+        self.enter(given)  # what marks those that are there is of the call before, too
         self._given = self._zeros.filled(given)
         return self._all.fill(self._given)
 

@@ -65,6 +65,9 @@ class Bound:
         self._started = caller.started
         self._handle: _Start | None = None
 
+    def enter(self, arrays: Any) -> None:
+        """Have what this collective does come behind what was begun before on arrays in device memory.  Local."""
+
     def fill(self, arrays: Any) -> bool:
         """Return whether this collective is for such arrays; short ones are put where all ranks see them.  Local."""
         return True
@@ -137,6 +140,7 @@ class Bound:
                 f"{self._caller.control.own_name}: {self.call.what} is under way; "
                 "wait() for its handle before the next start, or bind a second one"
             )
+        self.enter(arrays)  # `Handle.wait` may be called in another stream of the device
         self._handle = _Start(self, arrays, timeout_seconds)
         self._started.waiting.append(self._handle)
         return Handle(self._handle, self._caller)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 15
 _THREADS = 256
 
+#: What CUDA says of an event: it has happened; it has not yet.  All else is an error.
+_SUCCESS, _NOT_READY = 0, 600
+
 _device_of = attrgetter("data.device_id")
 
 
@@ -77,9 +80,16 @@ class CudaMemory:
 
 def _recorded() -> Arrived:
     """Return whether all that the current stream has been given so far is done."""
-    event = cupy.cuda.Event(disable_timing=True)
+    event, runtime = cupy.cuda.Event(disable_timing=True), cupy.cuda.runtime
     event.record()
-    return lambda: bool(event.done)
+
+    def arrived() -> bool:
+        status = runtime.eventQuery(event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):  # `Event.done` is False then, for ever
+            raise runtime.CUDARuntimeError(status)
+        return bool(status == _SUCCESS)
+
+    return arrived
 
 
 class CudaPacking:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
-from mpidist.errors import TransportError, listed
+from mpidist.errors import RankFailedError, TransportError, listed
 
 if TYPE_CHECKING:
     from mpidist.runtime.watch import Watch
@@ -119,19 +120,35 @@ def connect(transport: Transport, watch: Watch) -> Nccl | str:
     why = why_not(facts)
     if why is not None:
         return why
+    with _warnings_kept():
+        return Nccl(_started(transport, watch, mine["card"]["index"]), transport, mine["version"])
+
+
+def _started(transport: Transport, watch: Watch, device: int) -> Any:
+    """Return NCCL's communicator.  Collective."""
+    import cupy
     from cupy.cuda import nccl
 
-    made = _attempt(nccl.get_unique_id) if transport.rank == 0 else (b"", "")
-    key = _agreed(transport, watch, made, "make the id of its communicator")[0]
-    ended = _attempt(lambda: nccl.NcclCommunicator(transport.size, key, transport.rank))
-    communicator = ended[0]
+    key, why = _attempt(nccl.get_unique_id) if transport.rank == 0 else (b"", "")
+    answer = transport.exchange(b"\1" + why.encode() if why else b"\0" + key, watch)[0]
+    if answer[:1] == b"\1":
+        with suppress(RankFailedError):  # nobody raises, and so fails, while others wait for the answer
+            transport.exchange(b"", watch)
+        raise _not_started(transport, "make the id of its communicator", 0, answer[1:].decode())
+
+    def start() -> Any:
+        with cupy.cuda.Device(device):  # a thread begins on the first one
+            return nccl.NcclCommunicator(transport.size, answer[1:], transport.rank)
+
+    communicator, why = _watched(start, watch)
+    if why:  # the others may be waiting for this rank within NCCL: they learn of it by their watch
+        raise _not_started(transport, "start", transport.rank, why)
     try:
-        _agreed(transport, watch, (b"", ended[1]), "start")
-    except TransportError:
-        if communicator is not None:
-            communicator.abort()
+        transport.exchange(b"", watch)
+    except BaseException:
+        communicator.abort()
         raise
-    return Nccl(communicator, transport, mine["version"])
+    return communicator
 
 
 def why_not(facts: Sequence[Mapping[str, Any]]) -> str | None:
@@ -166,8 +183,6 @@ def _facts() -> dict[str, Any]:
         import cupy
         from cupy.cuda import nccl
 
-        if not os.environ.get("NCCL_DEBUG"):
-            _keep_warnings()
         facts["version"] = nccl.get_version()
         facts["card"] = asdict(current_card(cupy))
         facts["problem"] = sharing_problem(facts["version"])
@@ -178,52 +193,59 @@ def _facts() -> dict[str, Any]:
 
 def _attempt(fn: Callable[[], Any]) -> tuple[Any, str]:
     """Return what a call of NCCL gives, or the text of its error."""
-    from cupy.cuda import nccl
-
     try:
         return fn(), ""
-    except nccl.NcclError as error:
+    except Exception as error:
         return None, _told(error)
 
 
-def _agreed(transport: Transport, watch: Watch, made: tuple[Any, str], what: str) -> list[bytes]:
-    """Return by rank what was made; TransportError on all ranks if one of them could not."""
-    value, why = made
-    answers = transport.exchange(b"\1" + why.encode() if why else b"\0" + (value or b""), watch)
-    failed = [(rank, raw[1:].decode()) for rank, raw in enumerate(answers) if raw[:1] == b"\1"]
-    if failed:
-        told = "; ".join(f"rank {rank}: {why}" for rank, why in failed[:4])
-        raise TransportError(
-            f"rank {transport.rank} of {transport.size}: NCCL could not {what}: {told}. Without it GPU arrays are "
-            "reduced through the host: MPIDIST_ALGORITHM=staged"
-        )
-    return [raw[1:] for raw in answers]
+def _watched(fn: Callable[[], Any], watch: Watch) -> tuple[Any, str]:
+    """Do as `_attempt`, with an eye on the other ranks: a call of NCCL's waits for them, and for ever."""
+    ended: list[tuple[Any, str]] = []
+    thread = threading.Thread(target=lambda: ended.append(_attempt(fn)), name="mpidist-nccl", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        watch.tick()
+    return ended[0]
+
+
+def _not_started(transport: Transport, what: str, rank: int, why: str) -> TransportError:
+    return TransportError(
+        f"rank {transport.rank} of {transport.size}: NCCL could not {what}: rank {rank}: {why}. Without it GPU arrays "
+        "are reduced through the host: MPIDIST_ALGORITHM=staged"
+    )
 
 
 # -- what NCCL says ----------------------------------------------------------------------------------------------------
 
-_warnings: list[Path] = []
+#: The file of NCCL's warnings, which nobody else sees; empty until NCCL has been started here.
+_warnings: list[IO[str]] = []
 
 
-def _keep_warnings() -> None:
-    """Have NCCL write its warnings into a file, from which errors quote them."""
-    if not _warnings:
-        handle, name = tempfile.mkstemp(prefix=f"mpidist-nccl-{os.getpid()}-")
-        os.close(handle)
-        _warnings.append(Path(name))
-        own_process.at_exit(_drop_warnings)
-        os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_FILE"] = "WARN", name
+@contextmanager
+def _warnings_kept() -> Iterator[None]:
+    """Have NCCL, which is started inside the block, write its warnings into a file, unless the user sees to them.
 
-
-def _drop_warnings() -> None:
-    for path in _warnings:
-        path.unlink(missing_ok=True)
+    NCCL looks at its variables once.  They are taken back, for the programs that this one starts, and so is the name of
+    the file: both this process and NCCL have it open.
+    """
+    if _warnings or os.environ.get("NCCL_DEBUG") or os.environ.get("NCCL_DEBUG_FILE"):
+        yield
+        return
+    with tempfile.NamedTemporaryFile(prefix="mpidist-nccl-") as file:
+        _warnings.append(open(file.name, errors="replace"))  # noqa: SIM115 - as long as the process
+        os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_FILE"] = "WARN", file.name
+        try:
+            yield
+        finally:
+            os.environ.pop("NCCL_DEBUG", None)
+            os.environ.pop("NCCL_DEBUG_FILE", None)
 
 
 def _told(error: Exception) -> str:
-    """Return NCCL's error with the last of its warnings, and what to do about it."""
-    lines = [line for path in _warnings if path.exists() for line in path.read_text(errors="replace").splitlines()]
-    said = "; ".join(line.partition("NCCL WARN ")[2] or line for line in lines[-3:] if line.strip())
+    """Return NCCL's error with the last of its new warnings, and what to do about it."""
+    lines = [line.strip() for file in _warnings for line in file if line.strip()]
+    said = "; ".join(dict.fromkeys(line.partition("NCCL WARN ")[2] or line for line in lines[-3:]))
     text = f"{error}{f' ({said})' if said else ''}"
     cures = [cure for sign, cure in _CURES if sign in text]
     return f"{text}; {cures[0]}" if cures else text

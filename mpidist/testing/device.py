@@ -109,6 +109,14 @@ class DeviceArray(NDArrayOperatorsMixin):
         """Return the sum over axes."""
         return DeviceArray(np.asarray(self._hidden.sum(axis=axis, dtype=dtype)))
 
+    def min(self) -> DeviceArray:
+        """Return the least element."""
+        return DeviceArray(np.asarray(self._hidden.min()))
+
+    def max(self) -> DeviceArray:
+        """Return the greatest element."""
+        return DeviceArray(np.asarray(self._hidden.max()))
+
     def all(self) -> DeviceArray:
         """Return whether all elements are true."""
         return DeviceArray(np.asarray(self._hidden.all()))
@@ -239,7 +247,7 @@ class PretendedLink:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.calls = 0
+        self.calls, self.is_closed = 0, False
 
     def can_reduce(self, dtype: np.dtype, op: str) -> bool:
         """Return whether there is such a reduction."""
@@ -254,6 +262,7 @@ class PretendedLink:
 
     def close(self, in_order: bool) -> None:
         """Give back what it holds."""
+        self.is_closed = True
 
 
 def _later(fn: Callable[[], None]) -> Arrived:

@@ -14,7 +14,7 @@ from mpidist.world import world_communicator
 @pytest.fixture(params=["linked", "staged"], autouse=True)
 def device(request):
     with pretended_device("" if request.param == "linked" else "there is none"):
-        yield
+        yield request.param
 
 
 def test_short_and_long_lists_equal_those_of_the_host():
@@ -60,6 +60,33 @@ def test_verbs_of_a_strategy():
     assert as_host(found["b"]).tolist() == [(size - 1) / 2] * 2
     assert float(strategy.reduce("mean", value, axis=0)) == (size + 1) / 2
     assert float(strategy.reduce("sum", value, axis=0)) == 4 * size * (size + 1) / 2
+
+
+def test_rows_of_some_indices_and_a_sum_of_the_users_own():
+    strategy = mpidist.MirroredStrategy(
+        cross_device_ops=mpidist.ReductionToOneDevice(accumulation_fn=lambda values: sum(values[1:], values[0]))
+    )
+    rank, size = world_communicator().rank, world_communicator().size
+    summed = strategy.reduce("sum", on_device(numpy.full(2, rank + 1.0)), axis=None)
+    assert is_device(summed)
+    assert as_host(summed).tolist() == [size * (size + 1) / 2] * 2
+    rows = mpidist.IndexedSlices(on_device(numpy.full((1, 2), 1.0)), on_device(numpy.array([rank])), (size, 2))
+    found = mpidist.MultiWorkerMirroredStrategy().run(lambda: mpidist.get_replica_context().all_reduce("sum", rows))
+    assert as_host(found.indices).tolist() == list(range(size))
+    assert as_host(found.values).tolist() == [[1.0, 1.0]] * size
+
+
+def test_a_world_that_is_closed_ends_the_collectives_of_the_devices(device):
+    comm = pytest.importorskip("mpi4py.MPI").COMM_WORLD
+    world = mpidist.new_world(comm)
+    with world:
+        communicator = world_communicator()
+        (result,) = communicator.all_reduce_list([on_device(numpy.ones(3))])
+    links = [link for link in communicator.devices.links() if not isinstance(link, str)]
+    assert len(links) == (1 if device == "linked" and comm.size > 1 else 0)
+    world.close()
+    assert all(link.is_closed for link in links)
+    assert as_host(result).tolist() == [float(comm.size)] * 3
 
 
 ROWS = numpy.random.default_rng(0).normal(size=(24, 5))

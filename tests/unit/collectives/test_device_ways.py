@@ -1,6 +1,7 @@
 """Arrays in device memory on a transport for the host's: by the device's own collectives, or staged."""
 
 import re
+import threading
 from dataclasses import asdict
 
 import numpy
@@ -16,7 +17,7 @@ from mpidist.device import nccl
 from mpidist.device.cards import Card
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
-from mpidist.testing.device import DeviceArray, PretendedLink, on_device, pretended_device
+from mpidist.testing.device import DeviceArray, PretendedLink, PretendedMemory, on_device, pretended_device
 from mpidist.world import world_communicator
 
 WHY = "the device has none"
@@ -86,12 +87,48 @@ def test_a_way_of_the_host_that_was_asked_for_stages(algorithm):
             assert run_ranks(2, step) == [([2.0] * 3, [])] * 2
 
 
-def test_nccl_that_cannot_be_used_is_an_error_that_says_why():
+def test_nccl_that_cannot_be_used_is_the_same_error_on_all_ranks_and_says_why():
     def step():
-        FusedAllReduce(world_communicator(), algorithm="nccl")([on_device(numpy.ones(3))])
+        with pytest.raises(MissingDependencyError, match=f"NCCL was asked for, and {WHY}"):
+            FusedAllReduce(world_communicator(), algorithm="nccl")([on_device(numpy.ones(3))])
 
-    with pretended_device(WHY), pytest.raises(MissingDependencyError, match=f"NCCL was asked for, and {WHY}"):
-        run_ranks(2, step)
+    with pretended_device(WHY):
+        run_ranks(3, step)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "none_as_zeros", "in_place", "broadcast"])
+def test_what_is_started_comes_behind_the_stream_in_which_it_was_started(device, monkeypatch, name):
+    streams, entered = threading.local(), []
+    monkeypatch.setattr(PretendedMemory, "enter", lambda memory, tensors: entered.append(streams.current))
+
+    def step():
+        communicator, array = world_communicator(), on_device(numpy.ones(3))
+        bound, given = {
+            "all_reduce": lambda: (communicator.all_reduce_init([array]), [array]),
+            "none_as_zeros": lambda: (communicator.all_reduce_init([array] * 2, none_as_zeros=True), [array, None]),
+            "in_place": lambda: (bind_in_place(communicator, [("", array.dtype, (3,))], kind=array), [array]),
+            "broadcast": lambda: (communicator.broadcast_init(array), array),
+        }[name]()
+        streams.current = "of the start"
+        handle = bound.start(given)
+        streams.current = "of the wait"
+        handle.wait()
+
+    run_ranks(2, step)
+    assert sorted(set(entered)) == ["of the start", "of the wait"]
+    assert entered.count("of the start") == 2
+
+
+def test_the_devices_collectives_end_when_they_are_closed():
+    def step():
+        communicator = world_communicator()
+        FusedAllReduce(communicator)([on_device(numpy.ones(3))])
+        (link,) = communicator.devices.links()
+        communicator.devices.close()
+        return link.is_closed, communicator.devices.links()
+
+    with pretended_device(""):
+        assert run_ranks(2, step) == [(True, [])] * 2
 
 
 @pytest.mark.parametrize("algorithm", ["nccl", "staged"])

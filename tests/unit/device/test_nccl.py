@@ -1,0 +1,112 @@
+"""NCCL's start between ranks, with a pretended CuPy: what fails on one rank, and the warnings that NCCL writes."""
+
+import os
+import sys
+import threading
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from mpidist.collectives.persistent import Once
+from mpidist.device import nccl
+from mpidist.errors import MpidistError, RankFailedError, TransportError
+from mpidist.testing import run_ranks
+from mpidist.world import world_communicator
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A CuPy with an NCCL that starts; tests put other functions in."""
+    monkeypatch.setattr(nccl, "_warnings", [])
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    card = {"machine": "a", "bus_id": "0000:01:00.0", "index": 1, "name": "H100", "memory_bytes": 1}
+    facts = {"why": "", "version": 23203, "card": card, "problem": ""}
+    monkeypatch.setattr(nccl, "_facts", lambda: facts)
+    library = SimpleNamespace(get_unique_id=lambda: bytes(range(128)), NcclError=RuntimeError, devices=[])
+    library.NcclCommunicator = lambda size, key, rank: SimpleNamespace(key=key, abort=list, destroy=list)
+    cupy = ModuleType("cupy")
+    cupy.ndarray = type("ndarray", (), {})
+    cupy.cuda = ModuleType("cupy.cuda")
+    cupy.cuda.nccl, cupy.cuda.Device = library, lambda index: library.devices.append(index) or nullcontext()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+    return library
+
+
+def connected():
+    """Return NCCL between all ranks, or the error."""
+    communicator = world_communicator()
+    call = communicator.call("all_reduce(sum)")
+    try:
+        link = Once(communicator, call, lambda watch: nccl.connect(communicator.transport, watch))(None)
+    except MpidistError as error:
+        return error
+    link.close(in_order=True)
+    return link.name
+
+
+def test_all_ranks_start_it_on_their_own_device(pretended):
+    assert run_ranks(3, connected) == ["NCCL 2.32.3"] * 3
+    assert pretended.devices == [1] * 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unhandled system error"), TypeError("unhandled system error")])
+def test_an_id_that_cannot_be_made_is_the_same_error_on_all_ranks(pretended, error):
+    def fail():
+        raise error
+
+    pretended.get_unique_id = fail
+    for rank, told in enumerate(run_ranks(3, connected)):
+        assert type(told) is TransportError
+        assert f"rank {rank} of 3: NCCL could not make the id of its communicator: rank 0: unhandled" in str(told)
+
+
+def test_ranks_that_wait_within_nccl_learn_of_the_one_that_cannot_start(pretended):
+    over = threading.Event()
+
+    def start(size, key, rank):
+        if rank == 1:
+            raise RuntimeError("out of memory")
+        over.wait()  # as NCCL waits for its ranks
+
+    pretended.NcclCommunicator = start
+    try:
+        first, failed, last = run_ranks(3, connected)
+    finally:
+        over.set()
+    assert type(failed) is TransportError
+    assert "NCCL could not start: rank 1: out of memory; leave NCCL some GPU memory" in str(failed)
+    for told in (first, last):
+        assert isinstance(told, RankFailedError)
+        assert told.rank == 1
+        assert "NCCL could not start: rank 1: out of memory" in str(told)
+
+
+def test_new_warnings_are_quoted_and_nothing_is_left_behind(pretended):
+    names = []
+
+    def start(size, key, rank):
+        names.append(os.environ["NCCL_DEBUG_FILE"])
+        with open(names[0], "a") as file:
+            file.write("\n[2026] vm:1:1 [0] init.cc:1 (f) NCCL WARN Duplicate GPU detected : rank 1 and rank 0\n\n")
+        raise RuntimeError("invalid usage")
+
+    pretended.NcclCommunicator = start
+    (told,) = run_ranks(1, connected)
+    assert "invalid usage (Duplicate GPU detected : rank 1 and rank 0); start as many ranks as" in str(told)
+    assert not os.path.exists(names[0])
+    assert not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(os.environ)
+    assert nccl._told(RuntimeError("another")) == "another"
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE"])
+def test_warnings_that_the_user_sees_to_are_left_to_him(pretended, monkeypatch, name):
+    seen = []
+    monkeypatch.setenv(name, "mine")
+    pretended.get_unique_id = lambda: (
+        seen.append({key: os.environ[key] for key in os.environ if "NCCL_D" in key}) or b""
+    )
+    run_ranks(1, connected)
+    assert seen == [{name: "mine"}]
