@@ -226,7 +226,7 @@ class PretendedMemory:
 
 
 class PretendedPacking:
-    """How tensors lie one after the other in a flat array; it refuses those of which a kernel would read other bytes."""
+    """How tensors lie one after the other in a flat array; not those of which a kernel would read other bytes."""
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self._spans = list(pairwise(offsets))
