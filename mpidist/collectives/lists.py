@@ -128,7 +128,8 @@ def bind_list(
     is_array = is_array and {tensors[0].dtype} == {plan.buckets[0].dtype, plan.buckets[0].result}
     segment = _segment(ranks, plan, way, tensors[0].shape if is_array else None) if on_host else None
     is_array = is_array and segment is not None
-    any_strides |= is_array or (on_host and len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
+    any_strides |= is_array or (len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
+    any_strides &= on_host  # a device packs memory as it lies
     like = _Like(tensors, any_strides, in_memory_order and not question.is_packed)
     call = _call(plan, like.sources.orders, way, question)
     if segment is None:

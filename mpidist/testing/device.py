@@ -197,10 +197,12 @@ class PretendedMemory:
 
     def read(self, source: DeviceArray, target: np.ndarray) -> Arrived:
         """Begin to copy a device array into host memory."""
+        _check_alike(source, target)
         return _later(lambda: np.copyto(target, source._hidden.copy()))
 
     def write(self, source: np.ndarray, target: DeviceArray) -> Arrived:
         """Begin to copy host memory into a device array: it is there for who reads it there, not yet for the host."""
+        _check_alike(target, source)
         target._hidden[...] = source
         before = source.copy()
 
@@ -224,18 +226,24 @@ class PretendedMemory:
 
 
 class PretendedPacking:
-    """How tensors lie one after the other in a flat array."""
+    """How tensors lie one after the other in a flat array; not those of which a kernel would read other bytes."""
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self._spans = list(pairwise(offsets))
 
+    def _check(self, tensors: Sequence[Any]) -> None:
+        assert all(each.flags.c_contiguous for each in tensors), "a kernel copies the memory of an array as it lies"
+        assert len({each.dtype for each in tensors}) <= 1, "a kernel copies arrays of one dtype"
+
     def pack(self, tensors: Sequence[Any], flat: DeviceArray) -> None:
         """Copy tensors into the flat array."""
+        self._check(tensors)
         for each, (start, stop) in zip(tensors, self._spans, strict=True):
             flat[start:stop] = each.reshape(-1)
 
     def unpack(self, flat: DeviceArray, tensors: Sequence[Any]) -> None:
         """Copy the flat array into tensors."""
+        self._check(tensors)
         for each, (start, stop) in zip(tensors, self._spans, strict=True):
             each.reshape(-1)[...] = flat[start:stop]
 
@@ -263,6 +271,12 @@ class PretendedLink:
     def close(self, in_order: bool) -> None:
         """Give back what it holds."""
         self.is_closed = True
+
+
+def _check_alike(array: DeviceArray, host: np.ndarray) -> None:
+    """Fail where CuPy would: it neither converts nor cuts what it copies."""
+    assert (array.dtype, array.shape) == (host.dtype, host.shape)
+    assert array.flags.c_contiguous and host.flags.c_contiguous
 
 
 def _later(fn: Callable[[], None]) -> Arrived:

@@ -152,6 +152,20 @@ def test_ranks_whose_arrays_lie_in_other_memory_are_told(device):
     assert run_ranks(2, step) == [[2.0] * 3] * 2
 
 
+@pytest.mark.parametrize("count", [1, 2, 80])
+@pytest.mark.parametrize("options", [{}, {"none_as_zeros": True}, {"prescale": 1.0}], ids=str)
+def test_later_lists_of_a_bound_all_reduce_may_lie_in_memory_otherwise(device, count, options):
+    def step():
+        values = numpy.arange(6.0).reshape(2, 3)
+        apart = on_device(numpy.arange(12.0).reshape(2, 6))[:, ::2]
+        bound = world_communicator().all_reduce_init([on_device(values)] * count, **options)
+        lists = [on_device(values.T).T], [apart], [on_device(values)]
+        return [as_host(bound(each * count)[-1]).tolist() for each in lists]
+
+    once = numpy.arange(6.0).reshape(2, 3)
+    assert run_ranks(2, step) == [[(2 * each).tolist() for each in (once, 2 * once, once)]] * 2
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("op", ["sum", "mean", "max"])
 def test_in_place(device, size, op):
