@@ -79,6 +79,8 @@ def on_chief(program: Callable[[Any], Any], folder: Any, servers: int = 2, **arg
         try:
             job = SimpleNamespace(strategy=strategy, model=model, optimizer=optimizer, mean=mean, other=other)
             vars(job).update(coordinator=coordinator, manager=manager, run=run, told=told)
+            coordinator.schedule(lambda: None)
+            coordinator.join()  # the worker knows all servers: one that dies before is another story
             return program(job)
         finally:
             coordinator._end()  # a rank that is a thread has no end of its program
