@@ -197,7 +197,7 @@ def in_memory_of(target: Any, array: Any) -> Any:
     """Return `array` in the kind of memory of `target`, as it is if it is there already; Local."""
     if type(array) is type(target):
         return array
-    return kind_of(target).from_host(np.asarray(array) if not is_known(array) else as_host(array))
+    return kind_of(target).from_host(as_host(array) if is_known(array) and is_device(array) else np.asarray(array))
 
 
 def to_device(array: Any, index: int) -> Any:

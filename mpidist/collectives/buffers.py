@@ -15,7 +15,7 @@ from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.selection import Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.device.memory import memory_of
+from mpidist.device.memory import DeviceMemory, memory_of
 from mpidist.runtime.control import Watch
 
 
@@ -36,7 +36,9 @@ def bind_buffer(ranks: Ranks, buffer: Any, op: str, algorithm: str | None, timeo
     pieces = Pieces((0, buffer.size))
     dtypes = (buffer.dtype, wire, buffer.dtype)
     reduction = ranks.reduction(way, pieces, pieces, dtypes, op) if on_host else None
-    return _SentBuffer(ranks, call, way, op) if reduction is None else _LongBuffer(ranks, call, reduction)
+    if reduction is not None:
+        return _LongBuffer(ranks, call, reduction)
+    return _SentBuffer(ranks, call, way, op, memory_of(buffer))
 
 
 class _ShortBuffer(Bound):
@@ -69,15 +71,14 @@ class _LongBuffer(Bound):
 class _SentBuffer(Bound):
     """The all-reduce of a buffer over messages."""
 
-    def __init__(self, ranks: Ranks, call: Call, way: Way, op: str) -> None:
+    def __init__(self, ranks: Ranks, call: Call, way: Way, op: str, memory: DeviceMemory | None) -> None:
         super().__init__(ranks, call)
-        self._ranks, self._way, self._op = ranks, way, op
+        self._ranks, self._way, self._op, self._memory = ranks, way, op, memory
         self._replay: Replay | None = None
 
     def fill(self, flat: Any) -> bool:
-        memory = memory_of(flat)
-        if memory is not None:
-            memory.enter((flat,))
+        if self._memory is not None:
+            self._memory.enter((flat,))
         return True
 
     def move(self, watch: Watch, flat: Any) -> None:

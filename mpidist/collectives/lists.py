@@ -366,11 +366,9 @@ class _LongList(BoundList):
     def _send(self, index: int, members: Sequence[Any], results: ResultSet, watch: Watch) -> None:
         """Reduce a bucket over messages."""
         buffer, replay = results.buffers[index], results.replay(index, self._replay_of)
-        if self._packings:
-            self._packings[index].pack(members, buffer)
-            replay(watch)
-        elif not self._is_apart:
-            self._pack(members, buffer)
+        if not self._is_apart:
+            pack = self._packings[index].pack if self._packings else self._pack
+            pack(members, buffer)
             replay(watch)
         elif len(members) == 1 and members[0].dtype == buffer.dtype:
             replay(watch, None, members[0].reshape(-1))

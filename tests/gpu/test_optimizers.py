@@ -8,8 +8,9 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, RMSprop, schedules
+from mpidist.optimizers import SGD, Adam, LossScaleOptimizer
 from tests.gpu.library import check_on_all_ranks, host, is_own, place, problem_of, problems_of, strategy
+from tests.helpers.optimizers import OPTIMIZERS
 
 pytestmark = [
     pytest.mark.mpi,
@@ -18,25 +19,11 @@ pytestmark = [
 ]
 
 STEPS, ROWS = 8, 24
-OPTIMIZERS = {
-    "sgd": lambda: SGD(0.1),
-    "momentum": lambda: SGD(0.1, momentum=0.9),
-    "nesterov": lambda: SGD(0.1, momentum=0.9, nesterov=True),
+#: Those of the host's law, and two more.
+WITH_MORE = {
+    **OPTIMIZERS,
     "decay": lambda: SGD(0.1, momentum=0.9, weight_decay=0.01),
-    "adam": lambda: Adam(0.01),
-    "adamw": lambda: AdamW(0.01, weight_decay=0.01),
-    "adagrad": lambda: Adagrad(0.1),
-    "rmsprop": lambda: RMSprop(0.01, momentum=0.5),
-    "centered": lambda: RMSprop(0.01, centered=True),
-    "lars": lambda: LARS(0.5, trust_coefficient=0.1),
-    "lamb": lambda: LAMB(0.01, weight_decay=0.01),
-    "clipvalue": lambda: SGD(0.1, clipvalue=0.05),
-    "clipnorm": lambda: SGD(0.1, momentum=0.9, clipnorm=0.1),
-    "global": lambda: Adam(0.01, global_clipnorm=0.1),
-    "accumulated": lambda: Adam(0.01, gradient_accumulation_steps=3),
-    "scaled": lambda: LossScaleOptimizer(SGD(0.1), 2.0**10),
     "skipping": lambda: Adam(0.01, skip_nonfinite=True),
-    "schedule": lambda: SGD(schedules.WarmUp(schedules.CosineDecay(0.2, 15), 5), momentum=0.9),
 }
 SHAPES = {"hidden": (4, 50), "bias": (50,), "out": (50, 2), "scale": ()}
 
@@ -89,14 +76,14 @@ def trained(xp, where, optimizer, kind, rank=0, size=1, dtype="f8"):
 @functools.cache
 def alone(name, dtype):
     one = mpidist.OneDeviceStrategy("/cpu:0")
-    return [v.numpy() for v in trained(numpy, one, OPTIMIZERS[name], "even", dtype=dtype)[0]]
+    return [v.numpy() for v in trained(numpy, one, WITH_MORE[name], "even", dtype=dtype)[0]]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", WITH_MORE)
 def test_n_ranks_train_to_what_one_process_trains_to(xp, name):
     found, problems = {}, []
     for kind in ("even", "uneven", "empty"):
-        variables, optimizer = trained(xp, strategy(), OPTIMIZERS[name], kind, *place())
+        variables, optimizer = trained(xp, strategy(), WITH_MORE[name], kind, *place())
         found[kind] = [xp.array(v.value) for v in variables]
         slots = [slot for v in variables for slot in optimizer.slots(v).values()]
         problems += [] if all(is_own(xp, slot) for slot in slots) else ["slots lie elsewhere"]
@@ -108,7 +95,7 @@ def test_n_ranks_train_to_what_one_process_trains_to(xp, name):
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adamw", "lamb", "global"])
 def test_in_float32(xp, name):
-    variables, _ = trained(xp, strategy(), OPTIMIZERS[name], "uneven", *place(), dtype="f4")
+    variables, _ = trained(xp, strategy(), WITH_MORE[name], "uneven", *place(), dtype="f4")
     problem = problems_of(xp, [v.value for v in variables], alone(name, "f4"), rtol=1e-5, atol=1e-5)
     bits = mpidist.all_gather_object(b"".join(v.numpy().tobytes() for v in variables))
     check_on_all_ranks(problem or len(set(bits)) == 1 or "ranks have other bits")

@@ -17,7 +17,7 @@ from tests.gpu import library
 torch = pytest.importorskip("torch")
 
 import mpidist.torch as hvd  # noqa: E402
-from tests.frameworks.torch_models import batches, part, tanh_model  # noqa: E402
+from tests.frameworks.torch_models import batches, part, tanh_model, trained_alone  # noqa: E402
 from tests.gpu.library import check_on_all_ranks, place  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
@@ -76,19 +76,6 @@ OPTIMIZERS = {
     "fused": lambda parameters: torch.optim.Adam(parameters, lr=1e-2, fused=True),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
 }
-
-
-def trained_alone(model, make, data, before_step=None):
-    """Return a copy of a model, trained in this process on whole batches."""
-    model = copy.deepcopy(model)
-    optimizer = make(model.parameters())
-    for x, y in data:
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        if before_step is not None:
-            before_step(model)
-        optimizer.step()
-    return model
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
