@@ -19,14 +19,11 @@ from mpidist.collectives.plain import check_contiguous, checked_axis
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reduce_scatters import bind_reduce_scatter
 
-#: How many bound objects are kept ready for calls that bind none themselves: shapes may be new every time.
-_KEPT = 256
-
 
 class ArrayCollectives:
-    """Binds the collectives of one array for some ranks, and keeps what was bound for the next array like it.
+    """Binds the collectives of one array for some ranks, or calls what was bound for one like it.
 
-    All methods are Local, and raise before any communication what is wrong with an array.
+    All methods raise before any communication what is wrong with an array; those that bind are Local.
 
     Parameters
     ----------
@@ -36,51 +33,44 @@ class ArrayCollectives:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._results = OwnResults()
-        self._kept: dict[Any, ArrayBound] = {}
+        self._bindings = ranks.bindings
         segments = ranks.segments
         self._segments = segments
         #: For what shows each other rank a part of its own; None if there is no room for so many.
         self._in_parts = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
 
-    # -- kept -----------------------------------------------------------------------------------------------------
+    # -- called: what is bound for an array is the communicator's to keep ------------------------------------------
 
-    def all_gather(self, array: Any, axis: int) -> ArrayBound:
-        """Return the all_gather of arrays like this one."""
+    def all_gather(self, array: Any, axis: int, timeout_seconds: float | None) -> Any:
+        """Return the arrays of all ranks.  Collective."""
         others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
         key = ("all_gather", type(array), array.dtype, array.ndim, others)
-        return self._kept.get(key) or self._keep(key, lambda: self.bind_gather(array, axis, None))
+        return self._bindings.call(key, self.bind_gather, (array, axis, None), array, timeout_seconds)
 
-    def gather(self, array: Any, root: int, axis: int) -> ArrayBound:
-        """Return the gather of arrays like this one to `root`."""
+    def gather(self, array: Any, root: int, axis: int, timeout_seconds: float | None) -> Any:
+        """Return the arrays of all ranks on `root`.  Collective."""
         key = ("gather", root, axis, type(array), array.dtype, array.shape[:axis], array.shape[axis:][1:])
-        return self._kept.get(key) or self._keep(key, lambda: self.bind_gather(array, axis, root))
+        return self._bindings.call(key, self.bind_gather, (array, axis, root), array, timeout_seconds)
 
-    def broadcast(self, array: Any, root: int) -> ArrayBound:
-        """Return the broadcast in place of arrays like this one, which must be C-contiguous."""
+    def broadcast(self, array: Any, root: int, timeout_seconds: float | None) -> None:
+        """Give all ranks the array of `root` in place of theirs, which must be C-contiguous.  Collective."""
         key = ("broadcast", root, type(array), array.dtype, array.shape)
-        return self._kept.get(key) or self._keep(key, lambda: self.bind_broadcast(array, root, in_place=True))
+        self._bindings.call(key, self.bind_broadcast, (array, root, True), array, timeout_seconds)
 
-    def broadcast_copy(self, array: Any, root: int) -> ArrayBound:
-        """Return the broadcast of arrays like this one into new ones."""
+    def broadcast_copy(self, array: Any, root: int, timeout_seconds: float | None) -> Any:
+        """Return the array of `root`.  Collective."""
         key = ("broadcast_copy", root, type(array), array.dtype, array.shape)
-        return self._kept.get(key) or self._keep(key, lambda: self.bind_broadcast(array, root))
+        return self._bindings.call(key, self.bind_broadcast, (array, root), array, timeout_seconds)
 
-    def reduce_scatter(self, array: Any, op: str) -> ArrayBound:
-        """Return the reduce_scatter of arrays like this one."""
+    def reduce_scatter(self, array: Any, op: str, timeout_seconds: float | None) -> Any:
+        """Return this rank's rows of the reduced array.  Collective."""
         key = ("reduce_scatter", op, type(array), array.dtype, array.shape)
-        return self._kept.get(key) or self._keep(key, lambda: self.bind_reduce_scatter(array, op))
+        return self._bindings.call(key, self.bind_reduce_scatter, (array, op), array, timeout_seconds)
 
-    def all_to_all(self, array: Any) -> ArrayBound:
-        """Return the all_to_all of arrays like this one."""
+    def all_to_all(self, array: Any, splits: Any, timeout_seconds: float | None) -> Any:
+        """Return the rows that each rank has for this one, and how many.  Collective."""
         key = ("all_to_all", type(array), array.dtype, array.ndim, array.shape[1:])
-        return self._kept.get(key) or self._keep(key, lambda: self.bind_all_to_all(array))
-
-    def _keep(self, key: Any, bind: Callable[[], ArrayBound]) -> ArrayBound:
-        found = bind()
-        if len(self._kept) >= _KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = found
-        return found
+        return self._bindings.call(key, self.bind_all_to_all, (array,), (array, splits), timeout_seconds)
 
     # -- bound ----------------------------------------------------------------------------------------------------
 

@@ -12,15 +12,17 @@ from mpidist import arrays
 from mpidist.collectives import plain, selection
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.array_collectives import ArrayCollectives
+from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.buffers import bind_buffer
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
 from mpidist.collectives.chooser import Chooser
 from mpidist.collectives.device_ways import DeviceWays
+from mpidist.collectives.engine import Engine
 from mpidist.collectives.header import Header
 from mpidist.collectives.lanes import Lanes
-from mpidist.collectives.list_reductions import ListReductions
+from mpidist.collectives.list_reductions import reduce_list
 from mpidist.collectives.messages import Messages, Replay
 from mpidist.collectives.node_memory import NodeMemory
 from mpidist.collectives.persistent import Bound, Once, Started
@@ -34,8 +36,8 @@ from mpidist.runtime.trace import Trace
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
 
-#: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
-_KEPT_CALLS = 256
+#: How many engines are kept: there are few sets of options, unless deadlines are new every time.
+_KEPT_ENGINES = 64
 
 
 class Communicator:
@@ -61,6 +63,8 @@ class Communicator:
         See `CallCheck.begin`.
     started : Started
         The collectives of this rank that were started and not carried out yet.
+    bindings : Bindings
+        What is bound for the calls that bind nothing themselves, of all verbs.
     devices : DeviceWays
         How arrays in device memory are reduced.
     trace : Trace or None
@@ -80,10 +84,10 @@ class Communicator:
         self.trace: Trace | None = None
         self.load_choices: Callable[[Watch], Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}
-        self.objects: dict[str, Any] = {}  # by name: the bound collectives on Python objects
         self.adapters: dict[str, Any] = {}  # by name: what is kept of these ranks above, as long as they are there
         self.started: Started = Started() if whole is None else whole.started
-        self._calls: dict[Any, Bound] = {}
+        self.bindings = Bindings()
+        self._engines: dict[Any, Engine] = {}
         lanes = _lanes(world)
         # Short all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
         self.segments = world.segments if self.topology.node_count == 1 and self.size > 1 else None
@@ -96,8 +100,6 @@ class Communicator:
         self._chooser = self._make_chooser(lanes)
         self.devices = DeviceWays(self)
         self._arrays = ArrayCollectives(self)
-        self._barriers: dict[str, Once] = {}
-        self._lists = ListReductions(self)
 
     # -- what an all-reduce is bound to -------------------------------------------------------------------------------
 
@@ -182,6 +184,17 @@ class Communicator:
             return bound.release() if is_example else bound
         return self._messages.bind(buffer, op, self._chooser.by_messages(buffer.nbytes, algorithm), is_example)
 
+    def engine(
+        self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None
+    ) -> Engine:
+        """Return what reduces lists of tensors under these options, see `Engine`.  Local."""
+        key = bytes_per_pack, algorithm, timeout_seconds
+        if key not in self._engines:
+            if len(self._engines) >= _KEPT_ENGINES:
+                self._engines.clear()
+            self._engines[key] = Engine(self, *key)
+        return self._engines[key]
+
     def miss(self, error: BaseException) -> None:
         """Make no call of the next number, and give up what was started; see `CallCheck.miss`.  Local."""
         self.started.give_up(error)
@@ -210,12 +223,7 @@ class Communicator:
 
         Collective: every rank calls it in the same order.
         """
-        bound = self._barriers.get(what)
-        if bound is None:
-            if len(self._barriers) >= _KEPT_CALLS:
-                self._barriers.clear()
-            bound = self._barriers[what] = Once(self, Call(what))
-        bound(None, timeout_seconds)
+        self.bindings.call(("barrier", what), _compared, (self, what), None, timeout_seconds)
 
     def exchange(self, payload: bytes, what: str = "exchange", timeout_seconds: float | None = None) -> list[bytes]:
         """Return the small byte string that every rank gave, in rank order; for agreement, not for data.
@@ -253,17 +261,16 @@ class Communicator:
             The array is not C-contiguous, or read-only, or there is no such reduction or algorithm.
         """
         buffer = arrays.plain(buffer)
-        key = (type(buffer), buffer.shape, buffer.dtype, op, algorithm)
-        bound = self._calls.get(key)
         plain.check_contiguous("all_reduce", buffer)
         if not getattr(buffer.flags, "writeable", True):  # arrays on devices have no such flag
             raise ValueError(f"{self.control.own_name}: all_reduce writes its result in place, got a read-only array")
-        if bound is None:
-            self._plain(buffer, op)
-            if len(self._calls) >= _KEPT_CALLS:
-                del self._calls[next(iter(self._calls))]
-            bound = self._calls[key] = bind_buffer(self, buffer, op, algorithm, timeout_seconds)
-        bound(buffer.reshape(-1), timeout_seconds)
+        key = ("all_reduce", type(buffer), buffer.shape, buffer.dtype, op, algorithm)
+        like = (buffer, op, algorithm, timeout_seconds)
+        self.bindings.call(key, self._bind_buffer, like, buffer.reshape(-1), timeout_seconds)
+
+    def _bind_buffer(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> Bound:
+        self._arrays.checked(buffer, op)
+        return bind_buffer(self, buffer, op, algorithm, timeout_seconds)
 
     def all_reduce_list(
         self,
@@ -289,7 +296,7 @@ class Communicator:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError, ValueError
         """
-        return self._lists(tensors, op, adjustment, timeout_seconds)
+        return reduce_list(self, tensors, op, adjustment, timeout_seconds)
 
     def all_reduce_init(
         self,
@@ -328,7 +335,7 @@ class Communicator:
             What cannot be reduced so; before any communication.
         """
         adjustment = Adjustment(prescale, postscale, none_as_zeros)
-        return self._lists.bind(like, op, adjustment, algorithm, timeout_seconds)
+        return self.engine(algorithm=algorithm).bind(like, op, timeout_seconds, adjustment)
 
     def reduce_scatter(self, array: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
         """Return this rank's rows of the reduced array: of n rows those from r * n // size to (r + 1) * n // size.
@@ -349,7 +356,7 @@ class Communicator:
             The caller's own.  Means of integers are float64; 16-bit floats are reduced in float32 and rounded once.
         """
         array = self._as_array(array)
-        return self._arrays.reduce_scatter(array, op)(array, timeout_seconds)
+        return self._arrays.reduce_scatter(array, op, timeout_seconds)
 
     def all_gather(self, array: Any, axis: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order.
@@ -364,7 +371,7 @@ class Communicator:
         timeout_seconds : float, optional
         """
         array = self._as_array(array)
-        return self._arrays.all_gather(array, axis)(array, timeout_seconds)
+        return self._arrays.all_gather(array, axis, timeout_seconds)
 
     def gather(self, array: Any, root: int = 0, axis: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order, on rank `root`; None on the others.
@@ -379,7 +386,7 @@ class Communicator:
         timeout_seconds : float, optional
         """
         array = self._as_array(array)
-        return self._arrays.gather(array, root, axis)(array, timeout_seconds)
+        return self._arrays.gather(array, root, axis, timeout_seconds)
 
     def all_to_all(
         self, array: Any, splits: Sequence[int] | None = None, timeout_seconds: float | None = None
@@ -409,7 +416,7 @@ class Communicator:
             Splits that are negative, too many or too few, or that do not add up; before any communication.
         """
         array = self._as_array(array)
-        return self._arrays.all_to_all(array)((array, splits), timeout_seconds)
+        return self._arrays.all_to_all(array, splits, timeout_seconds)
 
     def broadcast(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> None:
         """Give all ranks the array of rank `root`, in place.
@@ -424,7 +431,7 @@ class Communicator:
         """
         array = self._as_array(array)
         plain.check_contiguous("broadcast", array)
-        self._arrays.broadcast(array, root)(array, timeout_seconds)
+        self._arrays.broadcast(array, root, timeout_seconds)
 
     def broadcast_copy(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return a new array with the values of rank `root`; all ranks give arrays of the same shape and dtype.
@@ -432,7 +439,7 @@ class Communicator:
         Collective: every rank calls it in the same order.
         """
         array = self._as_array(array)
-        return self._arrays.broadcast_copy(array, root)(array, timeout_seconds)
+        return self._arrays.broadcast_copy(array, root, timeout_seconds)
 
     # -- from one rank to another --------------------------------------------------------------------------------------
 
@@ -520,9 +527,10 @@ class Communicator:
     def _as_array(self, array: Any) -> Any:
         return array if type(array) is numpy.ndarray else self._arrays.checked(array)
 
-    def _plain(self, array: Any, op: str | None = None) -> Any:
-        """Return an array as `ArrayCollectives.checked` does."""
-        return self._arrays.checked(array, op)
+
+def _compared(ranks: Communicator, what: str) -> Bound:
+    """Return a call that moves nothing."""
+    return Once(ranks, Call(what))
 
 
 def _lanes(world: World) -> Lanes | None:

@@ -191,16 +191,12 @@ class BoundList(Bound):
     Attributes
     ----------
     question : Question
-    key, nbytes, last_call
-        For the `PlanCache`.
     """
 
     def __init__(self, ranks: Ranks, call: Call, question: Question, plan: Plan, like: _Like) -> None:
         super().__init__(ranks, call)
         self.question = question
-        self.key: Any = None
         self.nbytes = plan.nbytes + _BYTES_PER_TENSOR * len(plan.signatures)
-        self.last_call = 0
         self._plan = plan
         self._like = like
         self._scale = 1.0 / ranks.size if plan.op == "mean" and ranks.size > 1 else None

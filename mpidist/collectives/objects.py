@@ -44,7 +44,7 @@ def broadcast_object(
         raise ValueError(f"{communicator.control.own_name}: root_rank {root} is no rank of a world of this size")
     bound, is_root = _bound(communicator, f"broadcast_object(root_rank={root})", root), communicator.rank == root
     content, error = _packed(root_object) if is_root else (_NOTHING, None)
-    joined, _ = bound(content, timeout_seconds)
+    joined, _ = _called(communicator, bound, content, timeout_seconds)
     _raise_problems(communicator, bound.call, {root: joined}, error)
     return root_object if is_root else _unpacked(communicator, bound.call, root, joined)
 
@@ -62,7 +62,7 @@ def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seco
     """
     bound = _bound(communicator, "all_gather_object", None)
     content, error = _packed(rank_object)
-    joined, lengths = bound(content, timeout_seconds)
+    joined, lengths = _called(communicator, bound, content, timeout_seconds)
     found, start = {}, 0
     for rank, length in enumerate(lengths):
         found[rank] = joined[start : start + length]
@@ -83,7 +83,8 @@ class _NodeObjects(NodeGather):
 
 def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBound:
     """Return the gathering of that name, which is kept; only `root` gives something, if there is one."""
-    found = communicator.objects.get(name)
+    key = "object", name
+    found = communicator.bindings.find(key)
     if found is None:
         segments, call = communicator.segments, Call(name)
         if segments is not None:
@@ -91,8 +92,15 @@ def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBoun
         else:
             move = _sent_to_all if root is None else partial(_sent_from, root)
             found = SentCollective(communicator, call, _NOTHING, 0, move)
-        communicator.objects[name] = found
+        found.key = key
     return found
+
+
+def _called(communicator: Communicator, bound: ArrayBound, content: Any, timeout_seconds: float | None) -> Any:
+    """Return what was joined, and the length of each rank's bytes.  Collective."""
+    results = bound(content, timeout_seconds)
+    communicator.bindings.use(bound)
+    return results
 
 
 def _sent_from(root: int, transport: Transport, content: Any, watch: Watch) -> tuple[Any, list[int]]:

@@ -34,6 +34,7 @@ class OptionalList(Bound):
         self._zeros = Zeros(examples, op)
         self._all = bind([*examples, self._zeros.counts])
         self._given: list[Any] = []
+        self.nbytes = self._all.nbytes
         super().__init__(ranks, self._all.call)
 
     def enter(self, given: Sequence[Any]) -> None:

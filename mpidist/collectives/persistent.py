@@ -56,7 +56,12 @@ class Bound:
     ----------
     timeout_seconds : float or None
         For calls that name none.
+    key, nbytes, last_call
+        For a table of bindings, see `PlanCache`.
     """
+
+    key: Any = None
+    nbytes = last_call = 0
 
     def __init__(self, caller: Caller, call: Call) -> None:
         self.call = call

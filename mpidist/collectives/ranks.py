@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpidist.cluster.topology import Topology
+from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
@@ -19,6 +20,7 @@ from mpidist.transports.node_memory import SharedSegments
 
 if TYPE_CHECKING:
     from mpidist.collectives.device_ways import DeviceWays
+    from mpidist.collectives.engine import Engine
 
 
 class Ranks(Protocol):
@@ -33,6 +35,7 @@ class Ranks(Protocol):
     begin: Callable[..., Watch]
     started: Started
     in_shared_memory: dict[int, Any]
+    bindings: Bindings
     devices: DeviceWays
 
     def prepare(self, call: Call, algorithm: str | None = None, timeout_seconds: float | None = None) -> None:
@@ -44,6 +47,12 @@ class Ranks(Protocol):
 
     def observed(self, reduction: BucketReduction) -> BucketReduction:
         """Return a reduction that was made elsewhere, with its events if there is a trace.  Local."""
+        ...
+
+    def engine(
+        self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None
+    ) -> Engine:
+        """Return what reduces lists of tensors under these options.  Local."""
         ...
 
     def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:

@@ -73,10 +73,6 @@ class FusedUpdate:
         self._algorithm = algorithm
         self._timeout_seconds = timeout_seconds
 
-    def of_one_copy(self) -> FusedUpdate:
-        """Return the same for parameters that all ranks see.  Local."""
-        return FusedUpdate(self.communicator, self._algorithm, self._timeout_seconds, in_one_copy=True)
-
     def pays(self, nbytes: int) -> bool:
         """Return whether slices may pay for gradients of so many bytes.  Local; the same answer on all ranks."""
         return self.communicator.size > 1 and nbytes >= LEAST_BYTES

@@ -155,8 +155,10 @@ def _made(strategy: Any) -> Replicas:
         return alive().reduce_arrays(op, given)
 
     def bind(arrays: list[Any], op: str) -> Any:
-        parsed = ReduceOp.parse(op)
-        return alive().bind_all_reduce(parsed, arrays) or _ByStrategy(lambda given: reduce(given, parsed))
+        engine, parsed = alive().engine(), ReduceOp.parse(op)
+        if engine is None or not arrays:
+            return _ByStrategy(lambda given: reduce(given, parsed))
+        return engine.bind(arrays, parsed.verb)
 
     return Replicas(communicator, bind)
 

@@ -194,10 +194,15 @@ def persistent_all_reduce(
     adjustment: Adjustment = AS_IT_IS,
 ) -> Any:
     """Return the all-reduce of values like this one over the replicas of a strategy."""
+    engine, op = extended.engine(options), reduce_op.verb
+
+    def bind(examples: list[Any]) -> _ListReduction | None:
+        return engine.bind(examples, op, adjustment=adjustment) if engine is not None and examples else None
+
     return PersistentAllReduce(
-        lambda examples: extended.bind_all_reduce(reduce_op, examples, options, adjustment),
+        bind,
         lambda arrays: extended.reduce_arrays(reduce_op, arrays, options) if arrays else [],
         like,
         adjustment,
-        reduce_op.verb,
+        op,
     )

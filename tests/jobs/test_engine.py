@@ -24,7 +24,7 @@ import mpidist
 from mpidist.collectives import bucket_reduction, pieces
 from mpidist.world import world_communicator
 from mpidist.collectives import update
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 
 communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
@@ -69,7 +69,7 @@ class SGD(mpidist.optimizers.SGD):
         return super().update_slice(*args)
 """
 ALL_REDUCE = """
-fused = FusedAllReduce(communicator, algorithm=ALGORITHM)
+fused = Engine(communicator, algorithm=ALGORITHM)
 def step():
     fused([numpy.ones(1_500_000, "f4"), numpy.ones(7, "f4")])
 """
@@ -217,9 +217,7 @@ if detect_launcher().rank == 0:  # who makes the memory of the node
 
 
 def test_a_node_without_room_for_shared_memory_says_so_once_and_uses_messages(tmp_path: Path):
-    body = (
-        START + "fused = FusedAllReduce(communicator)\n" + VALUES + 'say(f"shared {communicator.facts().has_segments}")'
-    )
+    body = START + "fused = Engine(communicator)\n" + VALUES + 'say(f"shared {communicator.facts().has_segments}")'
     env = {"MPIDIST_TUNING_FOLDER": str(tmp_path)}
     result = run_job(3, NO_MEMORY + body, env=env)
     assert result.returncode == 0, result.stderr
@@ -241,7 +239,7 @@ try:
     strategy.extended.gradient_buffers([v])
 except TransportError as error:
     say(f"rank {rank}: {error}")
-fused = FusedAllReduce(communicator)
+fused = Engine(communicator)
 """
     result = run_job(3, START + body + VALUES, env={"MPIDIST_ALGORITHM": "shared_memory"})
     assert result.returncode == 0, result.stderr

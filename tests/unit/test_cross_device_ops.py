@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from mpidist import arrays, context
-from mpidist.collectives.fused import Recent
+from mpidist.collectives.engine import Recent
 from mpidist.cross_device_ops import (
     AllReduceCrossDeviceOps,
     CrossDeviceOps,

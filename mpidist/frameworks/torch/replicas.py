@@ -12,7 +12,6 @@ import numpy
 from mpidist import context
 from mpidist.arrays import empty
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.in_place import bind_in_place
 from mpidist.collectives.plan import Signature
 from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.options import ReduceOp
@@ -81,14 +80,15 @@ class TorchReplicas:
         if compression is not None:
             return self._bind_coded(op, signatures, compression)
         if self._extended is None:
-            return bind_in_place(self.communicator, signatures, op, kind=kind)
+            return self.communicator.engine().bind_in_place(signatures, op, kind)
         extended, reduce_op = self._extended, ReduceOp.parse(op)
 
         def reduce(arrays: Sequence[Any]) -> None:
             for array, result in zip(arrays, extended.reduce_arrays(reduce_op, list(arrays)), strict=True):
                 array[...] = result
 
-        return extended.bind_in_place(reduce_op, signatures, kind) or reduce
+        engine = extended.engine()
+        return reduce if engine is None else engine.bind_in_place(signatures, reduce_op.verb, kind)
 
     def _bind_coded(self, op: str, signatures: Sequence[Signature], compression: Compression) -> InPlace:
         like = [numpy.empty(shape, dtype) for _, dtype, shape in signatures]

@@ -8,7 +8,7 @@ import pytest
 import mpidist
 from mpidist.collectives import update
 from mpidist.collectives.call import Call
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 from mpidist.collectives.persistent import Once
 from mpidist.commands.trace import gather, lateness
 from mpidist.runtime import trace as kinds
@@ -98,7 +98,7 @@ def test_what_is_sent_from_elsewhere_is_noted_too(folder):
 
 def test_a_list_unlike_the_last_one_is_no_call(folder):
     def on_rank():
-        fused = FusedAllReduce(world_communicator())
+        fused = Engine(world_communicator())
         for shape in [(3,), (4,), (5,)]:
             fused([numpy.ones(shape, "f4"), numpy.ones(2, "f4")])
 

@@ -23,7 +23,7 @@ def block(*frames, error="mpidist.errors.TransportTimeoutError: rank 0 of 4: wai
     return ["Traceback (most recent call last):", *[line for lines in frames for line in lines], error]
 
 
-USER, OWN = frame("/home/me/mpidist/train.py"), frame("/site/mpidist/collectives/fused.py")
+USER, OWN = frame("/home/me/mpidist/train.py"), frame("/site/mpidist/collectives/engine.py")
 
 
 def test_what_mpidist_does_to_raise_its_error_is_left_out():

@@ -1,4 +1,4 @@
-"""Lists of tensors reduced over all ranks: the bound object of a list is found, or made, and called.
+"""`Engine`: what reduces lists of tensors over some ranks.  The bound object of a list is found, or made, and called.
 
 The result lives where it was reduced: the tensors that the caller gets are views of a bucket's buffer.  The caller owns
 them.  A set of buffers is used again only when nobody refers to any view of it any more, so that a training loop, which
@@ -12,12 +12,14 @@ from typing import Any
 from weakref import ref
 
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.in_place import bind_in_place
 from mpidist.collectives.lists import BoundList, Packed, Question, bind_list
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.optional_lists import OptionalList
 from mpidist.collectives.persistent import UNLIKE, Bound
-from mpidist.collectives.plan_cache import PlanCache
+from mpidist.collectives.plan import Signature
 from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.update import FusedUpdate
 
 #: Of how many lengths the last list is known, and for how many operations and deadlines.
 _KEPT_LENGTHS, _KEPT_DEADLINES = 256, 64
@@ -30,8 +32,11 @@ def no_repeat(tensors: Sequence[Any]) -> None:
     """Know of no list."""
 
 
-class FusedAllReduce:
-    """All-reduce of lists of tensors, fused.
+class Engine:
+    """The all-reduces of lists of tensors over some ranks, under one set of options.
+
+    Lists come back as new arrays, or as they were packed; are reduced in place; or update parameters on the way.
+    `Communicator.engine` keeps the engines of its ranks; what they bind is in its table of bindings.
 
     Parameters
     ----------
@@ -40,18 +45,23 @@ class FusedAllReduce:
         Size in bytes of a fused unit, 0 for the default.
     algorithm : str, optional
         As in `Communicator.all_reduce`.
-    plans : PlanCache, optional
-        For those who keep bound objects in common; by default its own.
+    timeout_seconds : float, optional
+        For calls that name none.
     """
 
     def __init__(
-        self, ranks: Ranks, bytes_per_pack: int = 0, algorithm: str | None = None, plans: PlanCache | None = None
+        self,
+        ranks: Ranks,
+        bytes_per_pack: int = 0,
+        algorithm: str | None = None,
+        timeout_seconds: float | None = None,
     ) -> None:
-        self.plans = PlanCache() if plans is None else plans
+        self.timeout_seconds = timeout_seconds
         self._ranks = ranks
         self._bytes_per_pack = bytes_per_pack
         self._algorithm = algorithm
         self._recent: dict[tuple[str, float | None, bool], Recent] = {}
+        self._updates: dict[bool, FusedUpdate] = {}
 
     def __call__(
         self,
@@ -98,16 +108,17 @@ class FusedAllReduce:
         """
         return self._reduce(self.recent(op, timeout_seconds, is_packed=True), tensors, names)
 
-    def recent(self, op: str, timeout_seconds: float | None, is_packed: bool = False) -> Recent:
+    def recent(self, op: str, timeout_seconds: float | None = None, is_packed: bool = False) -> Recent:
         """Return the lists that were reduced last by this operation, with this deadline.  Local."""
-        key = op, timeout_seconds, is_packed
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        key = op, seconds, is_packed
         if key not in self._recent:
             if len(self._recent) >= _KEPT_DEADLINES:
                 self._recent.clear()
-            self._recent[key] = Recent(self._ranks, self.plans, *key)
+            self._recent[key] = Recent(self._ranks, *key)
         return self._recent[key]
 
-    def bound(
+    def bind(
         self,
         tensors: Sequence[Any],
         op: str = "sum",
@@ -134,14 +145,37 @@ class FusedAllReduce:
             A factor for arrays of whole numbers.
         """
         prescale, postscale, none_as_zeros = adjustment
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         question = Question(op, None, self._bytes_per_pack, self._algorithm, False, prescale, postscale)
 
         def bind(examples: Sequence[Any]) -> BoundList:
-            return bind_list(self._ranks, examples, question, timeout_seconds, in_memory_order=False, any_strides=True)
+            return bind_list(self._ranks, examples, question, seconds, in_memory_order=False, any_strides=True)
 
         found: Bound = OptionalList(self._ranks, bind, tensors, op) if none_as_zeros else bind(tensors)
-        found.timeout_seconds = timeout_seconds
+        found.timeout_seconds = seconds
         return found
+
+    def bind_in_place(self, signatures: Sequence[Signature], op: str = "sum", kind: Any = None) -> Bound:
+        """Return what reduces lists of arrays of these names, dtypes and shapes in place; see `bind_in_place`.
+
+        Collective: every rank calls it in the same order.
+        """
+        return bind_in_place(self._ranks, signatures, op, self._algorithm, self.timeout_seconds, kind)
+
+    def update(self, in_one_copy: bool = False) -> FusedUpdate | None:
+        """Return what sums gradients and updates parameters in one pass, None where the settings forbid it.  Local.
+
+        Parameters
+        ----------
+        in_one_copy : bool
+            Whether the parameters are arrays that all ranks see.
+        """
+        if not self._ranks.control.settings.sharded_updates:
+            return None
+        if in_one_copy not in self._updates:
+            update = FusedUpdate(self._ranks, self._algorithm, self.timeout_seconds, in_one_copy)
+            self._updates[in_one_copy] = update
+        return self._updates[in_one_copy]
 
     def _reduce(self, recent: Recent, tensors: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
         """Reduce a list that is like the last one, or is not."""
@@ -153,7 +187,7 @@ class FusedAllReduce:
         """Reduce a list that is not like the last one."""
         question = Question(recent.op, labels, self._bytes_per_pack, self._algorithm, recent.is_packed)
         key = question.key(tensors)
-        bound = self.plans.find(key)
+        bound = self._ranks.bindings.find(key)
         if bound is not None:
             recent.remember(bound, len(tensors))
             results = recent(tensors, labels)
@@ -173,27 +207,25 @@ class Recent:
     Parameters
     ----------
     ranks : Ranks
-    plans : PlanCache
-        Keeps the bound objects.
     op : str
     timeout_seconds : float or None
     is_packed : bool
         Whether results are given as they were packed.
     """
 
-    def __init__(self, ranks: Ranks, plans: PlanCache, op: str, timeout_seconds: float | None, is_packed: bool) -> None:
+    def __init__(self, ranks: Ranks, op: str, timeout_seconds: float | None, is_packed: bool) -> None:
         self.op = op
         self.timeout_seconds = timeout_seconds
         self.is_packed = is_packed
         self._ranks = ranks
         self._in_shared_memory = ranks.in_shared_memory
-        self._use = plans.use
+        self._use = ranks.bindings.use
         self._last: dict[int, ref[BoundList]] = {}
 
     def __call__(self, tensors: Sequence[Any], names: tuple[str, ...] | None = None) -> list[Any] | None:
         """Reduce gradient buffers, or a list like the last one of its length; None, and nothing done, for another one.
 
-        Collective: every rank calls it in the same order.  Parameters and errors as for a call of `FusedAllReduce`.
+        Collective: every rank calls it in the same order.  Parameters and errors as for a call of `Engine`.
         """
         if self._in_shared_memory:
             buffers = self._buffers(tensors)

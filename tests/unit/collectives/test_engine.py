@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 from mpidist.errors import CollectiveMismatchError, RankFailedError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
@@ -43,7 +43,7 @@ KINDS = st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled
 def test_a_list_of_many_shapes_and_dtypes_is_summed(size, bytes_per_pack):
     def step():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator, bytes_per_pack)
+        fused = Engine(communicator, bytes_per_pack)
         tensors = [_tensor(communicator.rank, i, shape, dtype) for i, (shape, dtype) in enumerate(MIXED)]
         return fused(tensors), tensors
 
@@ -63,7 +63,7 @@ def test_a_list_of_many_shapes_and_dtypes_is_summed(size, bytes_per_pack):
 def test_any_list_is_summed(size, kinds, bytes_per_pack):
     def step():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator, bytes_per_pack)
+        fused = Engine(communicator, bytes_per_pack)
         return fused([_tensor(communicator.rank, i, shape, dtype) for i, (shape, dtype) in enumerate(kinds)])
 
     for results in run_ranks(size, step):
@@ -75,7 +75,7 @@ def test_any_list_is_summed(size, kinds, bytes_per_pack):
 def test_other_reductions_of_1_2_3(op, expected):
     def step():
         communicator = world_communicator()
-        return FusedAllReduce(communicator)([numpy.full(4, communicator.rank + 1.0, "f4")], op)[0]
+        return Engine(communicator)([numpy.full(4, communicator.rank + 1.0, "f4")], op)[0]
 
     for result in run_ranks(3, step):
         numpy.testing.assert_array_equal(result, numpy.full(4, expected, "f4"))
@@ -83,7 +83,7 @@ def test_other_reductions_of_1_2_3(op, expected):
 
 def test_the_mean_of_integers_is_exact_in_float64():
     def step():
-        return FusedAllReduce(world_communicator())([numpy.array([world_communicator().rank, 1])], "mean")[0]
+        return Engine(world_communicator())([numpy.array([world_communicator().rank, 1])], "mean")[0]
 
     for result in run_ranks(2, step):
         assert result.dtype == numpy.float64
@@ -94,7 +94,7 @@ def test_non_contiguous_tensors_are_packed_in_their_logical_order():
     def step():
         rank = world_communicator().rank
         whole = numpy.arange(24.0).reshape(4, 6) + rank
-        return FusedAllReduce(world_communicator())([whole[::2, 1::2], whole.T])
+        return Engine(world_communicator())([whole[::2, 1::2], whole.T])
 
     base = numpy.arange(24.0).reshape(4, 6)
     for strided, transposed in run_ranks(2, step):
@@ -106,7 +106,7 @@ def test_16_bit_floats_are_rounded_once_at_the_end():
     # 2048 + 1 is not a float16: added one by one in 16 bits, the sum would stay at 2048.
     def step():
         rank = world_communicator().rank
-        return FusedAllReduce(world_communicator())([numpy.array([2048.0 if rank == 0 else 1.0], "f2")])[0]
+        return Engine(world_communicator())([numpy.array([2048.0 if rank == 0 else 1.0], "f2")])[0]
 
     for result in run_ranks(4, step):
         assert result[0] == numpy.float16(2051.0)
@@ -119,7 +119,7 @@ def test_lists_of_many_short_tensors_are_summed_between_other_calls(size, elemen
 
     def steps():
         communicator = world_communicator()
-        fused, long = FusedAllReduce(communicator), numpy.empty(elements)
+        fused, long = Engine(communicator), numpy.empty(elements)
         for step in range(3):
             for shapes in lists:
                 for _ in range(2):
@@ -139,7 +139,7 @@ def test_many_short_tensors_are_told_from_others_that_are_as_many(other):
 
     def steps():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         first = [_tensor(communicator.rank, i, (256,), "f4") for i in range(100)]
         second = [*first[:50], _tensor(communicator.rank, 50, shape, dtype), *first[51:]]
         for _ in range(3):
@@ -154,7 +154,7 @@ def test_many_short_tensors_are_told_from_others_that_are_as_many(other):
 def test_results_that_somebody_holds_never_change():
     def steps():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         held = [fused([numpy.full((2, 3), float(step))])[0][1] for step in range(10)]  # a view of a result
         return held
 
@@ -168,7 +168,7 @@ def test_results_that_somebody_holds_never_change():
 def test_what_one_rank_changes_on_a_result_is_in_no_later_one(count, rank):
     def steps():
         communicator = world_communicator()
-        fused, found = FusedAllReduce(communicator), []
+        fused, found = Engine(communicator), []
         for step in range(5):
             results = fused([numpy.full((3, 2), step + 1.0, "f4") for _ in range(count)])
             found.append([(each.dtype.str, each.flags.writeable, each.tolist()) for each in results])
@@ -185,7 +185,7 @@ def test_what_one_rank_changes_on_a_result_is_in_no_later_one(count, rank):
 
 def test_results_that_nobody_holds_are_written_again():
     def steps():
-        fused = FusedAllReduce(world_communicator())
+        fused = Engine(world_communicator())
         addresses = set()
         for step in range(10):
             (result,) = fused([numpy.full(1000, float(step))])
@@ -199,7 +199,7 @@ def test_results_that_nobody_holds_are_written_again():
 def test_two_lists_may_alternate_as_in_a_gan():
     def steps():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         for step in range(6):
             generator, discriminator = numpy.full((3, 2), float(step)), numpy.full(5, communicator.rank + step)
             numpy.testing.assert_array_equal(fused([generator])[0], 2 * generator)
@@ -212,7 +212,7 @@ def test_two_lists_may_alternate_as_in_a_gan():
 def test_a_shape_that_changes_after_100_good_steps_is_named_on_all_ranks():
     def steps():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         for _ in range(100):
             fused([numpy.ones((4, 3), "f4")], names=["w"])
         shape = (4, 5) if communicator.rank == 1 else (4, 3)
@@ -229,7 +229,7 @@ def test_a_shape_that_changes_after_100_good_steps_is_named_on_all_ranks():
 def test_lists_of_equal_bytes_and_different_shapes_do_not_match():
     def step():
         shapes = [(2, 3), (6,)] if world_communicator().rank else [(6,), (2, 3)]
-        FusedAllReduce(world_communicator())([numpy.ones(shape) for shape in shapes])
+        Engine(world_communicator())([numpy.ones(shape) for shape in shapes])
 
     expected = r"tensor 0: rank 1 passed float64 \(2, 3\), rank 0 passed float64 \(6,\)"
     with pytest.raises(CollectiveMismatchError, match=expected):
@@ -239,7 +239,7 @@ def test_lists_of_equal_bytes_and_different_shapes_do_not_match():
 def test_different_names_dtypes_counts_and_reductions_do_not_match():
     def step(kind):
         rank = world_communicator().rank
-        fused = FusedAllReduce(world_communicator())
+        fused = Engine(world_communicator())
         one = numpy.ones(3)
         {
             "name": lambda: fused([one], names=["a" if rank else "b"]),
@@ -269,7 +269,7 @@ def test_packs_and_algorithms_that_differ_do_not_match(bytes_per_pack, algorithm
     def step():
         communicator = world_communicator()
         options = (bytes_per_pack, algorithm) if communicator.rank == 0 else ()
-        FusedAllReduce(communicator, *options)([numpy.ones(100), numpy.ones(100)])
+        Engine(communicator, *options)([numpy.ones(100), numpy.ones(100)])
 
     with pytest.raises(CollectiveMismatchError, match=said):
         run_ranks(2, step)
@@ -278,7 +278,7 @@ def test_packs_and_algorithms_that_differ_do_not_match(bytes_per_pack, algorithm
 def test_one_rank_that_skips_one_call_is_found_in_the_next():
     def steps():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         if communicator.rank != 1:
             fused([numpy.ones(3)], names=["generator"])
         fused([numpy.ones(5)], names=["discriminator"])
@@ -290,7 +290,7 @@ def test_one_rank_that_skips_one_call_is_found_in_the_next():
 def test_one_rank_that_skips_the_last_call_is_named_by_the_others():
     def steps():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         for _ in range(3 if communicator.rank == 1 else 4):
             fused([numpy.ones(3)])
 
@@ -300,7 +300,7 @@ def test_one_rank_that_skips_the_last_call_is_named_by_the_others():
 
 def test_the_communicator_works_on_after_a_mismatch_that_was_caught():
     def steps():
-        fused = FusedAllReduce(world_communicator())
+        fused = Engine(world_communicator())
         with pytest.raises(CollectiveMismatchError):
             fused([numpy.ones(2 + world_communicator().rank)])
         return fused([numpy.ones(2)])[0].tolist()
@@ -310,4 +310,4 @@ def test_the_communicator_works_on_after_a_mismatch_that_was_caught():
 
 def test_names_must_be_as_many_as_tensors():
     with pytest.raises(ValueError, match="2 tensors and 1 names"):
-        FusedAllReduce(world_communicator())([numpy.ones(1), numpy.ones(1)], names=["a"])
+        Engine(world_communicator())([numpy.ones(1), numpy.ones(1)], names=["a"])
