@@ -14,13 +14,13 @@ from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.array_collectives import ArrayCollectives
 from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.bucket_reduction import BucketReduction
-from mpidist.collectives.buffers import bind_buffer
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
 from mpidist.collectives.chooser import Chooser
 from mpidist.collectives.device_ways import DeviceWays
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.header import Header
+from mpidist.collectives.in_place import bind_buffer
 from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.list_reductions import reduce_list
 from mpidist.collectives.messages import Messages, Replay
@@ -266,11 +266,11 @@ class Communicator:
             raise ValueError(f"{self.control.own_name}: all_reduce writes its result in place, got a read-only array")
         key = ("all_reduce", type(buffer), buffer.shape, buffer.dtype, op, algorithm)
         like = (buffer, op, algorithm, timeout_seconds)
-        self.bindings.call(key, self._bind_buffer, like, buffer.reshape(-1), timeout_seconds)
+        self.bindings.call(key, self._bind_buffer, like, (buffer.reshape(-1),), timeout_seconds)
 
     def _bind_buffer(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> Bound:
         self._arrays.checked(buffer, op)
-        return bind_buffer(self, buffer, op, algorithm, timeout_seconds)
+        return bind_buffer(self, buffer.reshape(-1), op, algorithm, timeout_seconds)
 
     def all_reduce_list(
         self,

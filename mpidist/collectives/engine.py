@@ -13,12 +13,13 @@ from weakref import ref
 
 from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.in_place import bind_in_place
-from mpidist.collectives.lists import BoundList, Packed, Question, bind_list
+from mpidist.collectives.lists import BoundList, Question, bind_list
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.optional_lists import OptionalList
 from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.plan import Signature
 from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.results import Packed
 from mpidist.collectives.update import FusedUpdate
 
 #: Of how many lengths the last list is known, and for how many operations and deadlines.

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpidist import arrays
 from mpidist.collectives.messages import Replay
 from mpidist.collectives.plan import Bucket, Plan
+
+
+class Packed(NamedTuple):
+    """Reduced tensors of one dtype that lie one after the other, each in the order of its axes.
+
+    Attributes
+    ----------
+    tensors : tuple of int
+        Their positions in the list.
+    offsets : tuple of int
+        Where each begins, in elements; one more for the end.
+    values : array, shape (elements,)
+        The next call writes to it.
+    """
+
+    tensors: tuple[int, ...]
+    offsets: tuple[int, ...]
+    values: Any
 
 
 class ResultSet:
@@ -27,10 +45,17 @@ class ResultSet:
         See `Sources`.
     buffers : list of array, optional
         A flat array for each bucket, which does not lie in another one; by default new ones.
+    is_packed : bool
+        Whether the results are handed out as they were packed.
     """
 
     def __init__(
-        self, plan: Plan, kind: Any, orders: Mapping[int, tuple[int, ...]], buffers: list[Any] | None = None
+        self,
+        plan: Plan,
+        kind: Any,
+        orders: Mapping[int, tuple[int, ...]],
+        buffers: list[Any] | None = None,
+        is_packed: bool = False,
     ) -> None:
         if buffers is None:
             buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
@@ -43,6 +68,12 @@ class ResultSet:
             result if owner is buffer else buffer
             for result, owner, buffer in zip(self.results, self._owners, buffers, strict=True)
         ]
+        self._packed = [
+            Packed(bucket.tensors, bucket.offsets, result)
+            for bucket, result in zip(plan.buckets, self.results, strict=True)
+            if is_packed
+        ]
+        self._is_packed = is_packed
         self._replays: dict[int, Replay] = {}
         self._views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self.results, strict=True):
@@ -59,11 +90,19 @@ class ResultSet:
                 back = sorted(range(len(order)), key=order.__getitem__)
                 self._views[position] = result[start:end].reshape([shape[axis] for axis in order]).transpose(back)
 
-    def replay(self, index: int, bind: Callable[[Any], Replay]) -> Replay:
-        """Return what reduces buffer `index` over messages; ``bind(buffer)`` makes it once."""
+    def targets(self, index: int, members: Sequence[Any]) -> Sequence[Any]:
+        """Return the result of bucket `index`."""
+        return (self.results[index],)
+
+    def holds(self, index: int) -> bool:
+        """Return False: values are not in the buffers."""
+        return False
+
+    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> Replay:
+        """Return what reduces buffer `index` over messages; ``bind(buffer, is_example)`` makes it once."""
         bound = self._replays.get(index)
         if bound is None:
-            bound = self._replays[index] = bind(self.buffers[index])
+            bound = self._replays[index] = bind(self.buffers[index], False)
             self.settle()  # what is bound refers to the buffer
         return bound
 
@@ -76,8 +115,8 @@ class ResultSet:
             result[...] = buffer
 
     def hand_out(self) -> list[Any]:
-        """Return the results as new array objects, in the caller's shapes."""
-        return list(map(self._new_view, self._views))
+        """Return the results as new array objects, in the caller's shapes; or as they were packed."""
+        return list(self._packed) if self._is_packed else list(map(self._new_view, self._views))
 
     def protect(self) -> None:
         """Let callers only read what they get: others see the same memory."""

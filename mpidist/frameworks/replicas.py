@@ -17,7 +17,7 @@ from mpidist.options import ReduceOp
 from mpidist.world import world_communicator
 
 
-class BoundReduction(Protocol):
+class HostReduction(Protocol):
     """An all-reduce bound to lists of host arrays."""
 
     def __call__(self, arrays: Any) -> Any:
@@ -49,11 +49,11 @@ class Replicas:
         self.rank, self.size = communicator.rank, communicator.size
         self.kept: dict[str, Any] = {}
         self._bind = bind
-        self._numbers: dict[str, BoundReduction] = {}
+        self._numbers: dict[str, HostReduction] = {}
 
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
-    ) -> BoundReduction:
+    ) -> HostReduction:
         """Return the all-reduce of lists like this one.  Collective: every rank calls it in the same order."""
         if self._bind is not None and compression is None:
             return self._bind(arrays, op)

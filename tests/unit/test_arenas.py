@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.collectives import update
-from mpidist.collectives.engine import Packed
+from mpidist.collectives.results import Packed
 from mpidist.optimizers import LAMB, SGD
 from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.testing import run_ranks

@@ -14,7 +14,7 @@ from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.trees import KeptTrees, Results, TreeKind
-from mpidist.frameworks.replicas import BoundReduction, Replicas, replicas_in_force
+from mpidist.frameworks.replicas import HostReduction, Replicas, replicas_in_force
 from mpidist.options import ReduceOp
 
 _WHAT = "mpidist.jax.reduce_tree"
@@ -138,8 +138,8 @@ class _BoundTree:
                     f"{_WHAT}: compression={compression!r} codes values in host memory, and leaf "
                     f"{self.kind.names[0]!r} lies on a GPU: reduce jax.device_get(tree), or leave compression out"
                 )
-        self._plain: tuple[BoundReduction, Results] | None = None
-        self._weighted: tuple[BoundReduction, Results, list[Any]] | None = None
+        self._plain: tuple[HostReduction, Results] | None = None
+        self._weighted: tuple[HostReduction, Results, list[Any]] | None = None
         self.compressed: CompressedAllReduce | None = None
         if compression is not None:
             reducing = self._weighted_all_reduce()[0]
@@ -209,7 +209,7 @@ class _BoundTree:
                     numpy.multiply(each, share, out=target, dtype=target.dtype, casting="unsafe")
             return TreeHandle(self, values, handle, results)
 
-    def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[BoundReduction, Results, list[Any]]:
+    def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[HostReduction, Results, list[Any]]:
         """Return what reduces leaves times shares; `given` are arrays of their kind, which the host's need not be."""
         if self._weighted is None:
             like = given[0] if self._device is not None else numpy.empty(0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives import lists
+from mpidist.collectives import sinks
 from mpidist.collectives.call import Call
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.persistent import Once
@@ -240,7 +240,7 @@ def test_who_is_called_while_a_collective_is_carried_out_cannot_wait_for_it():
 
 @pytest.mark.parametrize("signatures", [SIGNATURES, LONG], ids=["short", "long"])
 def test_ranks_that_have_no_memory_for_results_stay_in_step(signatures, monkeypatch):
-    def no_memory(*args):
+    def no_memory(*args, **options):
         raise MemoryError
 
     def on_rank():
@@ -253,7 +253,7 @@ def test_ranks_that_have_no_memory_for_results_stay_in_step(signatures, monkeypa
         communicator.barrier()
         return float(bound(_arrays(signatures, 1.0))[0].flat[0])
 
-    monkeypatch.setattr(lists, "ResultSet", no_memory)
+    monkeypatch.setattr(sinks, "ResultSet", no_memory)
     assert run_ranks(2, on_rank) == [2.0, 2.0]
 
 
