@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mpidist.collectives.call import Call
-from mpidist.collectives.persistent import Bound, Handle
+from mpidist.collectives.handle import Handle
+from mpidist.collectives.persistent import Bound
 from mpidist.collectives.ranks import Ranks
 from mpidist.runtime.control import Watch
 

@@ -12,9 +12,10 @@ from mpidist import arrays
 from mpidist.collectives.adjustment import check_factors
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
+from mpidist.collectives.handle import Handle
 from mpidist.collectives.intake import ListIntake, pack
 from mpidist.collectives.mismatch import fact
-from mpidist.collectives.persistent import Bound, Handle
+from mpidist.collectives.persistent import Bound
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.plan import Bucket, Plan, Signature, build
 from mpidist.collectives.ranks import Ranks

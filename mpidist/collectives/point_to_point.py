@@ -21,6 +21,7 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.box import LINE_BYTES, Box, box_bytes
 from mpidist.collectives.call import Call
+from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.peer_standoff import PeerStandoffs
 from mpidist.collectives.peer_watch import PeerWatch
@@ -43,7 +44,7 @@ _HEADS, _BODIES = 2, 3
 _KEPT = 256
 
 
-class Transfer:
+class Transfer(Handle):
     """A send or a receive that was started.
 
     Attributes
@@ -536,14 +537,8 @@ def _described(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
-class _SentAlready:
-    """A send that is over already."""
-
-    def wait(self) -> None:
-        """Return."""
-
-
-_SENT = _SentAlready()
+#: A send that is over already.
+_SENT = Handle(lambda: None)
 
 
 class BoundSend:
@@ -560,7 +555,7 @@ class BoundSend:
         self._nbytes, self._missed = like.nbytes, lines.last_missed
         self._head, self._begin = lines.head_of((self._dtype, self._shape), like.nbytes)
 
-    def start(self, array: Any, timeout_seconds: float | None = None) -> Transfer | _SentAlready:
+    def start(self, array: Any, timeout_seconds: float | None = None) -> Handle:
         """Start to send; the array must not change before ``wait()`` of what this returns has returned.  Local."""
         if array.dtype != self._dtype or array.shape != self._shape:
             expected, got = _described(self._dtype, self._shape), _described(array.dtype, array.shape)

@@ -10,9 +10,10 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
+from mpidist.collectives.handle import Handle
 from mpidist.collectives.intake import pack
 from mpidist.collectives.messages import Replay
-from mpidist.collectives.persistent import Bound, Handle
+from mpidist.collectives.persistent import Bound
 from mpidist.collectives.plan import Bucket, Plan
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.scratch import Scratch

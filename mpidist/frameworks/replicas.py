@@ -11,6 +11,7 @@ import numpy
 
 from mpidist import context, transports
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.handle import Handle
 from mpidist.compression import Compression
 from mpidist.compression.compressed import bind_all_reduce
 from mpidist.options import ReduceOp
@@ -177,20 +178,6 @@ class _ByStrategy:
     def __call__(self, arrays: list[Any]) -> list[Any]:
         return self._reduce(list(arrays))
 
-    def start(self, arrays: list[Any]) -> _Deferred:
+    def start(self, arrays: list[Any]) -> Handle:
         """Return a handle."""
-        return _Deferred(lambda: self._reduce(list(arrays)))
-
-
-class _Deferred:
-    """The handle of a reduction that `wait` makes, once."""
-
-    def __init__(self, reduce: Callable[[], list[Any]]) -> None:
-        self._reduce = reduce
-        self._results: list[Any] | None = None
-
-    def wait(self) -> list[Any]:
-        """Return the results."""
-        if self._results is None:
-            self._results = self._reduce()
-        return self._results
+        return Handle(lambda: self._reduce(list(arrays)))
