@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from mpidist import transports
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.observer import NOBODY
 from mpidist.tracing import tracer
 from mpidist.transports import World
 from mpidist.tuning import store
@@ -107,10 +108,11 @@ def _communicator_of(world: World) -> Communicator:
 
 def _composed(world: World) -> Communicator:
     """Return a new communicator of a world; collective where a trace is asked for."""
-    communicator = Communicator(world)
+    folder = world.control.settings.trace
+    traced = tracer.Tracer(world) if folder else None
+    communicator = Communicator(world, observer=traced or NOBODY)
     if communicator.size > 1 and communicator.transport.library:  # threads have none, and nothing stored
         communicator.load_choices = partial(store.load_choices, communicator)
-    folder = communicator.control.settings.trace
-    if folder:
-        communicator.trace = tracer.attach(communicator, folder)
+    if traced is not None:
+        traced.start(communicator, folder)
     return communicator

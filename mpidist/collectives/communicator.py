@@ -25,6 +25,7 @@ from mpidist.collectives.lanes import Lanes
 from mpidist.collectives.list_reductions import reduce_list
 from mpidist.collectives.messages import Messages, Replay
 from mpidist.collectives.node_memory import NodeMemory
+from mpidist.collectives.observer import NOBODY, Observer
 from mpidist.collectives.persistent import Bound, Once, Started
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.point_to_point import BoundReceive, BoundSend, PointToPoint
@@ -32,9 +33,9 @@ from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.selection import Choices, Facts, Way
 from mpidist.collectives.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
-from mpidist.runtime.trace import Trace
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
+from mpidist.transports.base import Transport
 
 #: How many engines are kept: there are few sets of options, unless deadlines are new every time.
 _KEPT_ENGINES = 64
@@ -48,6 +49,8 @@ class Communicator:
     world : World
     whole : Communicator, optional
         Of the world that this one is a part of, which numbers and compares the calls.
+    observer : Observer, optional
+        Who is told what is done when; by default nobody.
 
     Attributes
     ----------
@@ -67,21 +70,20 @@ class Communicator:
         What is bound for the calls that bind nothing themselves, of all verbs.
     devices : DeviceWays
         How arrays in device memory are reduced.
-    trace : Trace or None
-        Where events are noted; set by `mpidist.world` if ``MPIDIST_TRACE`` asks for it.
+    observer : Observer
     load_choices : callable or None
         ``load_choices(watch)`` returns what `mpidist tune` stored of these ranks, within a begun call; set by
         `mpidist.world`, called once.  Collective.
     """
 
-    def __init__(self, world: World, whole: Communicator | None = None) -> None:
-        self.transport = world.transport
+    def __init__(self, world: World, whole: Communicator | None = None, observer: Observer = NOBODY) -> None:
+        self.observer = observer
+        self.transport = observer.transport(world.transport)
         self.topology = world.topology
         self.control = world.control
         self.rank = world.transport.rank
         self.size = world.transport.size
         self.has_gpus = world.has_gpus
-        self.trace: Trace | None = None
         self.load_choices: Callable[[Watch], Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}
         self.adapters: dict[str, Any] = {}  # by name: what is kept of these ranks above, as long as they are there
@@ -91,11 +93,11 @@ class Communicator:
         lanes = _lanes(world)
         # Short all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
         self.segments = world.segments if self.topology.node_count == 1 and self.size > 1 else None
-        check = CallCheck(world, _header(world, lanes))
-        self.begin: Callable[..., Watch] = check.begin if whole is None else whole.begin
+        check = CallCheck(world, _header(world, lanes, self.transport))
+        self.begin: Callable[..., Watch] = observer.begin(check.begin) if whole is None else whole.begin
         self._miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
         scratch = Scratch()
-        self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch)
+        self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch, observer)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._chooser = self._make_chooser(lanes)
         self.devices = DeviceWays(self)
@@ -120,14 +122,6 @@ class Communicator:
             return
         self._chooser.choices = Once(self, call, load)(None, timeout_seconds)
         self.load_choices = None
-
-    def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `fn`, with an event around each of its calls if there is a trace.  Local."""
-        return fn if self.trace is None else self.trace.wrapped(kind, fn)
-
-    def observed(self, reduction: BucketReduction) -> BucketReduction:
-        """Return a reduction that was made elsewhere; a trace puts another method in this one's place.  Local."""
-        return reduction
 
     def facts(self, has_segments: bool = True) -> Facts:
         """Return what the choice of an algorithm depends on.  Local."""
@@ -181,8 +175,9 @@ class Communicator:
         if memory is not None and self.size > 1 and buffer.size:
             way = self.way(buffer.nbytes, algorithm, on_host=False)
             bound = self.devices.bind(memory, buffer, op, way.algorithm)
-            return bound.release() if is_example else bound
-        return self._messages.bind(buffer, op, self._chooser.by_messages(buffer.nbytes, algorithm), is_example)
+            return self.observer.replay(bound.release() if is_example else bound)
+        chosen = self._chooser.by_messages(buffer.nbytes, algorithm)
+        return self.observer.replay(self._messages.bind(buffer, op, chosen, is_example))
 
     def engine(
         self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None
@@ -541,8 +536,8 @@ def _lanes(world: World) -> Lanes | None:
     return Lanes(world.segments, world.transport, world.topology, across)
 
 
-def _header(world: World, lanes: Lanes | None) -> Header | None:
+def _header(world: World, lanes: Lanes | None, transport: Transport) -> Header | None:
     """Return what compares the calls of several nodes whose ranks share memory."""
     if lanes is None or world.control.arbiter is None:
         return None
-    return Header(lanes.segments, world.control, world.transport, world.topology)
+    return Header(lanes.segments, world.control, transport, world.topology)

@@ -25,9 +25,11 @@ import numpy
 
 from mpidist.arrays import reduction
 from mpidist.collectives.bucket_reduction import BucketReduction
+from mpidist.collectives.observer import NOBODY, Observer
 from mpidist.collectives.pieces import Pieces, Transform, owned
 from mpidist.collectives.scratch import Scratch
 from mpidist.runtime.control import Watch
+from mpidist.runtime.trace import PACK, UNPACK
 from mpidist.transports.node_memory import SharedSegments
 
 #: Tensors of which a segment has pieces shorter than this on average, in bytes, are put together before they are added.
@@ -93,6 +95,8 @@ class DirectSum(BucketReduction):
     segment_bytes : int
         Size of a segment, if there is room for it.
     scratch : Scratch
+    observer : Observer, optional
+        Is told when a stripe is packed and handed out.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class DirectSum(BucketReduction):
         scale: float | None,
         segment_bytes: int,
         scratch: Scratch,
+        observer: Observer = NOBODY,
     ) -> None:
         source, work, result = dtypes
         size = len(segments.filled_words)
@@ -126,6 +131,7 @@ class DirectSum(BucketReduction):
         self._filled = tuple(segments.filled_words[each] for each in others)
         self._reduced = tuple(segments.reduced_words[each] for each in others)
         self._is_deep = segments.depth > 1
+        self._fill, self._take = observer.stripe(PACK, self._fill_stripe), observer.stripe(UNPACK, self._take_stripe)
         self._parts: dict[int, list[Part]] = {}  # by where a segment begins, once it is added up
         turns = range(segments.depth)
         given = [[segments.between(rank, each, turn).view(work) for each in others] for turn in turns]
@@ -144,7 +150,7 @@ class DirectSum(BucketReduction):
         for stripe in self._stripes:
             if before is not None and not self._is_deep:
                 self._take_when_reduced(before, turn, targets, watch)
-            self.fill(stripe, sources)
+            self._fill(stripe, sources)
             turn += 1
             segments.say_filled(rank, turn)
             if before is not None and self._is_deep:
@@ -163,15 +169,15 @@ class DirectSum(BucketReduction):
 
     def _take_when_reduced(self, stripe: Stripe, turn: int, targets: Sequence[Any], watch: Watch) -> None:
         self._segments.wait(self._reduced, turn, watch)
-        self.take(stripe, targets)
+        self._take(stripe, targets)
 
-    def fill(self, stripe: Stripe, sources: Sequence[Any]) -> None:
-        """Put values in place for the ranks that add them up.  Local."""
+    def _fill_stripe(self, stripe: Stripe, sources: Sequence[Any]) -> None:
+        """Put values in place for the ranks that add them up."""
         for start, stop, place in stripe.given:
             self._sources.gather(start, stop, sources, place)
 
-    def take(self, stripe: Stripe, targets: Sequence[Any]) -> None:
-        """Copy the others' sums, which are there, to where they belong.  Local."""
+    def _take_stripe(self, stripe: Stripe, targets: Sequence[Any]) -> None:
+        """Copy the others' sums, which are there, to where they belong."""
         for start, _, sums in stripe.given:
             self._targets.scatter(start, sums, targets)
 

@@ -186,7 +186,7 @@ class GradientBuffers:
         is_used_once = targets is None and scale is None and len(buffers) == 2
         share_bytes = _LONG_BYTES if is_used_once else min(SEGMENT_BYTES, segments.room)
         bound = SharedSum(segments, self._line, buffers, result, op, scale, len(buffers) * share_bytes, targets)
-        return self._ranks.observed(bound)
+        return self._ranks.observer.reduction(bound)
 
     def call(self, name: str, with_names: bool = True) -> Call:
         """Return a call on these buffers.  Local."""

@@ -111,7 +111,9 @@ def bind_list(
     if is_array and segment is not None:
         return ShortArray(ranks, call, question, signatures[0], segment, scale)
     rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides and segment is not None else None
-    like.pack_by(ranks.traced(PACK, pack), None if rows is None else ranks.traced(PACK, rows.pack_arrays))
+    like.pack_by(
+        ranks.observer.function(PACK, pack), None if rows is None else ranks.observer.function(PACK, rows.pack_arrays)
+    )
     memory = None if on_host else memory_of(like.kind)
 
     def reduction(bucket: Bucket) -> BucketReduction | None:

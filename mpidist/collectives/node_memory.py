@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mpidist.collectives.bucket_reduction import BucketReduction, Piped
 from mpidist.collectives.direct_sum import DirectSum
 from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.observer import NOBODY, Observer
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.scratch import Scratch
 from mpidist.collectives.selection import Way
@@ -32,12 +33,14 @@ class NodeMemory(NamedTuple):
         What several nodes have instead.
     scratch : Scratch
         For all reductions of this rank.
+    observer : Observer
     """
 
     rank: int
     segments: SharedSegments | None
     lanes: Lanes | None
     scratch: Scratch
+    observer: Observer = NOBODY
 
     def small(self, shape: tuple[int, ...], dtype: Any, op: str) -> SegmentAllReduce | None:
         """Return the all-reduce in one step through shared memory, if it is the one for such arrays; Local."""
@@ -51,7 +54,7 @@ class NodeMemory(NamedTuple):
             kind = SegmentAllReduce
         else:
             kind = PlaceAllReduce if size == 2 else ShareAllReduce
-        return kind(segments, self.rank, shape, dtype, op)
+        return self.observer.one_step(kind(segments, self.rank, shape, dtype, op))
 
     def reduction(
         self,
@@ -76,8 +79,11 @@ class NodeMemory(NamedTuple):
         if not way.segment_bytes or sources.elements == 0:
             return None
         if way.algorithm == "two_level" and self.lanes is not None:
-            return Piped(TwoLevel(self.lanes, sources.elements, dtypes[1], op, scale), sources, targets)
+            waves = TwoLevel(self.lanes, sources.elements, dtypes[1], op, scale, on_wave=self.observer.wave)
+            return self.observer.reduction(Piped(self.observer.pipeline(waves), sources, targets))
         if self.segments is None:
             return None
         segment_bytes = min(way.segment_bytes, self.segments.room)
-        return DirectSum(self.segments, self.rank, sources, targets, dtypes, op, scale, segment_bytes, self.scratch)
+        places = self.segments, self.rank, sources, targets
+        direct = DirectSum(*places, dtypes, op, scale, segment_bytes, self.scratch, self.observer)
+        return self.observer.reduction(direct)

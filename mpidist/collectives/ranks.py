@@ -10,6 +10,7 @@ from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.messages import Replay
+from mpidist.collectives.observer import Observer
 from mpidist.collectives.persistent import Started
 from mpidist.collectives.pieces import Pieces
 from mpidist.collectives.selection import Way
@@ -36,18 +37,11 @@ class Ranks(Protocol):
     started: Started
     in_shared_memory: dict[int, Any]
     bindings: Bindings
+    observer: Observer
     devices: DeviceWays
 
     def prepare(self, call: Call, algorithm: str | None = None, timeout_seconds: float | None = None) -> None:
         """Load what was stored of these ranks, before the first binding.  Collective."""
-
-    def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `fn`, with an event around each of its calls if there is a trace.  Local."""
-        ...
-
-    def observed(self, reduction: BucketReduction) -> BucketReduction:
-        """Return a reduction that was made elsewhere, with its events if there is a trace.  Local."""
-        ...
 
     def engine(
         self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None

@@ -67,7 +67,8 @@ def ways_of(
     is_direct = step is None and on_host
     reductions = [reduction(bucket) if is_direct else None for bucket in plan.buckets]
     packs: list[Pack] = [
-        ranks.traced(PACK, pack) if memory is None else memory.packing(bucket.offsets).pack for bucket in plan.buckets
+        ranks.observer.function(PACK, pack) if memory is None else memory.packing(bucket.offsets).pack
+        for bucket in plan.buckets
     ]
     return Ways(way.algorithm, step, reductions, packs, is_apart)
 

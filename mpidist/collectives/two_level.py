@@ -24,7 +24,7 @@ on time, but on how ranks are placed; and on how the buffer is cut where that sc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -59,6 +59,10 @@ class _UnderWay(NamedTuple):
             progress.abandon()
 
 
+def _nothing(index: int, is_back: bool) -> None:
+    """Nobody wants to know."""
+
+
 class TwoLevel:
     """The all-reduce of `elements` values of `dtype`, bound to the lanes.
 
@@ -74,6 +78,8 @@ class TwoLevel:
         What reduced values are multiplied by, before `transform`.
     segment_bytes : int, optional
         Size of a segment; by default all there is room for.
+    on_wave : callable, optional
+        ``on_wave(index, is_back)`` is told when a wave goes to the other nodes, and when it is back.
 
     Attributes
     ----------
@@ -91,9 +97,10 @@ class TwoLevel:
         op: str,
         scale: float | None = None,
         segment_bytes: int | None = None,
+        on_wave: Callable[[int, bool], object] = _nothing,
     ) -> None:
         self._lanes, self._segments = lanes, lanes.segments
-        self._dtype, self._scale = dtype, scale
+        self._dtype, self._scale, self._on_wave = dtype, scale, on_wave
         self._combine = reduction(op, numpy)
         step, per_wave = _sizes(lanes, elements, dtype.itemsize, segment_bytes)
         self._part = step // lanes.shards
@@ -143,7 +150,7 @@ class TwoLevel:
         try:
             for index, wave in enumerate(self._waves):
                 self._gather(index, wave, watch, fill)
-                self.send(index)
+                self._send(index)
                 if index >= behind:
                     self._take(index - behind, watch, take)
             for index in range(max(0, len(self._waves) - behind), len(self._waves)):
@@ -189,8 +196,9 @@ class TwoLevel:
         for place in places[2:]:
             self._combine(out, place[start:stop], out=out)
 
-    def send(self, index: int) -> None:
-        """Begin to reduce a wave between the nodes.  Called by `run`."""
+    def _send(self, index: int) -> None:
+        """Begin to reduce a wave between the nodes."""
+        self._on_wave(index, False)
         executors = self._last if index == len(self._waves) - 1 else self._full
         progress = tuple(executor.start() for executor in executors[self._slot(index)])
         self._under_way.append(_UnderWay(index, progress))
@@ -200,12 +208,13 @@ class TwoLevel:
         """Move on what is under way, and publish what has come back, wave after wave."""
         under_way = self._under_way
         while under_way and under_way[0].poll():
-            self.publish(under_way.popleft().wave)
+            self._publish(under_way.popleft().wave)
         for later in islice(under_way, 1, None):
             later.poll()
 
-    def publish(self, index: int) -> None:
-        """Say that this rank's shards of a wave have come back, scaled and transformed.  Called by `run`."""
+    def _publish(self, index: int) -> None:
+        """Say that this rank's shards of a wave have come back, scaled and transformed."""
+        self._on_wave(index, True)
         wave, slot = self._waves[index], self._slots[self._slot(index)]
         mine = [lane.shard for lane in self._lanes.mine]
         if self._scale is not None:

@@ -80,6 +80,7 @@ class StrategyExtended:
             _check_tasks()
         self._strategy = strategy
         self.made_in = transports.innermost()  # and so it is in force inside `scope` and `run`
+        self._call_inside: Callable[..., Any] = context.call_inside
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
         self._told: BaseException | None = None  # by a run inside the one that is under way: its last error
         # By the ids of variables that the entry keeps: the variables, and their buffers.
@@ -102,7 +103,7 @@ class StrategyExtended:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
                 self._replica_mode = context.Mode(self._strategy, self._strategy._make_replica_context())
-            result = context.call_inside(self._replica_mode, fn, args, kwargs)
+            result = self._call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
             is_known = self._tell(error, begun_at)
             # only while a run outside lasts: an error keeps all that the step had

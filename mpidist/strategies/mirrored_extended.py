@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import context
 from mpidist.arrays import is_device
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
@@ -61,9 +62,7 @@ class MirroredExtended(StrategyExtended):
         self.cross_device_ops = cross_device_ops
         self._worker_devices = worker_devices
         self._options = CommunicationOptions() if options is None else options
-        if communicator.trace is not None:  # without a trace, nothing of it is in the way
-            traced = communicator.trace.wrapped(STEP, self.call_for_each_replica)
-            self.call_for_each_replica = traced  # type: ignore[method-assign]
+        self._call_inside = communicator.observer.function(STEP, context.call_inside)
         cross_device_ops.options = self._options
         # A subclass that overrides `reduce_arrays` wants every gradient to pass through it.
         self._is_plain = not overrides(type(self), MirroredExtended, "reduce_arrays")
