@@ -18,7 +18,7 @@ places are in use, the more of them stay in cache.  After a call nobody but its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -131,7 +131,7 @@ class DirectSum(BucketReduction):
         self._filled = tuple(segments.filled_words[each] for each in others)
         self._reduced = tuple(segments.reduced_words[each] for each in others)
         self._is_deep = segments.depth > 1
-        self._fill, self._take = observer.stripe(PACK, self._fill_stripe), observer.stripe(UNPACK, self._take_stripe)
+        self._fill, self._take = observer.stripe(PACK, _filling(sources)), observer.stripe(UNPACK, _taking(targets))
         self._parts: dict[int, list[Part]] = {}  # by where a segment begins, once it is added up
         turns = range(segments.depth)
         given = [[segments.between(rank, each, turn).view(work) for each in others] for turn in turns]
@@ -170,16 +170,6 @@ class DirectSum(BucketReduction):
     def _take_when_reduced(self, stripe: Stripe, turn: int, targets: Sequence[Any], watch: Watch) -> None:
         self._segments.wait(self._reduced, turn, watch)
         self._take(stripe, targets)
-
-    def _fill_stripe(self, stripe: Stripe, sources: Sequence[Any]) -> None:
-        """Put values in place for the ranks that add them up."""
-        for start, stop, place in stripe.given:
-            self._sources.gather(start, stop, sources, place)
-
-    def _take_stripe(self, stripe: Stripe, targets: Sequence[Any]) -> None:
-        """Copy the others' sums, which are there, to where they belong."""
-        for start, _, sums in stripe.given:
-            self._targets.scatter(start, sums, targets)
 
     def _reduce(self, stripe: Stripe, sources: Sequence[Any], targets: Sequence[Any]) -> None:
         """Add up this rank's segment into its result, and hand it on."""
@@ -235,6 +225,26 @@ class DirectSum(BucketReduction):
             found.append(Part(piece.member, slice(piece.start, piece.stop), where, below, above))
             done = where.stop
         return found
+
+
+def _filling(pieces: Pieces) -> Callable[[Stripe, Sequence[Any]], None]:
+    """Return what puts values in place for the ranks that add them up."""
+
+    def fill(stripe: Stripe, sources: Sequence[Any]) -> None:
+        for start, stop, place in stripe.given:
+            pieces.gather(start, stop, sources, place)
+
+    return fill
+
+
+def _taking(pieces: Pieces) -> Callable[[Stripe, Sequence[Any]], None]:
+    """Return what copies the others' sums, which are there, to where they belong."""
+
+    def take(stripe: Stripe, targets: Sequence[Any]) -> None:
+        for start, _, sums in stripe.given:
+            pieces.scatter(start, sums, targets)
+
+    return take
 
 
 def _stripe(mine: tuple[int, int], theirs: Sequence[tuple[int, int]], got: list[Any], given: list[Any]) -> Stripe:

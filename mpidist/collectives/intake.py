@@ -32,6 +32,8 @@ class ListIntake:
     is_long : bool
         Whether long tensors that may lie anyhow are made contiguous: a span of one that is not would be found by
         copying all of it.
+    pack_flat : callable
+        ``pack_flat(tensors, out)`` copies contiguous tensors into a flat array.
 
     Attributes
     ----------
@@ -41,7 +43,14 @@ class ListIntake:
         An empty array of the tensors' kind.
     """
 
-    def __init__(self, tensors: Sequence[Any], any_strides: bool, in_memory_order: bool, is_long: bool = False) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Any],
+        any_strides: bool,
+        in_memory_order: bool,
+        is_long: bool,
+        pack_flat: Callable[[Sequence[Any], Any], object],
+    ) -> None:
         self.sources = Sources([] if any_strides else tensors, in_memory_order)
         on_host = not (tensors and arrays.is_device(tensors[0]))
         self.kind = numpy.empty(0) if on_host else arrays.empty(0, tensors[0].dtype, tensors[0])
@@ -50,14 +59,7 @@ class ListIntake:
         self._kinds = set(map(type, tensors))
         self._shapes, self._dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
         self._only_dtype = set(self._dtypes) if len(set(self._dtypes)) == 1 else None
-        #: Packs for one step, and returns whether the list is one of these.
-        self.pack: Callable[[Sequence[Any], Any], bool] = self._pack_looked_at
-        self._pack_flat: Callable[[Sequence[Any], Any], object] = pack
-
-    def pack_by(self, pack_flat: Callable[..., object], pack_checked: Callable[..., bool] | None) -> None:
-        """Pack by `pack_flat`, or by `pack_checked`, which looks at tensors while it copies them.  Local."""
         self._pack_flat = pack_flat
-        self.pack = self._pack_looked_at if pack_checked is None else pack_checked
 
     def takes(self, tensors: Sequence[Any]) -> bool:
         """Whether tensors are of the same kind, shapes and dtypes, and lie in memory alike.  Local."""
@@ -76,7 +78,8 @@ class ListIntake:
             tensors = [each if each.flags.c_contiguous else numpy.ascontiguousarray(each) for each in tensors]
         return tensors
 
-    def _pack_looked_at(self, tensors: Sequence[Any], slot: Any) -> bool:
+    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
+        """Pack the tensors; return whether they are such.  Local."""
         if not self.takes(tensors):
             return False
         self._pack_flat(self.sources.in_order(tensors), slot)

@@ -106,14 +106,13 @@ def bind_list(
     any_strides |= is_array or (len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
     any_strides &= on_host  # a device packs memory as it lies
     is_long = plan.nbytes >= _SHORT_BYTES * len(tensors)
-    like = ListIntake(tensors, any_strides, in_memory_order and not question.is_packed, is_long)
+    pack_flat = ranks.observer.function(PACK, pack)
+    like = ListIntake(tensors, any_strides, in_memory_order and not question.is_packed, is_long, pack_flat)
     call, scale = _call(plan, like.sources.orders, way, question), scale_of(ranks, op, question.postscale)
     if is_array and segment is not None:
         return ShortArray(ranks, call, question, signatures[0], segment, scale)
     rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides and segment is not None else None
-    like.pack_by(
-        ranks.observer.function(PACK, pack), None if rows is None else ranks.observer.function(PACK, rows.pack_arrays)
-    )
+    pack_checked = None if rows is None else ranks.observer.function(PACK, rows.pack_arrays)
     memory = None if on_host else memory_of(like.kind)
 
     def reduction(bucket: Bucket) -> BucketReduction | None:
@@ -125,7 +124,7 @@ def bind_list(
     is_apart = on_host and way.algorithm == "native"
     ways = ways_of(ranks, plan, way, segment, on_host, memory, reduction, is_apart)
     sink = ResultSink(plan, like, question.is_packed)
-    bound = BoundReduction(ranks, call, plan, ways, like, sink, memory, question.prescale, scale)
+    bound = BoundReduction(ranks, call, plan, ways, like, sink, memory, question.prescale, scale, pack_checked)
     bound.question = question
     return bound
 

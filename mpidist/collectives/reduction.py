@@ -122,8 +122,11 @@ class ResultPlace(Protocol):
         """Whether buffer `index` is where the values lie, so that nothing is packed."""
         ...
 
-    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> Replay:
-        """Return what reduces buffer `index` over messages; ``bind(buffer, is_example)`` makes it once."""
+    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> tuple[Replay, Any]:
+        """Return what reduces buffer `index` over messages, and what it is to be given as buffer.
+
+        ``bind(buffer, is_example)`` makes it once.
+        """
         ...
 
     def finish(self, index: int, scale: float | None) -> None:
@@ -156,6 +159,8 @@ class BoundReduction(Bound):
         Of the tensors; by default the host's.
     prescale, scale : float, optional
         What values are multiplied by before, and results after the reduction.
+    pack_checked : callable, optional
+        In place of the intake's `pack`.
 
     Attributes
     ----------
@@ -176,12 +181,13 @@ class BoundReduction(Bound):
         memory: DeviceMemory | None = None,
         prescale: float | None = None,
         scale: float | None = None,
+        pack_checked: Callable[[Sequence[Any], Any], bool] | None = None,
     ) -> None:
         super().__init__(ranks, call)
         self.nbytes = plan.nbytes + BYTES_PER_TENSOR * len(plan.signatures)
         self._ranks, self._control, self._plan, self._memory = ranks, ranks.control, plan, memory
         self._ways, self._one_step = ways, ways.one_step
-        self._intake, self._pack = intake, intake.pack
+        self._intake, self._pack = intake, pack_checked or intake.pack
         self._place_for = sink.place
         self._prescale, self._scale = prescale, scale
         self._scratch = Scratch()
@@ -235,18 +241,18 @@ class BoundReduction(Bound):
 
     def _send(self, watch: Watch, index: int, members: Sequence[Any], place: ResultPlace) -> None:
         """Reduce a bucket over messages, or by what its device has."""
-        buffer, replay = place.buffers[index], place.replay(index, self._bind)
+        buffer, (replay, given) = place.buffers[index], place.replay(index, self._bind)
         if place.holds(index):
-            replay(watch)
+            replay(watch, given)
         elif not self._ways.is_apart:
             self._ways.packs[index](members, buffer)
-            replay(watch)
+            replay(watch, given)
         elif len(members) == 1 and members[0].dtype == buffer.dtype:
-            replay(watch, None, members[0].reshape(-1))
+            replay(watch, given, members[0].reshape(-1))
         else:
             values = self._scratch.array(buffer.shape, buffer.dtype)
             self._ways.packs[index](members, values)
-            replay(watch, None, values)
+            replay(watch, given, values)
 
     def _bind(self, buffer: Any, is_example: bool) -> Replay:
         return self._ranks.bind(buffer, self._plan.reduction, self._ways.algorithm, is_example)

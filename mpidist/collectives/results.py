@@ -98,13 +98,13 @@ class ResultSet:
         """Return False: values are not in the buffers."""
         return False
 
-    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> Replay:
+    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> tuple[Replay, None]:
         """Return what reduces buffer `index` over messages; ``bind(buffer, is_example)`` makes it once."""
         bound = self._replays.get(index)
         if bound is None:
             bound = self._replays[index] = bind(self.buffers[index], False)
             self.settle()  # what is bound refers to the buffer
-        return bound
+        return bound, None
 
     def finish(self, index: int, scale: float | None) -> None:
         """Multiply bucket `index` by `scale` if it is a mean, and round it to the caller's dtype."""

@@ -13,7 +13,6 @@ from mpidist.collectives.messages import Replay
 from mpidist.collectives.plan import Plan
 from mpidist.collectives.results import ResultSet
 from mpidist.device.memory import DeviceMemory
-from mpidist.runtime.control import Watch
 
 #: How many sets of buffers a list keeps for another turn, the latest ones; who holds on to more results gets new memory
 #: for each.
@@ -88,17 +87,11 @@ class InPlaceSink:
         """Whether a bucket lies in its buffer."""
         return self._alone[index]
 
-    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> Replay:
-        """Return what reduces buffer `index` over messages."""
-        found = self._replays.get(index)
-        if found is None:
-            bound = bind(self.buffers[index], True)
-
-            def found(watch: Watch, buffer: Any = None, source: Any = None) -> None:
-                bound(watch, self.buffers[index], source)
-
-            self._replays[index] = found
-        return found
+    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> tuple[Replay, Any]:
+        """Return what reduces buffers like `index` over messages, and that buffer."""
+        if index not in self._replays:
+            self._replays[index] = bind(self.buffers[index], True)
+        return self._replays[index], self.buffers[index]
 
     def finish(self, index: int, scale: float | None) -> None:
         """Put the reduced values of a bucket where they belong."""

@@ -151,3 +151,22 @@ def test_all_buckets_of_a_list_are_received_in_one_scratch(algorithm):
     finally:
         tracemalloc.stop()
     assert grown < 2 * (4 * length * tensors + (3 << 20))
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("length", [10, 5000])
+@pytest.mark.parametrize("algorithm", ["ring", "shared_memory"])
+def test_no_part_of_a_bound_list_outlives_it(in_place, length, algorithm):
+    def on_rank():
+        engine, arrays = Engine(world_communicator(), algorithm=algorithm), [numpy.ones((length, 2)) for _ in range(3)]
+        signatures = [("", each.dtype, each.shape) for each in arrays]
+        bound = engine.bind_in_place(signatures) if in_place else engine.bind(arrays)
+        bound(arrays)
+        reductions = [each for each in bound._ways.reductions if each is not None]
+        parts = [ref(part) for part in (bound, bound._intake, bound._place_for.__self__, *reductions)]
+        del bound, reductions
+        return [part() for part in parts]
+
+    for parts in run_ranks(2, on_rank):
+        assert len(parts) >= 3 and set(parts) == {None}
