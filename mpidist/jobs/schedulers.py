@@ -1,0 +1,76 @@
+"""The schedulers, a row each: how a job is submitted, looked at and ended.
+
+A new scheduler is a row here, a template of its name in ``templates/``, and scripts in ``jobscripts/``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """What the command needs to know of a scheduler.
+
+    Attributes
+    ----------
+    title : str
+        Its name in sentences.
+    submit : tuple of str
+        Submits the script whose path is added.
+    job_id : str
+        A pattern; its group is the job's number in what `submit` prints.
+    status, cancel : tuple of str
+        Print the state of the job whose number is added; end it.
+    output : str
+        The name of a job's output, with ``{name}`` and ``{job}``.
+    array_output : str
+        The same of the tasks of an array, as a pattern of the shell.
+    check : tuple of str
+        Checks a script without submitting it; empty where there is no such command.
+    reads_script : bool
+        Whether `submit` reads the script from its standard input.
+    plugins : mapping
+        MPI -> how ranks that the scheduler starts find each other; empty where ``mpidist run`` starts them.
+    lacks : mapping
+        What it does not have -> why, and what to do.
+    first_task : int
+        The least number of a task of an array.
+    """
+
+    title: str
+    submit: tuple[str, ...]
+    job_id: str
+    status: tuple[str, ...]
+    cancel: tuple[str, ...]
+    output: str
+    array_output: str = ""
+    check: tuple[str, ...] = ()
+    reads_script: bool = False
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    first_task: int = 0
+
+    def read_job_id(self, printed: str) -> str:
+        """Return the job's number in what the submit command printed; ValueError where there is none."""
+        match = re.search(self.job_id, printed, re.MULTILINE)
+        if match is None:
+            raise ValueError(f"{self.submit[0]} printed {printed.strip()!r}, in which there is no job's number")
+        return match[1]
+
+
+SCHEDULERS = {
+    "slurm": Scheduler(
+        title="Slurm",
+        submit=("sbatch", "--parsable"),
+        job_id=r"^(\d+)(?:;.*)?$",
+        status=("squeue", "--noheader", "--states=all", "--format=%i|%T|%M|%R", "--jobs"),
+        cancel=("scancel",),
+        output="{name}-{job}.out",
+        array_output="{name}-{job}_*.out",
+        check=("sbatch", "--test-only"),
+        plugins={"Open MPI": "pmix", "MPICH": "pmi2"},
+    ),
+}
