@@ -7,14 +7,16 @@ import difflib
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.launchers import family
 from mpidist.commands.job_checks import find_problems
+from mpidist.commands.job_control import VERBS, submit
 from mpidist.commands.launch.probe import probe_mpi
 from mpidist.commands.quantities import table
 from mpidist.jobs.options import OPTIONS, command_line, read_options
@@ -46,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of ``mpidist job``'s arguments."""
     found = argparse.ArgumentParser(
         prog="mpidist job",
-        usage="mpidist job SCHEDULER [options] SCRIPT [-- arguments] | --show-site",
+        usage="mpidist job SCHEDULER [options] SCRIPT [-- arguments] | status|logs|cancel [JOB] | --show-site",
         description=f"Print the script of a batch job, for {', '.join(SCHEDULERS)}.",
         epilog=_EPILOG,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=120),
@@ -58,13 +60,16 @@ def parser() -> argparse.ArgumentParser:
     for name, option in OPTIONS.items():
         add(f"--{name}", action="append", metavar=option.metavar, help=option.what, dest=name)
     add("-o", "--output", default=None, metavar="FILE", help="write the script there; a file that differs is kept")
+    add("--submit", action="store_true", default=False, help="write the script (NAME.sh), and submit it")
     add("--site", default=None, metavar="FILE", help=f"defaults from this file only, not from {NAME}")
     add("--show-site", action="store_true", default=False, help="print the defaults, and where they come from")
     return found
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print or write the script, and return the exit status; Local."""
+    """Print, write or submit the script, or look after a job; return the exit status; Local."""
+    if argv and argv[0] in VERBS:
+        return _say_errors(lambda: VERBS[argv[0]](argv[1:]))
     asked, arguments = parse(argv)
     try:
         defaults = read_site(site_files(os.environ, Path.cwd(), asked.site), OPTIONS)
@@ -77,14 +82,38 @@ def main(argv: Sequence[str]) -> int:
     problems = find_problems(job.scheduler, job.text)
     for problem in problems:
         print(f"mpidist job: {problem}", file=sys.stderr)
-    if asked.output is None:
+    path = asked.output or (f"{job.request.name}.sh" if asked.submit else None)
+    if path is None:
         print(job.text, end="")
         return 0
-    if not _write(Path(asked.output), job.text):
+    if asked.submit and problems:
         return 1
-    submit = shlex.join([*job.scheduler.submit[:1], asked.output])
-    print(f"mpidist job: wrote {asked.output}; submit it: {submit}", file=sys.stderr)
+    if not _write(Path(path), job.text):
+        return 1
+    if asked.submit:
+        return _say_errors(lambda: _submit(job.request, path))
+    line = f"{job.scheduler.submit[0]} {'< ' if job.scheduler.reads_script else ''}{shlex.quote(path)}"
+    print(f"mpidist job: wrote {path}; submit it: {line}", file=sys.stderr)
     return 0
+
+
+def _submit(request: Request, path: str) -> int:
+    """Submit the script, and say how the job is looked after."""
+    job = submit(request, path)
+    print(f"mpidist job: submitted {path} as job {job.job}; its output: {job.output}")
+    print(f"mpidist job: mpidist job status {job.job}, mpidist job logs -f {job.job}, mpidist job cancel {job.job}")
+    return 0
+
+
+def _say_errors(action: Callable[[], int]) -> int:
+    """Return the exit status of an action; one that fails says why, in one line."""
+    try:
+        return action()
+    except ValueError as error:
+        print(f"mpidist job: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # of someone who has seen enough of `logs -f`
+        return 128 + signal.SIGINT
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

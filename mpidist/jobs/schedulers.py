@@ -24,6 +24,12 @@ class Scheduler:
         A pattern; its group is the job's number in what `submit` prints.
     status, cancel : tuple of str
         Print the state of the job whose number is added; end it.
+    state : str
+        A pattern; its groups are a state, and more about it, in what `status` prints for each part of the job.
+    alive : str
+        A pattern of the states, in small letters, of a job that waits or runs.
+    unknown_job : str
+        A pattern of the error of `status` for a job that has ended long ago.
     output : str
         The name of a job's output, with ``{name}`` and ``{job}``.
     array_output : str
@@ -45,6 +51,9 @@ class Scheduler:
     job_id: str
     status: tuple[str, ...]
     cancel: tuple[str, ...]
+    state: str
+    alive: str
+    unknown_job: str
     output: str
     array_output: str = ""
     check: tuple[str, ...] = ()
@@ -66,8 +75,11 @@ SCHEDULERS = {
         title="Slurm",
         submit=("sbatch", "--parsable"),
         job_id=r"^(\d+)(?:;.*)?$",
-        status=("squeue", "--noheader", "--states=all", "--format=%i|%T|%M|%R", "--jobs"),
+        status=("squeue", "--noheader", "--states=all", "--format=%i|%T|%M %R", "--jobs"),
         cancel=("scancel",),
+        state=r"^[^|]*\|([A-Z_]+)\|(.*)$",
+        alive="pending|configuring|running|completing|requeued|requeue_hold|suspended|resizing|signaling|stage_out|stopped",
+        unknown_job="Invalid job id",
         output="{name}-{job}.out",
         array_output="{name}-{job}_*.out",
         check=("sbatch", "--test-only"),
