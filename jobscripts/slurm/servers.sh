@@ -21,14 +21,14 @@
 
 set -u                              # a misspelt variable ends the script; not -e: ranks that end with 42 have not failed
 python="$HOME/venvs/mpidist/bin/python" # where all nodes see it
-restarts=${SLURM_RESTART_COUNT:-0}  # how often this job was put back in the queue
-echo "$(date '+%F %T') $(hostname): job $SLURM_JOB_ID, $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), restart $restarts"
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
 folder=${SCRATCH:-$PWD}/$SLURM_JOB_NAME
 checkpoints=$folder/checkpoints
 mkdir -p "$checkpoints" || exit 1
 rm -f "$checkpoints/requeue"        # of the start before this one; see the end
+restarts=${SLURM_RESTART_COUNT:-0}  # how often this job was put back in the queue
+echo "$(date '+%F %T') $(hostname): job $SLURM_JOB_ID, $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), restart $restarts"
 
 # Linear algebra on a rank's own cores only, or every rank starts as many threads as the node has cores.
 export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK

@@ -25,6 +25,8 @@ _PATIENCE = 60.0
 _OUTPUT_PAUSE, _STATE_PAUSE = 0.5, 5.0
 #: Jobs that ``status`` shows without a number.
 _SHOWN = 10
+#: The state of a job that the scheduler knows no longer.
+_ENDED = "ended"
 
 
 def submit(request: Request, script: str) -> SubmittedJob:
@@ -34,7 +36,8 @@ def submit(request: Request, script: str) -> SubmittedJob:
     words = [*scheduler.submit, *([] if scheduler.reads_script else [script])]
     number = scheduler.read_job_id(_ask(words, text))
     pattern = scheduler.array_output if request.array is not None else scheduler.output
-    output = pattern.format(name=request.name, job=number)
+    digits = re.match(r"\d*", number)
+    output = pattern.format(name=request.name, job=number, number=digits[0] if digits else "")
     here = os.getcwd()
     job = SubmittedJob(number, request.scheduler, request.name, os.path.abspath(script), here, output, time.time())
     remember(job, record_file(os.environ))
@@ -62,11 +65,11 @@ def state_of(job: SubmittedJob) -> tuple[str, str]:
         printed = _ask([*scheduler.status, job.job])
     except ValueError as error:
         if re.search(scheduler.unknown_job, str(error)):
-            return "ended", ""
+            return _ENDED, ""
         raise
     found = re.findall(scheduler.state, printed, re.MULTILINE)
     if not found:
-        return "ended", ""
+        return _ENDED, ""
     states = dict.fromkeys(state.lower() for state, _ in found)
     return ", ".join(states), " ".join(dict.fromkeys(rest.strip() for _, rest in found if rest.strip()))
 
@@ -74,7 +77,8 @@ def state_of(job: SubmittedJob) -> tuple[str, str]:
 def is_ended(job: SubmittedJob) -> bool:
     """Return whether no part of a job waits or runs."""
     waits_or_runs = SCHEDULERS[job.scheduler].alive
-    return not any(re.fullmatch(waits_or_runs, state) for state in state_of(job)[0].split(", "))
+    states = state_of(job)[0].split(", ")
+    return states == [_ENDED] or not any(re.fullmatch(waits_or_runs, state) for state in states)
 
 
 def status(argv: Sequence[str]) -> int:

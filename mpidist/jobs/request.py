@@ -227,11 +227,12 @@ def _check_time(asked: Request) -> None:
 
 def _check_features(asked: Request, scheduler: Scheduler) -> None:
     """Refuse what the scheduler does not have, and what does not go together."""
-    for name in ("servers", "array", "apptainer", "pyxis"):
+    for name in ("servers", "array", "apptainer", "pyxis", "memory", "gpus_per_node"):
         if getattr(asked, name) and name in scheduler.lacks:
             raise ValueError(f"{_option(name)}: {scheduler.lacks[name]}")
-    if asked.array is not None and asked.array.first < scheduler.first_task:
-        raise ValueError(f"--array: {scheduler.title} counts tasks from {scheduler.first_task}; expected 1-10")
+    if scheduler.title == "Flux" and asked.gpus_per_node not in (0, asked.ranks_per_node):
+        got = f"{asked.gpus_per_node} GPUs and {asked.ranks_per_node} ranks a node"
+        raise ValueError(f"Flux counts GPUs by rank: expected one for each, got {got}")
     if asked.apptainer and asked.pyxis:
         raise ValueError("--apptainer and --pyxis are two ways to one container; expected one of them")
     if asked.servers and asked.requeue:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.jobs.request import Request, parse_array
+from mpidist.jobs.request import Request
 from mpidist.jobs.script import fill_in
 from tests.helpers.jobscripts import FOLDER
 from tests.helpers.launch import ROOT
@@ -97,7 +97,9 @@ def fitted(name: str) -> str:
         "--epochs 60": "--epochs 2 --model mlp",
         "parameter_server.py": "parameter_server.py --epochs 2",
     }.items():
-        text = re.sub(rf"^(?!#)(.*){re.escape(there)}", lambda line, here=here: line[1] + here, text, flags=re.MULTILINE)
+        text = re.sub(
+            rf"^(?!#)(.*){re.escape(there)}", lambda line, here=here: line[1] + here, text, flags=re.MULTILINE
+        )
     return text
 
 
@@ -171,7 +173,9 @@ def test_a_job_is_submitted_looked_at_and_ended_by_the_command(slurm: Slurm, tmp
     printed = command("slurm", "--nodes", "2", "--submit", "train.py", "--", "{checkpoints}")
     (number,) = re.findall(r"as job (\d+);", printed)
     waited_for(slurm, number, tmp_path, "begins at 0")
-    assert re.search(rf"^{number} +train +running +\S+ node\[1-2\] +train-{number}.out$", command("status"), re.MULTILINE)
+    assert re.search(
+        rf"^{number} +train +running +\S+ node\[1-2\] +train-{number}.out$", command("status"), re.MULTILINE
+    )
     command("cancel", number)
     assert "begins at 0" in command("logs", "-f")
     assert f"{number}  train  cancelled" in command("status")

@@ -46,7 +46,7 @@ EVERYDAY = set(
     row runner runtime
     saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
     site split stall start started state stop stopwatch store stored stream structure sum supervisor
-    taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
+    submitted taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use
     wait waiting watchdog watched window word writing

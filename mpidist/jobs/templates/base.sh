@@ -17,8 +17,8 @@
 {{ line }}
 {% endfor %}
 {{ ('python="' ~ asked.python ~ '"') | noted("the container's" if asked.container else "where all nodes see it") }}
-{{ ("restarts=" ~ restarts) | noted("how often this job was put back in the queue") }}
-echo "$(date '+%F %T') $(hostname): job {{ job }}, {{ sizes }}, restart $restarts"
+{% block start %}
+{% endblock %}
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
 folder={{ scratch }}/{{ job_name }}{{ "-" ~ task if asked.array else "" }}
@@ -30,6 +30,8 @@ mkdir -p "$checkpoints" || exit 1
 {% if asked.save_before %}
 {{ 'rm -f "$checkpoints/requeue"' | noted("of the start before this one; see the end") }}
 {% endif %}
+{{ ("restarts=" ~ restarts) | noted("how often this job was put back in the queue") }}
+echo "$(date '+%F %T') $(hostname): job {{ job }}, {{ sizes }}, restart $restarts"
 {% if asked.requeue %}
 
 # Restarts that save nothing lead nowhere: the third in a row stops.
@@ -60,9 +62,11 @@ step=
 ended=
 {% endif %}
 # {{ asked.save_before }} s before the time limit: {{ launcher }} passes USR1 to the ranks, which save and end with status 42.
-trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] || kill -USR1 "$step"' USR1
+trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] || {{ tell }}' USR1
 # {{ term }}
-trap '{{ "ended=yes; " if asked.requeue }}echo "$(date "+%F %T") TERM: the job is ended from outside"{{ on_term }}' TERM
+trap '{{ "ended=yes; " if asked.requeue }}echo "$(date "+%F %T") TERM: the job is ended from outside"' TERM
+{% block timer %}
+{% endblock %}
 {% endif %}
 
 {% block launch %}
@@ -74,6 +78,9 @@ while wait "$step"; kill -0 "$step" 2>/dev/null; do :; done
 wait "$step"
 {% endif %}
 status=$?
+{% if asked.save_before and own_timer %}
+kill "$timer" 2>/dev/null
+{% endif %}
 echo "$(date '+%F %T') the ranks ended with status $status"
 {% if asked.save_before %}
 
@@ -97,4 +104,6 @@ fi
 [ -z "$saved" ] || echo "$(date '+%F %T') saved: submit the script again to go on"
 {% endif %}
 {% endif %}
+{% block leave %}
+{% endblock %}
 exit "$status"

@@ -8,7 +8,8 @@
 {% set scratch = asked.scratch %}
 {% set launcher = "srun" %}
 {% set term = "After scancel and at preemption Slurm itself sends TERM to the ranks: this script only waits for them." %}
-{% set on_term = "" %}
+{% set tell = 'kill -USR1 "$step"' %}
+{% set own_timer = false %}
 
 {% block title %}
 Slurm: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_node }} rank{{ "s" if asked.ranks_per_node > 1 }} a node, {{ asked.cores }} core{{ "s" if asked.cores > 1 }} a rank

@@ -76,7 +76,7 @@ def test_the_header_prints_the_same_script_again(capsys):
     [
         ([], "expected a scheduler and a Python file, as in: mpidist job slurm train.py; got nothing"),
         (["slurm"], "got slurm"),
-        (["slrum", "train.py"], "'slrum' is not a scheduler; expected one of slurm"),
+        (["slrum", "train.py"], "'slrum' is not a scheduler; expected one of slurm, pbs, lsf, sge, flux"),
         (["slurm", "trian.py"], "there is no file 'trian.py'"),
         (["slurm", "--nodes", "0", "train.py"], "--nodes: '0': expected a whole number, 1 or more"),
         (["slurm", "--nodes", "1", "--nodes", "2", "train.py"], "--nodes: expected one value, got 2"),

@@ -9,6 +9,8 @@ import threading
 import pytest
 
 from mpidist.commands import job, job_control
+from mpidist.jobs.schedulers import SCHEDULERS
+from mpidist.jobs.submitted import SubmittedJob
 
 
 @pytest.fixture(autouse=True)
@@ -168,3 +170,46 @@ def test_without_jobs_there_is_nothing_to_look_after(capsys):
     assert "no jobs" in capsys.readouterr().out
     assert job.main(["logs"]) == 1
     assert "no job was submitted yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "scheduler, printed, number",
+    [
+        ("slurm", "4711\n", "4711"),
+        ("slurm", "4711;cluster\n", "4711"),
+        ("pbs", "4711.pbs01\n", "4711.pbs01"),
+        ("lsf", "Job <4711> is submitted to queue <normal>.\n", "4711"),
+        ("sge", "4711\n", "4711"),
+        ("flux", "\u0192M7Zq9AKHno\n", "\u0192M7Zq9AKHno"),
+    ],
+)
+def test_the_number_of_a_job_is_read_from_what_each_scheduler_prints(scheduler, printed, number):
+    assert SCHEDULERS[scheduler].read_job_id(printed) == number
+
+
+@pytest.mark.parametrize(
+    "scheduler, printed, state, waits_or_runs",
+    [
+        ("slurm", "4711|COMPLETED|0:12 node1", "completed", False),
+        ("pbs", "Job Id: 4711.pbs01\n    Job_Name = x\n    job_state = R\n    queue = q", "r", True),
+        ("pbs", "    job_state = F", "f", False),
+        ("lsf", "RUN   4*n1:4*n2", "run", True),
+        ("lsf", "DONE  4*n1", "done", False),
+        ("sge", "qw ", "qw", True),
+        ("sge", "", "ended", False),
+        ("flux", "RUN node[1-2]", "run", True),
+        ("flux", "COMPLETED node1", "completed", False),
+    ],
+)
+def test_states_are_read_from_what_each_scheduler_prints(monkeypatch, scheduler, printed, state, waits_or_runs):
+    monkeypatch.setattr(job_control, "_ask", lambda words: printed)
+    submitted = SubmittedJob("4711", scheduler, "x", "/x.sh", "/", "x.out", 0.0)
+    assert job_control.state_of(submitted)[0] == state
+    assert job_control.is_ended(submitted) is not waits_or_runs
+
+
+def test_lsf_reads_the_script_from_its_standard_input(slurm, tmp_path, capsys):
+    slurm(bsub='read -r line; echo "$line" >>asked; echo "Job <12> is submitted to default queue <normal>."')
+    assert job.main(["lsf", "--submit", "train.py"]) == 0
+    assert (tmp_path / "asked").read_text().splitlines() == ["bsub ", "#!/bin/bash"]
+    assert "as job 12; its output: train-12.out" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a script for Slurm does when it runs: bash, with a ``srun`` and a ``scontrol`` that note how they were called."""
+"""What a script for Slurm does when it runs: bash, with a ``srun`` and a ``scontrol`` that note how they are called."""
 
 from __future__ import annotations
 
