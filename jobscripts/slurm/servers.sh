@@ -31,7 +31,7 @@ restarts=${SLURM_RESTART_COUNT:-0}  # how often this job was put back in the que
 echo "$(date '+%F %T') $(hostname): job $SLURM_JOB_ID, $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), restart $restarts"
 
 # Linear algebra on a rank's own cores only, or every rank starts as many threads as the node has cores.
-export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK_HET_GROUP_0
 # With Open MPI: when a rank is killed, its neighbours have a second to name it before the job ends.
 export OMPI_MCA_mpi_abort_delay=1
 
@@ -45,7 +45,7 @@ trap 'echo "$(date "+%F %T") TERM: the job is ended from outside"' TERM
 # --het-group          one world of both components; without it srun starts the first one only
 # --cpus-per-task      again: since Slurm 22.05 srun does not take it from the job
 # --kill-on-bad-exit   all ranks end as soon as one fails
-srun --mpi=pmix --het-group=0,1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+srun --mpi=pmix --het-group=0,1 --cpus-per-task="$SLURM_CPUS_PER_TASK_HET_GROUP_0" --kill-on-bad-exit=1 \
     "$python" examples/parameter_server.py --num-ps 2 --checkpoint "$folder"/model.h5 &
 step=$!
 # A signal to this script ends `wait`, but not the ranks: wait until they have ended, then ask for their status.

@@ -114,6 +114,8 @@ def test_a_script_runs_to_its_end(slurm: Slurm, job, tmp_path: Path, name: str):
     assert len([*tmp_path.glob("*.out")]) == tasks
     if name in ("cpu.sh", "requeue.sh"):
         assert len(re.findall(r"^\d+ +node[12] ", printed, re.MULTILINE)) == 4, printed
+    if name == "servers.sh":
+        assert re.search(r"ranks 2-3 +ps 0-1 +node2", printed), printed
 
 
 def test_every_script_is_run_or_checked():
@@ -160,8 +162,7 @@ def test_a_job_that_is_cancelled_does_not_go_back(slurm: Slurm, job, tmp_path: P
 
 def test_a_job_is_submitted_looked_at_and_ended_by_the_command(slurm: Slurm, tmp_path: Path):
     environ = {**slurm.environ(), "HOME": str(tmp_path)}
-    path = os.pathsep.join([environ.get("PYTHONPATH", ""), str(ROOT)]).strip(os.pathsep)
-    environ["PYTHONPATH"] = path
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)])
     (tmp_path / "train.py").write_text(TRAINING)
 
     def command(*words: str) -> str:
@@ -178,4 +179,4 @@ def test_a_job_is_submitted_looked_at_and_ended_by_the_command(slurm: Slurm, tmp
     )
     command("cancel", number)
     assert "begins at 0" in command("logs", "-f")
-    assert f"{number}  train  cancelled" in command("status")
+    assert re.search(rf"^{number} +train +cancelled ", command("status"), re.MULTILINE)

@@ -45,8 +45,8 @@ EVERYDAY = set(
     random range read reader reading record recording reduction remote reordered request resolution restore room
     row runner runtime
     saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
-    site split stall start started state stop stopwatch store stored stream structure sum supervisor
-    submitted taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
+    site split stall start started state stop stopwatch store stored stream structure submitted sum supervisor
+    taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use
     wait waiting watchdog watched window word writing

@@ -3,7 +3,7 @@
 {% set job_name = "$SLURM_JOB_NAME" %}
 {% set task = "$SLURM_ARRAY_TASK_ID" %}
 {% set restarts = "${SLURM_RESTART_COUNT:-0}" %}
-{% set cores = "$SLURM_CPUS_PER_TASK" %}
+{% set cores = "$SLURM_CPUS_PER_TASK" ~ ("_HET_GROUP_0" if asked.servers) %}
 {% set sizes = "$SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST)" %}
 {% set scratch = asked.scratch %}
 {% set launcher = "srun" %}
@@ -106,9 +106,9 @@ export OMPI_MCA_mpi_abort_delay=1
 {% elif asked.pyxis %}
 # The MPI is that of the container, and has to fit --mpi. The folders that the job needs are mounted under their names.
 {% endif %}
-srun --mpi={{ asked.mpi }} {{ "--het-group=0,1" if asked.servers else '--ntasks-per-node="$SLURM_NTASKS_PER_NODE"' }} --cpus-per-task={{ '"$SLURM_CPUS_PER_TASK"' }} --kill-on-bad-exit=1 \
+srun --mpi={{ asked.mpi }} {{ "--het-group=0,1" if asked.servers else '--ntasks-per-node="$SLURM_NTASKS_PER_NODE"' }} --cpus-per-task="{{ cores }}" --kill-on-bad-exit=1 \
 {% if asked.gpus_per_node %}
-    --gpus-per-node={{ asked.gpus_per_node if asked.servers else '"$SLURM_GPUS_PER_NODE"' }} --gpu-bind=none \
+    {{ '--gpus-per-node="$SLURM_GPUS_PER_NODE" ' if not asked.servers }}--gpu-bind=none \
 {% endif %}
 {% if asked.apptainer %}
     apptainer exec {{ "--nv " if asked.gpus_per_node }}--bind "$PWD,$folder" "{{ asked.apptainer }}" \
