@@ -1,5 +1,5 @@
 #!/bin/bash
-# Flux: 2 nodes, 4 ranks a node, 8 cores a rank, 4 GPUs a node
+# Flux job: 2 nodes, 4 ranks a node, 8 cores a rank, 4 GPUs a node
 #
 # Printed by: mpidist job flux --nodes 2 --cores 8 --gpus-per-node 4 --name digits-gpu --requeue 10 --python '$HOME/venvs/mpidist/bin/python' --mpi pmix examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
 # It was checked by `bash -n`, and written from manuals: it has not been run under Flux.

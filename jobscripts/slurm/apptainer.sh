@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm: 2 nodes, 4 ranks a node, 8 cores a rank, 4 GPUs a node; in a container
+# Slurm job: 2 nodes, 4 ranks a node, 8 cores a rank, 4 GPUs a node; in a container
 #
 # Printed by: mpidist job slurm --nodes 2 --cores 8 --gpus-per-node 4 --name digits-apptainer --apptainer '$HOME/images/mpidist.sif' --mpi pmix examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
 # Scripts like this one were checked by `bash -n` and `sbatch --test-only` on Slurm 22.05; none has run in a container.

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm: 1 node, 2 ranks a node, 2 cores a rank
+# Slurm job: 1 node, 2 ranks a node, 2 cores a rank
 #
 # Printed by: mpidist job slurm --ranks-per-node 2 --cores 2 --name digits-array --array 0-3 --python '$HOME/venvs/mpidist/bin/python' --mpi pmix examples/train.py -- --seed '{task}' --epochs 60 --checkpoint '{checkpoints}' --resume
 # Scripts like this one have run to their end on Slurm 22.05.

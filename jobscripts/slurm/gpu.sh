@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm: 1 node, 4 ranks a node, 8 cores a rank, 4 GPUs a node
+# Slurm job: 1 node, 4 ranks a node, 8 cores a rank, 4 GPUs a node
 #
 # Printed by: mpidist job slurm --cores 8 --gpus-per-node 4 --name digits-gpu --python '$HOME/venvs/mpidist/bin/python' --mpi pmix examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
 # Scripts like this one were checked by `bash -n` and `sbatch --test-only` on Slurm 22.05; none has run on GPUs.

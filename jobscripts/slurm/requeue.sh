@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm: 2 nodes, 2 ranks a node, 2 cores a rank
+# Slurm job: 2 nodes, 2 ranks a node, 2 cores a rank
 #
 # Printed by: mpidist job slurm --nodes 2 --ranks-per-node 2 --cores 2 --time 1h --name digits-requeue --requeue 10 --save-before 2m --python '$HOME/venvs/mpidist/bin/python' --mpi pmix examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
 # Scripts like this one have run to their end on Slurm 22.05.

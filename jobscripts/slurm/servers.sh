@@ -1,5 +1,5 @@
 #!/bin/bash
-# Slurm: 1 node, 2 ranks a node, 2 cores a rank; 2 servers on one further node
+# Slurm job: 1 node, 2 ranks a node, 2 cores a rank; 2 servers on one further node
 #
 # Printed by: mpidist job slurm --ranks-per-node 2 --cores 2 --name digits-servers --servers 2 --python '$HOME/venvs/mpidist/bin/python' --mpi pmix examples/parameter_server.py -- --num-ps 2 --checkpoint '{folder}/model.h5'
 # Scripts like this one have run to their end on Slurm 22.05.

@@ -196,6 +196,9 @@ def _check_sizes(asked: Request) -> None:
 
 def _check_words(asked: Request, scheduler: Scheduler) -> None:
     """Refuse words that the scheduler, or bash, would take for something else."""
+    for argument in (asked.script, *asked.arguments):  # they stand in a comment of the script too
+        if "\n" in argument or "\r" in argument:
+            raise ValueError(f"argument {argument!r}: expected one line")
     if not _NAME.fullmatch(asked.name):
         raise ValueError(f"--name {asked.name!r}: expected a letter, then letters, digits, '.', '_' and '-'")
     for name in ("partition", "account", "mpi"):

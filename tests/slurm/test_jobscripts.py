@@ -152,6 +152,16 @@ def test_a_job_that_is_told_before_its_time_limit_saves_and_goes_on_after_a_rest
     assert "done: 5 True" in printed and "restart 1" in printed
 
 
+def test_a_job_that_is_preempted_saves_and_goes_on_when_its_nodes_are_free_again(slurm: Slurm, job, tmp_path: Path):
+    number = job(script(tmp_path, ("{checkpoints}",), TRAINING, requeue=3, directives=("--exclusive",)))
+    waited_for(slurm, number, tmp_path, "begins at 0")
+    urgent = job("#!/bin/bash\n#SBATCH --partition=urgent --nodes=2 --exclusive --output=/dev/null\ntrue\n")
+    printed = waited_for(slurm, number, tmp_path)
+    assert states(slurm, urgent) == states(slurm, number) == {"COMPLETED 0:0"}, printed
+    starts = [int(first) for first in re.findall(r"begins at (\d+)", printed)]
+    assert len(starts) == 2 and starts[1] > 0 and "done: 5 True" in printed, printed
+
+
 def test_a_job_that_is_cancelled_does_not_go_back(slurm: Slurm, job, tmp_path: Path):
     number = job(script(tmp_path, ("{checkpoints}",), TRAINING, requeue=3))
     waited_for(slurm, number, tmp_path, "begins at 0")

@@ -30,7 +30,7 @@
 
 {% block start %}
 {{ ("nodes=" ~ asked.nodes) | noted("nodes, as above") }}
-{{ ("ranks_per_node=" ~ asked.ranks_per_node) | noted("ranks a node" ~ (": one for each GPU" if asked.gpus_per_node)) }}
+{{ ("ranks_per_node=" ~ asked.ranks_per_node) | noted("ranks a node" ~ (": one for each GPU" if asked.gpus_per_node == asked.ranks_per_node else "")) }}
 {{ ("cores=" ~ asked.cores) | noted("cores a rank") }}
 {% endblock %}
 

@@ -11,7 +11,7 @@
 {% set term = "The job is ended: wait for what the ranks still do." %}
 
 {% block title %}
-{{ name }}: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_node }} rank{{ "s" if asked.ranks_per_node > 1 }} a node, {{ asked.cores }} core{{ "s" if asked.cores > 1 }} a rank
+{{ name }} job: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_node }} rank{{ "s" if asked.ranks_per_node > 1 }} a node, {{ asked.cores }} core{{ "s" if asked.cores > 1 }} a rank
 {%- if asked.gpus_per_node %}, {{ asked.gpus_per_node }} GPU{{ "s" if asked.gpus_per_node > 1 }} a node{% endif %}
 {% endblock %}
 
@@ -21,7 +21,7 @@
 {% endblock %}
 
 {% block start %}
-{{ ("ranks_per_node=" ~ asked.ranks_per_node) | noted("ranks a node" ~ (": one for each GPU" if asked.gpus_per_node)) }}
+{{ ("ranks_per_node=" ~ asked.ranks_per_node) | noted("ranks a node" ~ (": one for each GPU" if asked.gpus_per_node == asked.ranks_per_node else "")) }}
 {{ ("cores=" ~ asked.cores) | noted("cores a rank") }}
 {% block hosts %}
 {% endblock %}

@@ -12,7 +12,7 @@
 {% set own_timer = false %}
 
 {% block title %}
-Slurm: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_node }} rank{{ "s" if asked.ranks_per_node > 1 }} a node, {{ asked.cores }} core{{ "s" if asked.cores > 1 }} a rank
+Slurm job: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_node }} rank{{ "s" if asked.ranks_per_node > 1 }} a node, {{ asked.cores }} core{{ "s" if asked.cores > 1 }} a rank
 {%- if asked.gpus_per_node %}, {{ asked.gpus_per_node }} GPU{{ "s" if asked.gpus_per_node > 1 }} a node{% endif %}
 {%- if asked.servers %}; {{ asked.servers }} servers on one further node{% endif %}
 {%- if asked.container %}; in a container{% endif %}
@@ -32,7 +32,7 @@ Slurm: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_no
 {% block directives %}
 #SBATCH --job-name={{ asked.name }}
 {{ ("#SBATCH --nodes=" ~ asked.nodes) | noted("nodes") }}
-{{ ("#SBATCH --ntasks-per-node=" ~ asked.ranks_per_node) | noted("ranks a node: one for each GPU" if asked.gpus_per_node else "ranks a node") }}
+{{ ("#SBATCH --ntasks-per-node=" ~ asked.ranks_per_node) | noted("ranks a node" ~ (": one for each GPU" if asked.gpus_per_node == asked.ranks_per_node else "")) }}
 {{ ("#SBATCH --cpus-per-task=" ~ asked.cores) | noted("cores a rank") }}
 {% if asked.gpus_per_node %}
 {{ ("#SBATCH --gpus-per-node=" ~ asked.gpus_per_node) | noted("not --gpus-per-task, which hides the GPUs of a rank's neighbours") }}

@@ -61,6 +61,12 @@ def test_what_the_scheduler_does_not_take_is_not_submitted(slurm, capsys, tmp_pa
     assert not (tmp_path / "train.sh").exists()
 
 
+def test_a_scheduler_that_is_not_here_is_said(capsys, tmp_path):
+    (tmp_path / "bin" / "sbatch").unlink()
+    assert submit() == 1
+    assert "there is no program 'sbatch' here; submit where the scheduler's programs are" in capsys.readouterr().err
+
+
 def test_an_answer_without_a_number_is_an_error(slurm, capsys):
     slurm(sbatch="echo accepted")
     assert submit() == 1
