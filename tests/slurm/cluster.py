@@ -87,7 +87,7 @@ class Slurm:
         try:
             result = run_process(line, environ, LIMIT_SECONDS)
         except JobTimeout as error:
-            self.client("scancel", "--user=root")  # what srun would have done, had it not been killed
+            self._client("scancel", "--user=root")  # what srun would have done, had it not been killed
             if _BROKEN_START in str(error):
                 raise BrokenStart(str(error)) from error
             raise
@@ -118,12 +118,12 @@ class Slurm:
                         raise JobTimeout(f"batch job {job} did not end; it printed:\n{output.read_text()}")
                     time.sleep(0.1)
             finally:
-                self.client("scancel", job)
+                self._client("scancel", job)
             return JobResult(code, output.read_text(), "", time.monotonic() - began, time.time())
 
     def _exit_code(self, job: str) -> int | None:
         """Return the exit status of a batch job, None while it runs; that of a signal is above 128."""
-        shown = self.client("scontrol", "--oneliner", "show", "job", job).stdout
+        shown = self._client("scontrol", "--oneliner", "show", "job", job).stdout
         if re.search(r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING)\b", shown):
             return None
         match = re.search(r"\bExitCode=(\d+):(\d+)", shown)
@@ -131,8 +131,7 @@ class Slurm:
         status, signal = map(int, match.groups())
         return status or (128 + signal if signal else 0)
 
-    def client(self, *command: str) -> CompletedProcess[str]:
-        """Run one of Slurm's own programs to its end."""
+    def _client(self, *command: str) -> CompletedProcess[str]:
         return run(command, env=self.environ(), capture_output=True, text=True, timeout=LIMIT_SECONDS)
 
     def shared_memory(self) -> set[str]:

@@ -67,12 +67,17 @@ def job(slurm: Slurm, tmp_path: Path):
 
     yield submit
     for number in numbers:
-        slurm.client("scancel", number)
+        client(slurm, "scancel", number)
+
+
+def client(slurm: Slurm, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's own programs to its end."""
+    return subprocess.run(words, env=slurm.environ(), capture_output=True, text=True, timeout=60)
 
 
 def states(slurm: Slurm, number: str) -> set[str]:
     """Return the states of a job's parts, with their exit codes."""
-    shown = slurm.client("scontrol", "--oneliner", "show", "job", number).stdout
+    shown = client(slurm, "scontrol", "--oneliner", "show", "job", number).stdout
     return {f"{state} {code}" for state, code in re.findall(r"JobState=(\w+).*?ExitCode=(\d+:\d+)", shown)}
 
 
@@ -129,7 +134,7 @@ def test_slurm_takes_a_script_that_cannot_run_here(slurm: Slurm, tmp_path: Path,
         assert "    --container-image=" in text and "#SBATCH --container" not in text  # options of the step, not here
     (tmp_path / "job.sh").write_text(text)
     smaller = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=2", "--gpus-per-node=2"]
-    done = slurm.client("sbatch", "--test-only", *smaller, str(tmp_path / "job.sh"))
+    done = client(slurm, "sbatch", "--test-only", *smaller, str(tmp_path / "job.sh"))
     assert done.returncode == 0 and "to start at" in done.stderr, done.stderr
 
 
@@ -144,7 +149,7 @@ def script(tmp_path: Path, arguments: tuple[str, ...], text: str, **fields: obje
 def test_a_job_that_is_told_before_its_time_limit_saves_and_goes_on_after_a_restart(slurm: Slurm, job, tmp_path: Path):
     number = job(script(tmp_path, ("{checkpoints}",), TRAINING, requeue=3))
     assert "begins at 0" in waited_for(slurm, number, tmp_path, "begins at 0")
-    slurm.client("scancel", "--batch", "--signal=USR1", number)  # as Slurm does before the limit
+    client(slurm, "scancel", "--batch", "--signal=USR1", number)  # as Slurm does before the limit
     printed = waited_for(slurm, number, tmp_path)
     assert states(slurm, number) == {"COMPLETED 0:0"}, printed
     starts = [int(first) for first in re.findall(r"begins at (\d+)", printed)]
@@ -165,7 +170,7 @@ def test_a_job_that_is_preempted_saves_and_goes_on_when_its_nodes_are_free_again
 def test_a_job_that_is_cancelled_does_not_go_back(slurm: Slurm, job, tmp_path: Path):
     number = job(script(tmp_path, ("{checkpoints}",), TRAINING, requeue=3))
     waited_for(slurm, number, tmp_path, "begins at 0")
-    slurm.client("scancel", number)
+    client(slurm, "scancel", number)
     printed = waited_for(slurm, number, tmp_path)
     assert {state.split()[0] for state in states(slurm, number)} == {"CANCELLED"}, printed
 
