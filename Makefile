@@ -41,7 +41,7 @@ PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandle
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
 .PHONY: environment frameworks-environment train test test-unit test-jobs test-benchmarks test-mpich test-frameworks prove \
-	$(FRAMEWORKS:%=test-%) test-all test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench jobscripts \
+	$(FRAMEWORKS:%=test-%) test-all test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
 help:
@@ -191,6 +191,7 @@ docs: $(VENV)/.installed
 	$(VENV)/bin/sphinx-build -q -W --keep-going -j auto -b html docs docs/_build/html
 
 # after a change of a template: each script is what the command line in its header prints
+.PHONY: jobscripts
 jobscripts: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.helpers.jobscripts
 
