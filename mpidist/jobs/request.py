@@ -239,7 +239,7 @@ def _check_features(asked: Request, scheduler: Scheduler) -> None:
     if asked.apptainer and asked.pyxis:
         raise ValueError("--apptainer and --pyxis are two ways to one container; expected one of them")
     if asked.servers and asked.requeue:
-        raise ValueError("--requeue with --servers: heterogeneous jobs that go back have not been tried; expected one of them")
+        raise ValueError("--requeue with --servers: jobs of two components were not tried in it; expected one of them")
     if asked.array is None and any("task" in places(argument)[1::2] for argument in asked.arguments):
         raise ValueError("{task} is the number of a task of a job array; expected --array FIRST-LAST with it")
 
