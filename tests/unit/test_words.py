@@ -32,7 +32,7 @@ EVERYDAY = set(
     gathered generated given
     handover here hint host hostlist
     identity implausible implementation info injected input
-    join joining judged
+    job join joining judged
     kept key killed kind
     lambda launch lazy leftover level line list log lone loopback lost
     machine main manager mapping max measure measured membership memory merge message method min missing mode
@@ -44,8 +44,8 @@ EVERYDAY = set(
     quantity question
     random range read reader reading record recording reduction remote reordered request resolution restore room
     row runner runtime
-    saved seen sent served setting shape sharding shared short simple simulate simulation single slice spec
-    split stall start started state stop stopwatch store stored stream structure sum supervisor
+    saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
+    site split stall start started state stop stopwatch store stored stream structure submitted sum supervisor
     taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use
