@@ -20,7 +20,7 @@ from typing import Any
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.selection import PINNED
+from mpidist.collectives.ways.selection import PINNED
 from mpidist.errors import MissingDependencyError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpidist import arrays, nest
-from mpidist.collectives.adjustment import Adjustment
+from mpidist.collectives.reductions.adjustment import Adjustment
 from mpidist.options import ReduceOp
 from mpidist.world import world_communicator
 

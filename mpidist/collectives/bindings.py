@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpidist.collectives.plan_cache import PlanCache
+from mpidist.collectives.reductions.plan_cache import PlanCache
 
 
 class Bindings(PlanCache):

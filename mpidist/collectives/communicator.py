@@ -9,29 +9,30 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives import plain, selection
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
-from mpidist.collectives.array_collectives import ArrayCollectives
 from mpidist.collectives.bindings import Bindings
-from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
-from mpidist.collectives.chooser import Chooser
-from mpidist.collectives.device_ways import DeviceWays
 from mpidist.collectives.engine import Engine
+from mpidist.collectives.exchange import plain
+from mpidist.collectives.exchange.array_collectives import ArrayCollectives
+from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend, PointToPoint
 from mpidist.collectives.header import Header
-from mpidist.collectives.in_place import bind_buffer
-from mpidist.collectives.lanes import Lanes
-from mpidist.collectives.list_reductions import reduce_list
-from mpidist.collectives.messages import Messages, Replay
-from mpidist.collectives.node_memory import NodeMemory
 from mpidist.collectives.observer import NOBODY, Observer
 from mpidist.collectives.persistent import Bound, Once, Started
-from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.point_to_point import BoundReceive, BoundSend, PointToPoint
-from mpidist.collectives.scratch import Scratch
-from mpidist.collectives.selection import Choices, Facts, Way
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.reductions.in_place import bind_buffer
+from mpidist.collectives.reductions.list_reductions import reduce_list
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.chooser import Chooser
+from mpidist.collectives.ways.device_ways import DeviceWays
+from mpidist.collectives.ways.lanes import Lanes
+from mpidist.collectives.ways.messages import Messages, Replay
+from mpidist.collectives.ways.node_memory import NodeMemory
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.scratch import Scratch
+from mpidist.collectives.ways.selection import Choices, Facts, Way
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
-from mpidist.collectives.in_place import bind_in_place
-from mpidist.collectives.lists import BoundList, Question, bind_list
 from mpidist.collectives.mismatch import OrdersDiffer
-from mpidist.collectives.optional_lists import OptionalList
 from mpidist.collectives.persistent import UNLIKE, Bound
-from mpidist.collectives.plan import Signature
 from mpidist.collectives.ranks import Ranks
-from mpidist.collectives.results import Packed
-from mpidist.collectives.update import FusedUpdate
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.reductions.in_place import bind_in_place
+from mpidist.collectives.reductions.lists import BoundList, Question, bind_list
+from mpidist.collectives.reductions.optional_lists import OptionalList
+from mpidist.collectives.reductions.plan import Signature
+from mpidist.collectives.reductions.results import Packed
+from mpidist.collectives.reductions.update import FusedUpdate
 
 #: Of how many lengths the last list is known, and for how many operations and deadlines.
 _KEPT_LENGTHS, _KEPT_DEADLINES = 256, 64

@@ -15,9 +15,9 @@ import numpy
 
 from mpidist import arrays
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import plain
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
 from mpidist.collectives.persistent import Once
 from mpidist.runtime.control import Watch

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpidist.collectives.bucket_reduction import BucketReduction, Pipeline
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.ways.bucket_reduction import BucketReduction, Pipeline
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
 from mpidist.transports.base import Transport
 

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.bindings import Bindings
-from mpidist.collectives.bucket_reduction import BucketReduction
 from mpidist.collectives.call import Call
-from mpidist.collectives.messages import Replay
 from mpidist.collectives.observer import Observer
 from mpidist.collectives.persistent import Started
-from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.selection import Way
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.messages import Replay
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.selection import Way
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.transports.base import Transport
 from mpidist.transports.node_memory import SharedSegments
 
 if TYPE_CHECKING:
-    from mpidist.collectives.device_ways import DeviceWays
     from mpidist.collectives.engine import Engine
+    from mpidist.collectives.ways.device_ways import DeviceWays
 
 
 class Ranks(Protocol):

@@ -11,8 +11,8 @@ import numpy
 from mpidist.arrays import is_device, is_known
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.handle import Handle, together
-from mpidist.collectives.lists import Question, bind_list
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.reductions.lists import Question, bind_list
 from mpidist.compression.base import Compression
 from mpidist.compression.coded_list import CodedList
 from mpidist.compression.saved_residues import gathered, restored

@@ -15,8 +15,8 @@ import numpy
 
 from mpidist import context, nest
 from mpidist.cluster.resolvers.base import ClusterResolver
-from mpidist.collectives.adjustment import Adjustment
 from mpidist.collectives.engine import Repeat, no_repeat
+from mpidist.collectives.reductions.adjustment import Adjustment
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution, reduction

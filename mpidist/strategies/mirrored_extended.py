@@ -11,8 +11,8 @@ from mpidist import context
 from mpidist.arrays import is_device
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.gradient_buffers import GradientBuffers
 from mpidist.collectives.mismatch import MERGE_CALL
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.cross_device_ops import CrossDeviceOps, overrides
 from mpidist.errors import RemoteReplicaError
 from mpidist.input.agreement import Agreement, described

@@ -9,9 +9,9 @@ import numpy
 
 from mpidist import nest
 from mpidist.arrays import plain
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment, adjusted
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import UnlikeArraysError
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, adjusted
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.variables import IndexedSlices
 from mpidist.variables.components import component

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from mpidist.collectives.bucket_reduction import BucketReduction, Fill, Pipeline, Take
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.observer import Observer
-from mpidist.collectives.pieces import Transform
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.ways.bucket_reduction import BucketReduction, Fill, Pipeline, Take
+from mpidist.collectives.ways.pieces import Transform
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import About, Trace

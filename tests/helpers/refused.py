@@ -6,7 +6,7 @@ import numpy
 
 import mpidist
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.world import world_communicator
 
 

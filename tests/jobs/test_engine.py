@@ -21,9 +21,9 @@ START = """
 import os, signal, sys
 import numpy
 import mpidist
-from mpidist.collectives import bucket_reduction, pieces
+from mpidist.collectives.ways import bucket_reduction, pieces
 from mpidist.world import world_communicator
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.collectives.engine import Engine
 
 communicator = world_communicator()
@@ -74,8 +74,8 @@ def step():
     fused([numpy.ones(1_500_000, "f4"), numpy.ones(7, "f4")])
 """
 BUFFERS = """
-from mpidist.collectives.gradient_buffers import GradientBuffers
-from mpidist.collectives import shared_sum
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
+from mpidist.collectives.ways import shared_sum
 buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (1_500_000,))])
 whole = shared_sum.reduction
 def reduction(op, namespace):

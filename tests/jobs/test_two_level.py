@@ -57,7 +57,7 @@ if rank == 0:
 """
 
 KILLED = """
-from mpidist.collectives.two_level import TwoLevel
+from mpidist.collectives.ways.two_level import TwoLevel
 
 reduction = TwoLevel(communicator._memory.lanes, 3_000_000, numpy.dtype("f4"), "sum")
 

@@ -89,7 +89,7 @@ def test_a_rank_that_raises_in_the_middle_ends_the_job(hosts: Hosts):
     script = """
 import numpy
 from mpidist.world import world_communicator
-from mpidist.collectives.two_level import TwoLevel
+from mpidist.collectives.ways.two_level import TwoLevel
 
 communicator = world_communicator()
 reduction = TwoLevel(communicator._memory.lanes, 500_000, numpy.dtype("f4"), "sum")

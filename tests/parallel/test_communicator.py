@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.collectives import reference
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.selection import AUTOMATIC, eligible
+from mpidist.collectives.ways.selection import AUTOMATIC, eligible
 from mpidist.runtime.board import StatusBoard
 from mpidist.schedules.table import names
 from mpidist.transports.mpi import MpiTransport

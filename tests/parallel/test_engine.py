@@ -23,10 +23,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.collectives import gradient_buffers, plan_cache, selection, update
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.gradient_buffers import GradientBuffers
-from mpidist.collectives.selection import Way
+from mpidist.collectives.reductions import gradient_buffers, plan_cache, update
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.selection import Way
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
 from mpidist.schedules.table import names

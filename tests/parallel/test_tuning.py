@@ -9,9 +9,9 @@ import numpy
 import pytest
 
 from mpidist import transports
-from mpidist.collectives import selection
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
+from mpidist.collectives.ways import selection
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures
 from mpidist.tuning import store

@@ -9,7 +9,7 @@ import pytest
 
 from mpidist import arrays, context
 from mpidist.collectives.engine import Recent
-from mpidist.collectives.lists import BoundList
+from mpidist.collectives.reductions.lists import BoundList
 from mpidist.cross_device_ops import (
     AllReduceCrossDeviceOps,
     CrossDeviceOps,

@@ -12,7 +12,7 @@ import numpy
 from mpidist import context
 from mpidist.arrays import empty
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.plan import Signature
+from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.options import ReduceOp
 from mpidist.strategies.extended import StrategyExtended

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist import context
-from mpidist.collectives.results import Packed
-from mpidist.collectives.update import FusedUpdate
+from mpidist.collectives.reductions.results import Packed
+from mpidist.collectives.reductions.update import FusedUpdate
 from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import sum_over_replicas
 from mpidist.optimizers.rules.rule import Rule, Step

@@ -8,11 +8,11 @@ import numpy
 import pytest
 
 from mpidist.arrays import as_host
-from mpidist.collectives import device_ways
-from mpidist.collectives.adjustment import Adjustment
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.group import GroupCommunicator
-from mpidist.collectives.in_place import bind_in_place
+from mpidist.collectives.reductions.adjustment import Adjustment
+from mpidist.collectives.reductions.in_place import bind_in_place
+from mpidist.collectives.ways import device_ways
 from mpidist.device import nccl
 from mpidist.device.cards import Card
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError

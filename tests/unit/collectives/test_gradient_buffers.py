@@ -7,9 +7,9 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import gradient_buffers, update
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.reductions import gradient_buffers, update
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.optimizers import SGD, Adam
 from mpidist.testing import run_ranks

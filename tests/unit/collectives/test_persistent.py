@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives import sinks
 from mpidist.collectives.call import Call
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.persistent import Once
+from mpidist.collectives.reductions import sinks
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator

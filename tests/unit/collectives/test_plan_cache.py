@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives import plan_cache
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.plan_cache import PlanCache
+from mpidist.collectives.reductions import plan_cache
+from mpidist.collectives.reductions.plan_cache import PlanCache
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 

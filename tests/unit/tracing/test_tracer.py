@@ -7,12 +7,12 @@ import pytest
 
 import mpidist
 from mpidist import transports
-from mpidist.collectives import update
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.observer import NOBODY
 from mpidist.collectives.persistent import Once
+from mpidist.collectives.reductions import update
 from mpidist.commands.trace import gather, lateness
 from mpidist.runtime import trace as kinds
 from mpidist.testing import run_ranks

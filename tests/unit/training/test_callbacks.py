@@ -18,7 +18,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.errors import MissingDependencyError
 from mpidist.testing import run_ranks
 from mpidist.training import callbacks

@@ -12,7 +12,7 @@ import pytest
 from mpidist import transports
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.update import FusedUpdate
+from mpidist.collectives.reductions.update import FusedUpdate
 from mpidist.errors import CollectiveMismatchError, RankFailedError
 from mpidist.options import Settings
 from mpidist.schedules.cost import CostModel
