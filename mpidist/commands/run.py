@@ -27,10 +27,13 @@ from mpidist.commands.launch.launcher_options import WORDS, check_launcher_args,
 from mpidist.commands.launch.mpirun import Mpirun, check_tolerates_faults, find_mpirun
 from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.launch.rank_deaths import RankDeath
-from mpidist.commands.launch.short_traceback import shorten
 from mpidist.commands.launch.supervisor import Ended, supervise
 from mpidist.errors import LaunchError
 from mpidist.options import settings
+from mpidist.runtime.short_traceback import shorten
+
+#: With more lines after it, a traceback is told again.
+_IN_SIGHT_LINES = 8
 
 _EPILOG = """examples:
   mpidist run -n 8 train.py --epochs 3     a Python file, with this interpreter
@@ -229,6 +232,7 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     if ended.unread:
         return ended.status
+    sys.stderr.write(ended.held_back)
     if ended.timed_out:
         print(f"mpidist run: the job was ended after --timeout {arguments.timeout:g} s", file=sys.stderr)
     if ended.removed and not arguments.quiet:
@@ -244,7 +248,9 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
             print("\n".join(["mpidist run: its last errors:", *ended.last_lines]), file=sys.stderr)
         print(f"mpidist run: what the ranks printed is in {arguments.log_dir}", file=sys.stderr)
     if ended.status != 0 and ended.failure is not None and not ended.interrupted:
-        print(render(ended.failure, ended.death, is_again=not arguments.log_dir), file=sys.stderr)
+        is_in_sight = not arguments.log_dir and ended.lines_after <= _IN_SIGHT_LINES
+        heading = f"mpidist run: {_heading(ended.failure, ended.death)}; its traceback is above"
+        print(heading if is_in_sight else render(ended.failure, ended.death, not arguments.log_dir), file=sys.stderr)
     return ended.status
 
 

@@ -1,4 +1,4 @@
-"""The repetition of a traceback without mpidist's own frames."""
+"""A traceback without mpidist's own frames."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import traceback
 import numpy
 import pytest
 
-from mpidist.commands.launch.short_traceback import shorten
 from mpidist.errors import UnsupportedDtypeError
+from mpidist.runtime.short_traceback import shorten
 from mpidist.world import world_communicator
 
 PACKAGE = "/site/mpidist/"

@@ -1,4 +1,4 @@
-"""Make a traceback short for its repetition: where a program called mpidist is news, the way inside is not."""
+"""Make a traceback short: where a program called mpidist is news, the way inside to an error of its own is not."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Sequence
 
-import mpidist
+from mpidist import errors
 
 _FRAME = re.compile(r'  File "(.+)", line \d+')
 _BEGIN = "Traceback (most recent call last):"
 _ERROR = "mpidist.errors."
 
 #: The folder of the package, with which the paths of its files begin.
-_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(mpidist.__file__)), "")
+_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(errors.__file__)), "")
 
 
 def shorten(lines: Sequence[str], package: str = _PACKAGE) -> list[str]:
