@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mpidist.cluster.slurm_plugins import family, srun_cure
 from mpidist.errors import LaunchError
 
 
@@ -157,14 +158,6 @@ def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | No
     )
 
 
-def family(mpi: str) -> str:
-    """Return "Open MPI" or "MPICH" for an MPI that behaves like it at launch, by its name or version text; else ""."""
-    if "Open MPI" in mpi or "Spectrum MPI" in mpi:
-        return "Open MPI"
-    derived = ("MPICH", "MVAPICH", "Intel")
-    return "MPICH" if any(name in mpi for name in derived) else ""
-
-
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name)
     if text is None:
@@ -190,10 +183,7 @@ def _cure(launcher: Launcher, mpi: str) -> str:
     )
     if launcher.name != SLURM.name:
         return f"Start with {beside}"
-    plugin = {"Open MPI": "pmix", "MPICH": "pmi2"}.get(family(mpi))
-    if plugin is None or plugin == launcher.plugin:
-        return f"Try the other plugins that `srun --mpi=list` shows, or start from a batch script with {beside}"
-    return f"Start with `srun --mpi={plugin}`, or from a batch script with {beside}"
+    return f"{srun_cure(mpi, launcher.plugin)}, or from a batch script with {beside}"
 
 
 def _first_line(text: str) -> str:

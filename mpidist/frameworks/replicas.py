@@ -14,7 +14,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.compression import Compression
 from mpidist.compression.compressed import bind_all_reduce
 from mpidist.options import ReduceOp
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 
 class BoundReduction(Protocol):
@@ -124,7 +124,7 @@ def replicas_in_force() -> Replicas:
     """
     if context.has_strategy():
         return _of_strategy(context.get_strategy())
-    communicator = world_communicator()
+    communicator = launched_communicator()
     found = communicator.adapters.get("replicas")
     if found is None:
         found = communicator.adapters["replicas"] = Replicas(communicator)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Slurm
+from tests.slurm.cluster import Slurm, plugin
 
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node={tasks} --cpus-per-task={cpus}
@@ -39,3 +40,33 @@ def test_more_ranks_than_a_node_has_cores_are_counted_by_node(slurm: Slurm, rank
     assert sum(line.endswith("is on node1") for line in lines) == there
     assert sum(line.endswith("is on node2") for line in lines) == ranks - there
     assert f"for {there} ranks on node1" in result.stdout
+
+
+#: What a process says of its ranks.
+STRATEGY = f"{sys.executable} -c 'import mpidist; print(mpidist.MultiWorkerMirroredStrategy().num_replicas_in_sync)'"
+INFO = f"{sys.executable} -m mpidist info"
+MPIRUN = f"{Path(sys.executable).parent}/mpirun -n 2"
+WARNING = "no launcher started this process"
+
+
+def test_a_forgotten_srun_is_told_with_the_plugin_to_use(slurm: Slurm):
+    result = slurm.sbatch(BATCH.format(tasks=2, cpus=1, command=STRATEGY))
+    assert result.returncode == 0, result.stdout
+    said, replicas = result.stdout.splitlines()
+    assert replicas == "1"
+    assert WARNING in said and "was given 4 ranks" in said
+    assert f"Start with `srun --mpi={plugin()}` (`srun --mpi=list` here: " in said
+
+
+def test_who_forgot_nothing_is_told_nothing(slurm: Slurm):
+    """A child of srun, and of an mpirun of fewer ranks than the job has; a command that trains nothing."""
+    steps = [f"srun --mpi={plugin()} --nodes=1 --ntasks=1 {STRATEGY}", f"{MPIRUN} {STRATEGY}", INFO]
+    result = slurm.sbatch(BATCH.format(tasks=2, cpus=1, command="\n".join(steps)))
+    assert result.returncode == 0, result.stdout
+    assert [line for line in result.stdout.splitlines() if line in ("1", "2")] == ["1", "2", "2"]
+    assert WARNING not in result.stdout
+
+
+def test_a_job_of_one_task_is_told_nothing(slurm: Slurm):
+    result = slurm.sbatch("#!/bin/bash\n#SBATCH --nodes=1 --exclusive\n" + STRATEGY)
+    assert (result.returncode, result.stdout) == (0, "1\n")

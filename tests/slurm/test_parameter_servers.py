@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from tests.helpers.grid import grid
 from tests.helpers.launch import ROOT, JobResult
 from tests.slurm.cluster import Slurm, mpi, plugin

@@ -14,8 +14,8 @@ from mpidist.cluster.launchers import (
     check_library,
     check_world,
     detect_launcher,
-    family,
 )
+from mpidist.cluster.slurm_plugins import family
 from mpidist.errors import LaunchError
 from tests.unit.cluster import recorded
 
