@@ -4,7 +4,7 @@ The same script runs alone and on many ranks; the numbers are the same:
 
     python examples/train.py
     mpirun -n 8 python examples/train.py
-    srun python examples/train.py
+    srun --mpi=pmix python examples/train.py
 """
 
 from __future__ import annotations
