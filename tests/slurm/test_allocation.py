@@ -42,8 +42,9 @@ def test_more_ranks_than_a_node_has_cores_are_counted_by_node(slurm: Slurm, rank
     assert f"for {there} ranks on node1" in result.stdout
 
 
-#: What a process says of its ranks.
-STRATEGY = f"{sys.executable} -c 'import mpidist; print(mpidist.MultiWorkerMirroredStrategy().num_replicas_in_sync)'"
+#: A process says how many replicas there are, in one write: lines of two ranks may mix otherwise.
+PROGRAM = 'import sys, mpidist; sys.stdout.write("%d\\n" % mpidist.MultiWorkerMirroredStrategy().num_replicas_in_sync)'
+STRATEGY = f"{sys.executable} -c '{PROGRAM}'"
 INFO = f"{sys.executable} -m mpidist info"
 MPIRUN = f"{Path(sys.executable).parent}/mpirun -n 2"
 WARNING = "no launcher started this process"
@@ -63,7 +64,7 @@ def test_who_forgot_nothing_is_told_nothing(slurm: Slurm):
     steps = [f"srun --mpi={plugin()} --nodes=1 --ntasks=1 {STRATEGY}", f"{MPIRUN} {STRATEGY}", INFO]
     result = slurm.sbatch(BATCH.format(tasks=2, cpus=1, command="\n".join(steps)))
     assert result.returncode == 0, result.stdout
-    assert [line for line in result.stdout.splitlines() if line in ("1", "2")] == ["1", "2", "2"]
+    assert [line for line in result.stdout.splitlines() if line in ("1", "2")] == ["1", "2", "2"], result.stdout
     assert WARNING not in result.stdout
 
 

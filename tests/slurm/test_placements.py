@@ -12,7 +12,7 @@ from tests.slurm.cluster import Slurm, plugin
 
 #: Each rank says where it is, by Slurm's variables and by MPI, and whether the two agree about all ranks.
 SCRIPT = """
-import platform
+import platform, sys
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver, SlurmClusterResolver
 
@@ -23,7 +23,7 @@ for resolver in (by_slurm, by_mpi):
     assert list(resolver.topology.hosts) == hosts, (resolver, resolver.topology.hosts, hosts)
     assert (resolver.task_type, resolver.task_id) == ("worker", mpidist.rank()), (resolver.task_id, mpidist.rank())
 assert by_slurm.topology.local_rank_of[mpidist.rank()] == mpidist.local_rank()
-print("rank", mpidist.rank(), "of", int(total), "on", platform.node(), "among", *hosts, flush=True)
+sys.stdout.write(f"rank {mpidist.rank()} of {int(total)} on {platform.node()} among {' '.join(hosts)}\\n")
 """
 
 
