@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
         terminal,
         destination,
         tagged,
-        takes_input=begin_here(_hosts(arguments) or (allocation.places if allocation else {})),
+        takes_input=begin_here(_hosts(arguments)),
     )
     return _report(ended, arguments)
 
