@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mpidist import transports
+from mpidist.cluster.missing_launcher import warn_of_missing_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.observer import NOBODY
 from mpidist.tracing import tracer
@@ -89,6 +90,14 @@ def world_communicator() -> Communicator:
     which may start MPI; local later.
     """
     return _communicator_of(transports.world())
+
+
+def launched_communicator() -> Communicator:
+    """Return `world_communicator()` for work on all ranks of the job; warn where a launcher was forgotten."""
+    communicator = world_communicator()
+    if communicator.size == 1 and transports.joined() is not None:
+        warn_of_missing_launcher()
+    return communicator
 
 
 def _close(release_fn: Callable[[World], None], world: World) -> None:

@@ -15,7 +15,7 @@ from mpidist.collectives.handle import Handle
 from mpidist.compression import Compression
 from mpidist.compression.compressed import bind_all_reduce
 from mpidist.options import ReduceOp
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 
 class HostReduction(Protocol):
@@ -125,7 +125,7 @@ def replicas_in_force() -> Replicas:
     """
     if context.has_strategy():
         return _of_strategy(context.get_strategy())
-    communicator = world_communicator()
+    communicator = launched_communicator()
     found = communicator.adapters.get("replicas")
     if found is None:
         found = communicator.adapters["replicas"] = Replicas(communicator)

@@ -14,7 +14,7 @@ from mpidist.options import VariableSynchronization
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.devices_of_ranks import devices_of_ranks, require_one_node, warn_of_invisible
 from mpidist.variables import AggregatingVariable, DistributedVariable, OneCopy
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -48,7 +48,7 @@ class CentralStorageStrategy(Strategy):
     def __init__(
         self, compute_devices: Sequence[str | Device] | None = None, parameter_device: str | Device | None = None
     ) -> None:
-        communicator = world_communicator()
+        communicator = launched_communicator()
         require_one_node(communicator, type(self).__name__)
         all_devices = devices_of_ranks(compute_devices, communicator)
         place = _parameter_device(parameter_device, all_devices)

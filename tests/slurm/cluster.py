@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess, run
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from mpidist.commands.launch.probe import MpiFound, probe_mpi
 from tests.helpers.launch import JobResult, JobTimeout, environment, run_process
 

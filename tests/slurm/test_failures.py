@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from tests.helpers.launch import JobResult
 from tests.slurm.cluster import Slurm, mpi
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from tests.helpers.launch import ROOT
 from tests.slurm.cluster import WRONG_PLUGINS, Slurm, mpi, plugin
 

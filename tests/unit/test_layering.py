@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 LAYERS = (
     ("hints",),
     ("lazy_names",),
-    ("errors", "options", "nest", "own_process"),
+    ("errors", "options", "nest", "own_process", "packages"),
     ("context",),
     ("arrays", "cluster"),
     ("device",),

