@@ -56,7 +56,7 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Scheduler:
+class AllocationSource:
     """The variables of one scheduler."""
 
     name: str
@@ -136,10 +136,10 @@ def _grid_engine(environ: Mapping[str, str]) -> dict[str, HostShare]:
 
 #: Asked in this order.
 SCHEDULERS = (
-    Scheduler("Slurm", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", _slurm),
-    Scheduler("PBS", "PBS_JOBID", "PBS_NODEFILE", _pbs),
-    Scheduler("LSF", "LSB_JOBID", "LSB_MCPU_HOSTS", _lsf),
-    Scheduler("Grid Engine", "JOB_ID", "PE_HOSTFILE", _grid_engine),
+    AllocationSource("Slurm", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", _slurm),
+    AllocationSource("PBS", "PBS_JOBID", "PBS_NODEFILE", _pbs),
+    AllocationSource("LSF", "LSB_JOBID", "LSB_MCPU_HOSTS", _lsf),
+    AllocationSource("Grid Engine", "JOB_ID", "PE_HOSTFILE", _grid_engine),
 )
 
 
