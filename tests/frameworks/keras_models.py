@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
-# one thread a rank, and programs that are compiled quickly: most of them run once
+# one thread a rank, and programs that are compiled quickly
 _XLA = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 --xla_backend_optimization_level=0"
 os.environ.setdefault("XLA_FLAGS", f"{_XLA} --xla_llvm_disable_expensive_passes=true")
 
@@ -16,6 +17,14 @@ import mpidist  # noqa: E402
 from mpidist.world import world_communicator  # noqa: E402
 
 BACKEND = keras.backend.backend()
+
+if BACKEND == "jax":  # what is compiled is kept: of a test, nearly all of the time is compilation
+    import jax
+
+    _kept = Path(__file__).parents[2] / "build" / "jax" / str(mpidist.MultiWorkerMirroredStrategy().extended.replica_id)
+    jax.config.update("jax_compilation_cache_dir", str(_kept))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 ROWS = 45
 X = numpy.random.default_rng(0).normal(size=(ROWS, 3)).astype("f4")
