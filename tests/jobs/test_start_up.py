@@ -117,3 +117,45 @@ def test_no_shared_memory_is_left_behind(tmp_path, options):
     assert [name for name in names if Path(name).exists()] == []
     said = "removed what MPI had left behind: /dev/shm/mpich_shm_" in result.stderr
     assert said == (launcher().vendor == "MPICH" and not options)
+
+
+#: Rank 0 notes the session folder of its launcher, and kills a process.
+SESSION = """
+import os, signal, sys, threading
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    folder, launcher = os.environ["PMIX_SERVER_TMPDIR"], os.getppid()
+    with open("/proc/%d/stat" % launcher) as file:
+        run = int(file.read().rpartition(")")[2].split()[1])
+    with open(os.path.join(os.environ["NOTES"], "folder"), "w") as file:
+        file.write(folder if os.path.isdir(folder) else "none")
+    os.kill({}, signal.SIGKILL)
+threading.Event().wait()
+"""
+
+has_session_folder = pytest.mark.skipif(
+    launcher().vendor != "Open MPI" or not Path("/proc/self/maps").exists(), reason="Open MPI's, on Linux"
+)
+
+
+@has_session_folder
+@pytest.mark.parametrize("killed", ["os.getpid()", "launcher", "run"])
+def test_a_job_has_a_session_folder_of_its_own_that_goes_with_it(tmp_path, killed):
+    place = tmp_path / ("long" * 40)
+    place.mkdir()
+    result = run(tmp_path, SESSION.format(killed), ranks=2, TMPDIR=str(place), NOTES=str(tmp_path))
+    assert result.returncode != 0
+    assert (tmp_path / "folder").read_text().startswith(f"{place}/mpidist-run-")
+    assert list(place.iterdir()) == []
+
+
+@has_session_folder
+@pytest.mark.parametrize("way", ["variable", "argument", "file"])
+def test_a_session_folder_stays_where_the_user_has_placed_it(tmp_path, way):
+    name, place = "prte_tmpdir_base", tmp_path / "placed"
+    (tmp_path / ".prte").mkdir()
+    (tmp_path / ".prte" / "mca-params.conf").write_text(f"{name} = {place}" if way == "file" else "")
+    options = ["--launcher-args", f"--prtemca {name} {place}"] if way == "argument" else []
+    variables = {f"PRTE_MCA_{name}": str(place)} if way == "variable" else {}
+    script = "import os; print(os.environ['PMIX_SERVER_TMPDIR'])"
+    result = run(tmp_path, script, *options, ranks=1, HOME=str(tmp_path), **variables)
+    assert result.stdout.startswith(f"{place}/ompi."), result.stderr

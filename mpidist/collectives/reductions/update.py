@@ -92,6 +92,8 @@ class FusedUpdate:
         signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
         communicator.prepare(Call("apply_gradients", signatures), self._algorithm, self._timeout_seconds)
         plan = build(signatures, "sum", ONE_PACK)
+        if not all(bucket.elements for bucket in plan.buckets):  # of a dtype there are empty tensors only
+            return None
         largest = max(bucket.nbytes for bucket in plan.buckets)
         algorithm = communicator.way(largest, self._algorithm).algorithm
         if algorithm not in SEGMENTED:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +16,7 @@ from typing import NamedTuple
 from mpidist.cluster.join_notes import JOINED
 from mpidist.commands.launch.rank_processes import processes_of
 
-#: What is removed -> the files that show it to be in use: a file itself, or a folder by the files in it.
-_NAMES = re.compile(
-    r"(?P<what>/dev/shm/(?:mpich_shm_\w+|sm_segment\.[^/\s]+|ucx_shm_posix_\w+)"
-    r"|/[^\s]+/hydra_hwloc_xmlfile_\w+"
-    r"|(?:/[^\s]+)?/ompi\.\d+(?=/\S*pmix-gds-shmem))(?:/\S+)?"
-)
+_NAMES = re.compile(r"/dev/shm/(?:mpich_shm_\w+|sm_segment\.[^/\s]+|ucx_shm_posix_\w+)|/[^\s]+/hydra_hwloc_xmlfile_\w+")
 
 #: Looks are this far apart at first; later ones 5 % of the job's time so far.
 _LOOK_SECONDS, _LOOK_PART = 0.25, 0.05
@@ -63,40 +57,26 @@ class Leftovers:
 
     def _note(self, uses: Iterable[Use]) -> None:
         for use in uses:
-            what = _what(use.path)
-            identity = _identity(what) if what else None
+            identity = _identity(use.path) if _NAMES.fullmatch(use.path) else None
             # a file of another inode has only got the name of the one that was used
-            if identity is not None and (what != use.path or identity[1] == use.inode):
-                self._seen.setdefault(what, identity)
+            if identity is not None and identity[1] == use.inode:
+                self._seen.setdefault(use.path, identity)
 
     def remove(self) -> list[str]:
         """Remove what is left and in use by nobody, once the job's processes have ended; return the paths."""
-        same = {path for path, identity in self._seen.items() if _identity(path) == identity}
-        left = {path for path in same if not _launcher_lives(path)}
+        left = {path for path, identity in self._seen.items() if _identity(path) == identity}
         if left:
-            left -= {_what(use.path) for name in os.listdir("/proc") if name.isdigit() for use in _in_use(int(name))}
+            left -= {use.path for name in os.listdir("/proc") if name.isdigit() for use in _in_use(int(name))}
         return [path for path in sorted(left) if _removed(path)]
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of this user's file or folder, None if there is none."""
+    """Return device and inode of this user's file, None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:
         return None
     return (found.st_dev, found.st_ino) if found.st_uid == os.geteuid() else None
-
-
-def _what(path: str) -> str:
-    """Return what is left behind of this path, the file or the folder it is in; empty if it is not MPI's."""
-    match = _NAMES.fullmatch(path)
-    return match["what"] if match else ""
-
-
-def _launcher_lives(path: str) -> bool:
-    """Return whether this is the folder of an Open MPI launcher that still runs: it serves more than one job."""
-    name, _, process = os.path.basename(path).partition(".")
-    return name == "ompi" and os.path.exists(f"/proc/{process}")
 
 
 def _in_use(process: int) -> Iterator[Use]:
@@ -125,7 +105,7 @@ def _mapped(lines: Iterable[str]) -> Iterator[Use]:
 
 def _removed(path: str) -> bool:
     try:
-        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+        os.unlink(path)
     except OSError:  # gone meanwhile, or not to be had: it stays, as it would have without us
         return False
     return True

@@ -175,4 +175,4 @@ class OutputStreams:
         self._selector.close()
         for pipe in self._pipes:
             os.close(pipe)
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)  # a process that cannot be ended may remove files of its own

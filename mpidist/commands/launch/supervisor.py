@@ -25,6 +25,7 @@ from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
 from mpidist.commands.launch.rank_deaths import RankDeath, RankDeaths
 from mpidist.commands.launch.rank_processes import TOKEN, end_processes, ranks_of, send
+from mpidist.commands.launch.session_folder import session_place
 from mpidist.commands.launch.start_up import StartUp
 from mpidist.commands.launch.watchdog import OVER, start_watchdog
 from mpidist.options import RUN_FOLDER, settings
@@ -126,8 +127,9 @@ class _Job:
         self.start_up = StartUp(self.streams.folder, ranks, chosen)
         self.leftovers = Leftovers(self.token)
         self.removed: list[str] = []
-        self.watchdog = start_watchdog(self.token, self.streams.folder)
-        variables = {**environ, TOKEN: self.token, RUN_FOLDER: self.streams.folder}
+        folder = self.streams.folder
+        self.watchdog = start_watchdog(self.token, folder)
+        variables = {**environ, TOKEN: self.token, RUN_FOLDER: folder, **session_place(launcher, environ, folder)}
         self.process = self._started(launcher, program, variables, STDOUT in descriptors, takes_input)
         for pipe, descriptor in ((self.process.stdout, STDOUT), (self.process.stderr, STDERR)):
             if pipe is not None:

@@ -97,6 +97,20 @@ def test_a_rank_may_own_nothing_of_some_span(elements, algorithm, monkeypatch):
         assert found == ({-20.0}, -20.0, {-12.0}, -12.0)
 
 
+def test_of_a_dtype_there_are_empty_variables_only():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            some, none = mpidist.Variable(numpy.zeros(9, "f4")), mpidist.Variable(numpy.zeros((0, 3)))
+            optimizer = SGD(1.0, momentum=0.5)
+        for _ in range(2):
+            pairs = [(numpy.ones(9, "f4"), some), (numpy.ones((0, 3)), none)]
+            strategy.run(optimizer.apply_gradients, args=(pairs,))
+        return set(some.value), none.shape
+
+    assert run_ranks(3, run) == [({-7.5}, (0, 3))] * 3  # -3, and then -3 and half of -3 more
+
+
 def test_two_nodes_of_two_ranks_do_it_too(monkeypatch):
     monkeypatch.setenv("MPIDIST_ALGORITHM", "two_level")
     expected, _ = _alone(OPTIMIZERS[2], 4)

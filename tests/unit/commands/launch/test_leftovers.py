@@ -86,21 +86,6 @@ def test_what_the_job_had_open_is_removed(hold, token, path, tmp_path):
     assert leftovers.remove() == sorted([str(path), str(topology)])
 
 
-def test_the_folder_of_a_launcher_is_removed_once_it_has_ended(hold, token, tmp_path):
-    leftovers = Leftovers(token)
-    launcher = subprocess.Popen([sys.executable, "-c", ""])
-    launcher.wait()
-    own, living = tmp_path / f"ompi.{launcher.pid}", tmp_path / f"ompi.{os.getpid()}"
-    for folder in (own, living):
-        folder.mkdir()
-        holder = hold(token, folder / "pmix-gds-shmem2.host.1")
-        leftovers.look()
-        holder.end()
-    assert leftovers.remove() == [str(own)]
-    assert not own.exists()
-    assert living.exists()
-
-
 def test_what_another_job_has_is_left(hold, token, path):
     leftovers, holder = Leftovers(token), hold(uuid.uuid4().hex, path)
     leftovers.look()
