@@ -352,7 +352,8 @@ class Communicator:
             The caller's own.  Means of integers are float64; 16-bit floats are reduced in float32 and rounded once.
         """
         array = self._as_array(array)
-        return self._arrays.reduce_scatter(array, op, timeout_seconds)
+        key = ("reduce_scatter", op, type(array), array.dtype, array.shape)
+        return self.bindings.call(key, self._arrays.bind_reduce_scatter, (array, op), array, timeout_seconds)
 
     def all_gather(self, array: Any, axis: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order.
@@ -367,7 +368,9 @@ class Communicator:
         timeout_seconds : float, optional
         """
         array = self._as_array(array)
-        return self._arrays.all_gather(array, axis, timeout_seconds)
+        others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
+        key = ("all_gather", type(array), array.dtype, array.ndim, others)
+        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None), array, timeout_seconds)
 
     def gather(self, array: Any, root: int = 0, axis: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order, on rank `root`; None on the others.
@@ -382,7 +385,8 @@ class Communicator:
         timeout_seconds : float, optional
         """
         array = self._as_array(array)
-        return self._arrays.gather(array, root, axis, timeout_seconds)
+        key = ("gather", root, axis, type(array), array.dtype, array.shape[:axis], array.shape[axis:][1:])
+        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root), array, timeout_seconds)
 
     def all_to_all(
         self, array: Any, splits: Sequence[int] | None = None, timeout_seconds: float | None = None
@@ -412,7 +416,8 @@ class Communicator:
             Splits that are negative, too many or too few, or that do not add up; before any communication.
         """
         array = self._as_array(array)
-        return self._arrays.all_to_all(array, splits, timeout_seconds)
+        key = ("all_to_all", type(array), array.dtype, array.ndim, array.shape[1:])
+        return self.bindings.call(key, self._arrays.bind_all_to_all, (array,), (array, splits), timeout_seconds)
 
     def broadcast(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> None:
         """Give all ranks the array of rank `root`, in place.
@@ -427,7 +432,8 @@ class Communicator:
         """
         array = self._as_array(array)
         plain.check_contiguous("broadcast", array)
-        self._arrays.broadcast(array, root, timeout_seconds)
+        key = ("broadcast", root, type(array), array.dtype, array.shape)
+        self.bindings.call(key, self._arrays.bind_broadcast, (array, root, True), array, timeout_seconds)
 
     def broadcast_copy(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return a new array with the values of rank `root`; all ranks give arrays of the same shape and dtype.
@@ -435,7 +441,8 @@ class Communicator:
         Collective: every rank calls it in the same order.
         """
         array = self._as_array(array)
-        return self._arrays.broadcast_copy(array, root, timeout_seconds)
+        key = ("broadcast_copy", root, type(array), array.dtype, array.shape)
+        return self.bindings.call(key, self._arrays.bind_broadcast, (array, root), array, timeout_seconds)
 
     # -- from one rank to another --------------------------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ from mpidist.collectives.ways.device_ways import StagedArray
 
 
 class ArrayCollectives:
-    """Binds the collectives of one array for some ranks, or calls what was bound for one like it.
+    """Binds the collectives of one array for some ranks.
 
-    All methods raise before any communication what is wrong with an array; those that bind are Local.
+    All methods are Local, and raise before any communication what is wrong with an array.
 
     Parameters
     ----------
@@ -33,46 +33,10 @@ class ArrayCollectives:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._results = OwnResults()
-        self._bindings = ranks.bindings
         segments = ranks.segments
         self._segments = segments
         #: For what shows each other rank a part of its own; None if there is no room for so many.
         self._in_parts = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
-
-    # -- called: what is bound for an array is the communicator's to keep ------------------------------------------
-
-    def all_gather(self, array: Any, axis: int, timeout_seconds: float | None) -> Any:
-        """Return the arrays of all ranks.  Collective."""
-        others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
-        key = ("all_gather", type(array), array.dtype, array.ndim, others)
-        return self._bindings.call(key, self.bind_gather, (array, axis, None), array, timeout_seconds)
-
-    def gather(self, array: Any, root: int, axis: int, timeout_seconds: float | None) -> Any:
-        """Return the arrays of all ranks on `root`.  Collective."""
-        key = ("gather", root, axis, type(array), array.dtype, array.shape[:axis], array.shape[axis:][1:])
-        return self._bindings.call(key, self.bind_gather, (array, axis, root), array, timeout_seconds)
-
-    def broadcast(self, array: Any, root: int, timeout_seconds: float | None) -> None:
-        """Give all ranks the array of `root` in place of theirs, which must be C-contiguous.  Collective."""
-        key = ("broadcast", root, type(array), array.dtype, array.shape)
-        self._bindings.call(key, self.bind_broadcast, (array, root, True), array, timeout_seconds)
-
-    def broadcast_copy(self, array: Any, root: int, timeout_seconds: float | None) -> Any:
-        """Return the array of `root`.  Collective."""
-        key = ("broadcast_copy", root, type(array), array.dtype, array.shape)
-        return self._bindings.call(key, self.bind_broadcast, (array, root), array, timeout_seconds)
-
-    def reduce_scatter(self, array: Any, op: str, timeout_seconds: float | None) -> Any:
-        """Return this rank's rows of the reduced array.  Collective."""
-        key = ("reduce_scatter", op, type(array), array.dtype, array.shape)
-        return self._bindings.call(key, self.bind_reduce_scatter, (array, op), array, timeout_seconds)
-
-    def all_to_all(self, array: Any, splits: Any, timeout_seconds: float | None) -> Any:
-        """Return the rows that each rank has for this one, and how many.  Collective."""
-        key = ("all_to_all", type(array), array.dtype, array.ndim, array.shape[1:])
-        return self._bindings.call(key, self.bind_all_to_all, (array,), (array, splits), timeout_seconds)
-
-    # -- bound ----------------------------------------------------------------------------------------------------
 
     def bind_gather(self, like: Any, axis: int, root: int | None) -> ArrayBound:
         """Return a new all_gather, or gather to `root`."""
