@@ -269,7 +269,9 @@ def test_lists_of_gradients_take_what_was_measured(title, who):
         assert _is_rounded(shown[1], time / 1e3) and _is_rounded(shown[2] or "1", ratio)
 
 
-@pytest.mark.parametrize(("title", "nbytes"), [("4 B", 4), ("64 KiB", 1 << 16), ("1 MiB", 1 << 20), ("16 MiB", 1 << 24)])
+@pytest.mark.parametrize(
+    ("title", "nbytes"), [("4 B", 4), ("64 KiB", 1 << 16), ("1 MiB", 1 << 20), ("16 MiB", 1 << 24)]
+)
 def test_one_array_takes_what_was_measured(title, nbytes):
     shown = cells(BENCHMARKS, title)
     of_mpi = [("pairs-2", "one array", 7), ("all-reduce-mpich-2", "all_reduce", 3)]
@@ -294,6 +296,15 @@ def test_steps_on_parameter_servers_are_the_medians_over_the_launches(title, wor
     assert len(launches) == 3
     assert _is_rounded(rate.replace(" ", ""), 1e6 / median_of(launches, "mpidist"))
     assert _is_rounded(ratio, median_of(launches, "TensorFlow", "mpidist"))
+
+
+# -- the release ------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    package = re.search(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert citation[1] == package[1] == mpidist.__version__
 
 
 # -- environment variables --------------------------------------------------------------------------------------------
