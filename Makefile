@@ -67,9 +67,8 @@ help:
 train: $(VENV)/.installed
 	$(VENV)/bin/mpidist run --quiet -n $(RANKS) examples/train.py
 	@echo
-	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint run/1 --save-parameters model.npz"
-	@echo "      examples/torch_digits.py and others train the same digits with PyTorch, JAX and Keras: see README.md"
-	@echo "      docs/quickstart.md goes on to a script, data and a model of your own"
+	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint /tmp/digits --save-parameters /tmp/digits.npz"
+	@echo "      docs/quickstart.md lists the examples with PyTorch, JAX and Keras, and goes on to a script of your own"
 
 # --- environments: a stamp for each, so that nothing is installed twice ----------------------------------------------
 
