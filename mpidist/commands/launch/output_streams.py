@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpidist.commands.launch.destinations import Terminal
-from mpidist.commands.launch.mpi_folders import RUN, SEGMENTS
+from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2

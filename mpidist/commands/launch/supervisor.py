@@ -21,7 +21,7 @@ from mpidist.commands.launch.failures import FailedRank, FailureLog
 from mpidist.commands.launch.input_stream import STDIN, InputStream
 from mpidist.commands.launch.killed_ranks import KilledRanks
 from mpidist.commands.launch.leftovers import Leftovers
-from mpidist.commands.launch.mpi_folders import open_mpi_folders, remove_segments
+from mpidist.commands.launch.mpi_files import open_mpi_folders, remove_segments
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
 from mpidist.commands.launch.rank_deaths import RankDeath, RankDeaths
 from mpidist.commands.launch.rank_processes import TOKEN, end_processes, ranks_of, send

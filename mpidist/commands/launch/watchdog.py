@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from mpidist.commands.launch.leftovers import Leftovers
-from mpidist.commands.launch.mpi_folders import remove_segments
+from mpidist.commands.launch.mpi_files import remove_segments
 from mpidist.commands.launch.rank_processes import end_processes
 
 #: What a job that has ended by itself writes to its watchdog.
