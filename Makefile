@@ -60,6 +60,7 @@ help:
 	@echo "make test-gpu   all that needs a GPU, on a machine with one; see CONTRIBUTING.md"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make test-netns jobs over two virtual hosts whose link is limited to 100 Mbit/s; needs root and iproute2"
+	@echo "make jobscripts  writes jobscripts/ anew, after a change of a template of mpidist job"
 	@echo "make bench      all-reduce algorithms against MPI's own"
 	@echo "make clean      removes the environments and everything built"
 
@@ -189,6 +190,11 @@ layering: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(VENV)/bin/sphinx-build -q -W --keep-going -j auto -b html docs docs/_build/html
+
+# after a change of a template: each script is what the command line in its header prints
+.PHONY: jobscripts
+jobscripts: $(VENV)/.installed
+	$(VENV)/bin/python -m tests.helpers.jobscripts
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks all-reduce -n 2

@@ -29,7 +29,7 @@ LEARNING_RATE = 0.004
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--style", choices=["coordinator", "between-graph"], default="coordinator")
-    parser.add_argument("--num-ps", type=int, default=1, help="ranks that are servers")
+    parser.add_argument("--num-ps", type=int, help="ranks that are servers; default: as the job says, else one a node")
     parser.add_argument("--epochs", type=int, default=30, help="how often the rows are seen, by all workers together")
     parser.add_argument("--batch-size", type=int, default=64, help="rows of a worker's step")
     parser.add_argument("--checkpoint", metavar="FILE", help="save the model there at the end")

@@ -5,6 +5,7 @@ gradients for these rows only.  The ratings are made here, as many as MovieLens 
 noise.
 
     mpirun -n 5 python examples/recommender.py --num-ps 2       # a chief, two workers, two servers
+    MPIDIST_ROLES=chief:1,worker:2,ps:2 mpidist run -n 5 examples/recommender.py
     python examples/recommender.py                              # alone: no servers
 """
 
@@ -63,16 +64,21 @@ def gradients(error: Any, user_rows: Any, item_rows: Any, decay: float) -> tuple
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-ps", type=int, default=1, help="ranks that are servers")
+    parser.add_argument("--num-ps", type=int, help="ranks that are servers; default: as the job says, else one a node")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=1000, help="ratings of a step")
     parser.add_argument("--decay", type=float, default=0.05, help="what keeps rows small")
     return parser.parse_args()
 
 
+def shard_for_each_server(shape: Any, dtype: Any) -> Any:
+    """Return how a table is cut: as often as there are servers, which the strategy knows."""
+    servers = strategy.cluster_resolver.cluster_spec().as_dict().get("ps", [])
+    return mpidist.experimental.partitioners.FixedShardsPartitioner(max(1, len(servers)))(shape, dtype)
+
+
 arguments = parse_arguments()
-shards = mpidist.experimental.partitioners.FixedShardsPartitioner(arguments.num_ps)
-strategy = mpidist.ParameterServerStrategy(variable_partitioner=shards, num_ps=arguments.num_ps)
+strategy = mpidist.ParameterServerStrategy(variable_partitioner=shard_for_each_server, num_ps=arguments.num_ps)
 train, test = made()
 mean_stars = float(train.stars.mean())
 random = numpy.random.default_rng(1)

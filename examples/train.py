@@ -4,7 +4,10 @@ The same script runs alone and on many ranks; the numbers are the same:
 
     python examples/train.py
     mpirun -n 8 python examples/train.py
-    srun python examples/train.py
+    srun --mpi=pmix python examples/train.py      (with MPICH: --mpi=pmi2)
+
+With --checkpoint DIR --resume a job that is told to end (SIGTERM, SIGUSR1) saves, leaves DIR/requeue for its batch
+script, and exits with 42.  The same command goes on from there.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=128, help="rows of a global batch, over all ranks together")
     parser.add_argument("--checkpoint", metavar="DIR", help="save a checkpoint there after every epoch")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint; save when told to end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--split", type=int, default=0, help="which rows are kept for the test")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: after all epochs")
@@ -57,6 +60,7 @@ class Training:
 
     def __init__(self, arguments: argparse.Namespace, strategy: Any) -> None:
         self.arguments, self.strategy = arguments, strategy
+        self.handler: Any = None
         self.model = importlib.import_module(arguments.model)
         self.train_rows, self.test_rows = digits.load(arguments.split)
         numbered = (*self.train_rows, numpy.arange(len(self.train_rows.images)))
@@ -96,6 +100,8 @@ class Training:
         for batch in self.batches:
             loss += self.strategy.run(self.train_step, args=(batch,))
             steps += 1
+            if self.handler is not None:  # the step is over, and the next batch not yet taken out of the data set
+                self.handler.save_checkpoint_if_preempted()
             if self.is_stopped():
                 break
         return float(self.strategy.reduce("sum", loss, axis=None)) / max(steps, 1)
@@ -110,6 +116,12 @@ class Training:
             return None
         parts = {"model": self.variables, "optimizer": self.optimizer, "dataset": self.batches}
         return mpidist.CheckpointManager(mpidist.Checkpoint(**parts), self.arguments.checkpoint)
+
+    def resume(self, manager: Any) -> Any:
+        """Go on from the newest checkpoint, and return its path, or None; save and exit when the job is told to end."""
+        self.handler = mpidist.experimental.PreemptionCheckpointHandler(self.strategy.cluster_resolver, manager)
+        self.handler.steps_fn = lambda: self.optimizer.iterations  # the number of its checkpoint, as of all others
+        return self.handler.restored
 
     def test_accuracy(self) -> float:
         """Return the share of test rows that are classified correctly, each rank looking at its part."""
@@ -139,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"global batch {arguments.batch_size} rows, {per_replica} per replica", flush=True)
     manager = training.checkpoints()
     if arguments.resume:
-        restored = manager.restore_or_initialize()
+        restored = training.resume(manager)
         if is_chief:
             print(f"resumed from {restored}" if restored else "no checkpoint yet: starting anew", flush=True)
 

@@ -4,13 +4,12 @@ from typing import TYPE_CHECKING
 
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
+from mpidist.packages import pip_install
 
 try:
     import autograd as _autograd  # noqa: F401
 except ImportError as error:
-    raise MissingDependencyError(
-        f"mpidist.autograd needs autograd: pip install 'mpidist[autograd]' ({error})"
-    ) from error
+    raise MissingDependencyError(f"mpidist.autograd needs autograd: {pip_install('autograd')} ({error})") from error
 
 from mpidist.frameworks.autograd import all_gather, all_reduce
 

@@ -18,15 +18,9 @@ from functools import cache
 from typing import Any
 
 from mpidist import arrays
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import FusedAllReduce, Packed, Repeat, no_repeat
-from mpidist.collectives.in_place import bind_in_place
-from mpidist.collectives.persistent import Bound
-from mpidist.collectives.plan import Signature
-from mpidist.collectives.plan_cache import PlanCache
-from mpidist.collectives.selection import PINNED
-from mpidist.collectives.update import FusedUpdate
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.ways.selection import PINNED
 from mpidist.errors import MissingDependencyError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
@@ -185,46 +179,11 @@ class CrossDeviceOps:
         pairs = list(zip(values, destinations, strict=True))
         return self.batch_reduce_implementation(reduce_op, pairs, options)
 
-    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions) -> Repeat:
-        """Return what reduces a list that is like one reduced before, without looking at each value first.
+    def engine(self, options: CommunicationOptions) -> Engine | None:
+        """Return what reduces lists of arrays under these options; None: each value passes through `reduce_list`.
 
-        Local.  Calling the result is collective; it returns None, with nothing done, for another list.
+        Local; the same on all ranks.
         """
-        return no_repeat
-
-    def bind_all_reduce(
-        self,
-        reduce_op: ReduceOp,
-        values: Sequence[Any],
-        options: CommunicationOptions,
-        adjustment: Adjustment = AS_IT_IS,
-    ) -> Bound | None:
-        """Return the all-reduce of lists like this one, bound; None: every list passes through `reduce_list`.
-
-        Collective: every rank calls it in the same order.
-        """
-        return None
-
-    def bind_in_place(
-        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions, kind: Any = None
-    ) -> Bound | None:
-        """Return what reduces lists of such arrays in place; None: every list passes through `reduce_list`.
-
-        Collective: every rank calls it in the same order.
-        """
-        return None
-
-    def reduce_flat(
-        self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
-    ) -> list[Packed] | None:
-        """Return sums as they were packed, good until the next call.
-
-        Collective as `reduce_list`; None, and nothing done, where values are not packed.
-        """
-        return None
-
-    def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
-        """Return what sums gradients and updates parameters in one pass; None: they are reduced first.  Local."""
         return None
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
@@ -259,14 +218,6 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if num_packs < 0:
             raise ValueError(f"{self.title} requires num_packs >= 0, but {num_packs} is specified")
         self.num_packs = num_packs
-        self._plans = PlanCache()
-        self._fused: dict[tuple[int, str | None], FusedAllReduce] = {}
-        self._updates: dict[tuple[str | None, float | None], FusedUpdate] = {}
-
-    def bind(self, communicator: Communicator, devices: Sequence[str] = ()) -> None:
-        """Give it the ranks to work on; plans made for other ranks are forgotten.  Local."""
-        super().bind(communicator, devices)
-        self._plans, self._fused, self._updates = PlanCache(), {}, {}
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
@@ -293,51 +244,15 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             return super().reduce_list(reduce_op, values, destinations, options)
         return self._reduce_all(reduce_op, values, destinations, options)
 
-    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions) -> Repeat:
-        """Return what reduces a list like one before, unless a subclass has its own way or nothing is fused.  Local."""
-        if self._has_own_way() or not self.num_packs:
-            return no_repeat
-        return self._fused_all_reduce(options).recent(reduce_op.verb, options.timeout_seconds)
-
-    def bind_all_reduce(
-        self,
-        reduce_op: ReduceOp,
-        values: Sequence[Any],
-        options: CommunicationOptions,
-        adjustment: Adjustment = AS_IT_IS,
-    ) -> Bound | None:
-        """Return the bound all-reduce, unless a subclass has a way of its own, or nothing is fused.  Collective."""
-        if self._has_own_way() or not self.num_packs:
-            return None
-        return self._fused_all_reduce(options).bound(values, reduce_op.verb, options.timeout_seconds, adjustment)
-
-    def bind_in_place(
-        self, reduce_op: ReduceOp, signatures: Sequence[Signature], options: CommunicationOptions, kind: Any = None
-    ) -> Bound | None:
-        """Return what reduces lists in place, unless a subclass has a way of its own, or nothing is fused.
-
-        Collective: every rank calls it in the same order.
-        """
-        if self._has_own_way() or not self.num_packs:
-            return None
-        algorithm = self._algorithm(options)
-        if algorithm == "nccl":
-            require_nccl(self.communicator, "CommunicationImplementation.NCCL")
-        return bind_in_place(self.communicator, signatures, reduce_op.verb, algorithm, options.timeout_seconds, kind)
-
-    def reduce_flat(
-        self, values: Sequence[Any], names: Sequence[str], options: CommunicationOptions
-    ) -> list[Packed] | None:
-        """Return sums as they were packed, unless a subclass has a way of its own, or nothing is fused.  Collective."""
-        if self._has_own_way() or not self.num_packs:
-            return None
-        return self._fused_all_reduce(options).flat(values, "sum", names, options.timeout_seconds)
+    def engine(self, options: CommunicationOptions) -> Engine | None:
+        """Return what reduces lists of arrays, unless a subclass has a way of its own, or nothing is fused.  Local."""
+        return None if self._has_own_way() or not self.num_packs else self._engine(options)
 
     @classmethod
     @cache
     def _has_own_way(cls) -> bool:
         """Whether a subclass wants every value to pass through a method of its own."""
-        return any(getattr(cls, name) is not getattr(AllReduceCrossDeviceOps, name) for name in _REDUCING)
+        return overrides(cls, AllReduceCrossDeviceOps, *_REDUCING)
 
     def _reduce_all(
         self,
@@ -346,34 +261,21 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         destinations: Sequence[Any] | None,
         options: CommunicationOptions,
     ) -> list[Any]:
-        fused, op, names = self._fused_all_reduce(options), reduce_op.verb, _names(destinations)
+        engine, op, names = self._engine(options), reduce_op.verb, _names(destinations)
         if self.num_packs:
-            return fused(values, op, names, options.timeout_seconds)
+            return engine(values, op, names)
         labels = [None] * len(values) if names is None else [[name] for name in names]
-        pairs = zip(values, labels, strict=True)
-        return [fused([value], op, label, options.timeout_seconds)[0] for value, label in pairs]
-
-    def fused_update(self, options: CommunicationOptions) -> FusedUpdate | None:
-        """Return the update in one pass, unless a subclass reduces in its own way, or nothing is fused.  Local."""
-        if self._has_own_way() or not self.num_packs or not self.communicator.control.settings.sharded_updates:
-            return None
-        key = algorithm, timeout_seconds = self._algorithm(options), options.timeout_seconds
-        if key not in self._updates:
-            self._updates[key] = FusedUpdate(self.communicator, algorithm, timeout_seconds)
-        return self._updates[key]
+        return [engine([value], op, label)[0] for value, label in zip(values, labels, strict=True)]
 
     def _algorithm(self, options: CommunicationOptions) -> str | None:
         pinned = PINNED if options.deterministic else None
         return self.algorithm or _ALGORITHMS[options.implementation] or pinned
 
-    def _fused_all_reduce(self, options: CommunicationOptions) -> FusedAllReduce:
-        """Return the fused all-reduce for these options; it keeps its plans from call to call."""
-        key = (options.bytes_per_pack, self._algorithm(options))
-        if key not in self._fused:
-            if key[1] == "nccl":
-                require_nccl(self.communicator, "CommunicationImplementation.NCCL")
-            self._fused[key] = FusedAllReduce(self.communicator, *key, self._plans)
-        return self._fused[key]
+    def _engine(self, options: CommunicationOptions) -> Engine:
+        algorithm = self._algorithm(options)
+        if algorithm == "nccl":
+            require_nccl(self.communicator, "CommunicationImplementation.NCCL")
+        return self.communicator.engine(options.bytes_per_pack, algorithm, options.timeout_seconds)
 
 
 #: Who overrides one of these wants every gradient to pass through it.
@@ -521,6 +423,11 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
             self._logged += 1
             target = self.reduce_to_device or (self.devices or ("rank 0",))[0]
             _log.info("Reduce to %s then broadcast to %r.", target, self.devices)
+
+
+def overrides(kind: type, base: type, *names: str) -> bool:
+    """Return whether a subclass of `base` has methods of its own under any of these names.  Local."""
+    return any(getattr(kind, name) is not getattr(base, name) for name in names)
 
 
 def _names(destinations: Sequence[Any] | None) -> list[str] | None:

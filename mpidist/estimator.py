@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
+from mpidist.packages import pip_install
 from mpidist.training.estimator.estimator import Estimator
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
@@ -78,7 +79,7 @@ def model_to_estimator(
         module = importlib.import_module("mpidist.frameworks.keras.to_estimator")
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"model_to_estimator needs Keras 3 with JAX or PyTorch: pip install 'mpidist[keras]' jax ({error})"
+            f"model_to_estimator needs Keras 3 with JAX or PyTorch: {pip_install('keras', 'jax')} ({error})"
         ) from error
     found: Estimator = module.to_estimator(keras_model, model_dir, config)
     return found

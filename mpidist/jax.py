@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
+from mpidist.packages import pip_install
 
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise MissingDependencyError(f"mpidist.jax needs JAX: pip install 'mpidist[jax]' ({error})") from error
+    raise MissingDependencyError(f"mpidist.jax needs JAX: {pip_install('jax')} ({error})") from error
 
 from mpidist.frameworks.jax import *  # noqa: F403
 from mpidist.frameworks.jax import __all__ as __all__

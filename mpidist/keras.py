@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
+from mpidist.packages import pip_install
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 
 try:
     import keras as _keras
 except ImportError as error:
     raise MissingDependencyError(
-        f"mpidist.keras needs Keras 3, and JAX or PyTorch: pip install 'mpidist[keras]' jax ({error})"
+        f"mpidist.keras needs Keras 3, and JAX or PyTorch: {pip_install('keras', 'jax')} ({error})"
     ) from error
 
 from mpidist.frameworks.keras.distribution import distribute as _distribute

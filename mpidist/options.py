@@ -167,6 +167,7 @@ class Settings:
     no_mpi: bool = False  # MPIDIST_NO_MPI=1: one rank alone whatever the launcher's variables say
     trace: str = ""  # MPIDIST_TRACE: the folder in which every rank notes what it does when; empty: nothing is noted
     fault_tolerant: bool = False  # MPIDIST_FAULT_TOLERANT=1: the job goes on without a rank that others can do without
+    array_chain: bool = False  # MPIDIST_ARRAY_CHAIN=1: tasks of a job array go on with each other's checkpoints
     run_folder: str = ""  # MPIDIST_RUN_FOLDER: set by `mpidist run`, where ranks note how far MPI's start-up has come
 
 
@@ -175,6 +176,9 @@ RUN_FOLDER = "MPIDIST_RUN_FOLDER"
 
 #: The variable of `Settings.fault_tolerant`.
 FAULT_TOLERANT = "MPIDIST_FAULT_TOLERANT"
+
+#: The variable of `Settings.array_chain`.
+ARRAY_CHAIN = "MPIDIST_ARRAY_CHAIN"
 
 #: The variable by which `mpidist run` knows its ranks; where it is set, `mpidist run` has warned already.
 RUN_TOKEN = "MPIDIST_RUN_TOKEN"

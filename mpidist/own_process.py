@@ -34,6 +34,7 @@ class Handler:
 
     def __init__(self, number: signal.Signals, handle: Callable[[int, FrameType | None], object]) -> None:
         self._number, self._handle, self._process = number, handle, os.getpid()
+        self._in_force: object = self
         self.previous = signal.getsignal(number)
         _handlers.append(self)
         signal.signal(number, self)
@@ -53,12 +54,16 @@ class Handler:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
+    def ignore(self) -> None:
+        """Ignore the signal from now on, also after Python has taken its handlers away at its end.  Local."""
+        self._in_force = signal.SIG_IGN
+        signal.signal(self._number, signal.SIG_IGN)
+
     def close(self) -> None:
         """Put the handler before this one back, unless the program has set another since.  Local."""
         if self in _handlers:
             _handlers.remove(self)
-            current: object = signal.getsignal(self._number)
-            if current is self:
+            if signal.getsignal(self._number) is self._in_force:
                 signal.signal(self._number, signal.SIG_DFL if self.previous is None else self.previous)
 
 

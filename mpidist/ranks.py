@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpidist import transports
-from mpidist.collectives import objects
+from mpidist.collectives.exchange import objects
 from mpidist.world import world_communicator
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 from mpidist.compression import BFloat16, Float16
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
+from mpidist.packages import pip_install
 
 try:
     import torch as _torch
 except ImportError as error:
-    raise MissingDependencyError(f"mpidist.torch needs PyTorch: pip install 'mpidist[torch]' ({error})") from error
+    raise MissingDependencyError(f"mpidist.torch needs PyTorch: {pip_install('torch')} ({error})") from error
 
 from mpidist.frameworks.torch.batch_norm import SyncBatchNorm as SyncBatchNorm
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state as broadcast_optimizer_state

@@ -9,7 +9,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mpidist import transports
+from mpidist.cluster.missing_launcher import warn_of_missing_launcher
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.observer import NOBODY
 from mpidist.tracing import tracer
 from mpidist.transports import World
 from mpidist.tuning import store
@@ -90,6 +92,14 @@ def world_communicator() -> Communicator:
     return _communicator_of(transports.world())
 
 
+def launched_communicator() -> Communicator:
+    """Return `world_communicator()` for work on all ranks of the job; warn where a launcher was forgotten."""
+    communicator = world_communicator()
+    if communicator.size == 1 and transports.joined() is not None:
+        warn_of_missing_launcher()
+    return communicator
+
+
 def _close(release_fn: Callable[[World], None], world: World) -> None:
     """Give back what a world holds, once all its ranks have come here."""
     if not world.transport.closed:
@@ -107,10 +117,11 @@ def _communicator_of(world: World) -> Communicator:
 
 def _composed(world: World) -> Communicator:
     """Return a new communicator of a world; collective where a trace is asked for."""
-    communicator = Communicator(world)
+    folder = world.control.settings.trace
+    traced = tracer.Tracer(world) if folder else None
+    communicator = Communicator(world, observer=traced or NOBODY)
     if communicator.size > 1 and communicator.transport.library:  # threads have none, and nothing stored
         communicator.load_choices = partial(store.load_choices, communicator)
-    folder = communicator.control.settings.trace
-    if folder:
-        communicator.trace = tracer.attach(communicator, folder)
+    if traced is not None:
+        traced.start(communicator, folder)
     return communicator

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpidist import arrays, nest
-from mpidist.collectives.adjustment import Adjustment
+from mpidist.collectives.reductions.adjustment import Adjustment
 from mpidist.options import ReduceOp
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator, world_communicator
 
 
 def all_reduce(
@@ -60,7 +60,7 @@ def all_reduce(
     leaves = nest.flatten(value)
     given = [None if each is None and none_as_zeros else _array(each) for each in leaves]
     adjustment = Adjustment(prescale, postscale, none_as_zeros)
-    results = world_communicator().all_reduce_list(given, ReduceOp.parse(op).verb, adjustment, timeout_seconds)
+    results = launched_communicator().all_reduce_list(given, ReduceOp.parse(op).verb, adjustment, timeout_seconds)
     return nest.pack(value, [_like(*pair) for pair in zip(results, leaves, strict=True)])
 
 

@@ -21,7 +21,7 @@ from benchmarks.suite.measured import Measured, show
 from benchmarks.suite.ranks import Ranks, imported
 from benchmarks.suite.rows import Row, all_reduce_factor, row_of
 from benchmarks.suite.tensor_lists import Shape, shapes_of
-from mpidist.arrays import list_physical_devices
+from mpidist.arrays import GET_CUPY, list_physical_devices
 from mpidist.commands.quantities import nbytes
 from mpidist.errors import MissingDependencyError
 
@@ -39,7 +39,7 @@ WARM_UPS = 5
 #: Bytes that are reduced in one turn, at the least, but for the most calls.
 _TURN_BYTES, _MOST_CALLS = 64 << 20, 50
 
-_CURE = "it needs CuPy: pip install 'mpidist[cuda]'"
+_CURE = f"it needs CuPy: {GET_CUPY}"
 
 
 @dataclass

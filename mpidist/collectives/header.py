@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.executor import Executor
+from mpidist.collectives.ways.executor import Executor
 from mpidist.runtime.board import fence
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.schedules.table import algorithm

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpidist.collectives.call import Call
+from mpidist.collectives.handle import Handle
 from mpidist.errors import RemoteReplicaError, listed
 from mpidist.runtime.control import ControlChannel, Watch
 
@@ -56,7 +57,12 @@ class Bound:
     ----------
     timeout_seconds : float or None
         For calls that name none.
+    key, nbytes, last_call
+        For a table of bindings, see `PlanCache`.
     """
+
+    key: Any = None
+    nbytes = last_call = 0
 
     def __init__(self, caller: Caller, call: Call) -> None:
         self.call = call
@@ -143,7 +149,7 @@ class Bound:
         self.enter(arrays)  # `Handle.wait` may be called in another stream of the device
         self._handle = _Start(self, arrays, timeout_seconds)
         self._started.waiting.append(self._handle)
-        return Handle(self._handle, self._caller)
+        return StartedHandle(self._handle, self._caller)
 
     def finish(self) -> None:
         """Take note that what was started is over.  Local."""
@@ -238,8 +244,8 @@ class Started:
             self.waiting.popleft().give_up(why)
 
 
-class Handle:
-    """A collective that was started."""
+class StartedHandle(Handle):
+    """A bound collective that was started."""
 
     def __init__(self, start: _Start, caller: Caller) -> None:
         self._start = start
@@ -255,9 +261,8 @@ class Handle:
         if not self._start.is_over:
             self._caller.started.finish(self._start)
         error = self._start.error
-        if (
-            error is not None
-        ):  # the other ranks know of it as of an error in its call, not as of one in the present step
+        # the other ranks know of it as of an error in its call, not as of one in the present step
+        if error is not None:
             if self._start.is_given_up:
                 raise error
             raise RuntimeError(f"{self._start.bound.call.what} failed before: {error}") from error

@@ -6,19 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.bucket_reduction import BucketReduction
+from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.call import Call
-from mpidist.collectives.messages import Replay
+from mpidist.collectives.observer import Observer
 from mpidist.collectives.persistent import Started
-from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.selection import Way
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.messages import Replay
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.selection import Way
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.transports.base import Transport
 from mpidist.transports.node_memory import SharedSegments
 
 if TYPE_CHECKING:
-    from mpidist.collectives.device_ways import DeviceWays
+    from mpidist.collectives.engine import Engine
+    from mpidist.collectives.ways.device_ways import DeviceWays
 
 
 class Ranks(Protocol):
@@ -33,17 +36,17 @@ class Ranks(Protocol):
     begin: Callable[..., Watch]
     started: Started
     in_shared_memory: dict[int, Any]
+    bindings: Bindings
+    observer: Observer
     devices: DeviceWays
 
     def prepare(self, call: Call, algorithm: str | None = None, timeout_seconds: float | None = None) -> None:
         """Load what was stored of these ranks, before the first binding.  Collective."""
 
-    def traced(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `fn`, with an event around each of its calls if there is a trace.  Local."""
-        ...
-
-    def observed(self, reduction: BucketReduction) -> BucketReduction:
-        """Return a reduction that was made elsewhere, with its events if there is a trace.  Local."""
+    def engine(
+        self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None
+    ) -> Engine:
+        """Return what reduces lists of tensors under these options.  Local."""
         ...
 
     def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpidist.collectives import selection
-from mpidist.collectives.selection import Facts
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.selection import Facts
 from mpidist.commands.quantities import show_bytes, show_seconds, table
 from mpidist.schedules.cost import Level
 from mpidist.schedules.figures import Figures

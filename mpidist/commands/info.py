@@ -14,7 +14,7 @@ from importlib import metadata
 import mpidist
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.selection import AUTO, check_name
+from mpidist.collectives.ways.selection import AUTO, check_name
 from mpidist.commands.card_page import Row, ask_cuda, card_rows
 from mpidist.commands.choice_page import page, table_page
 from mpidist.commands.launch.cores import visible_cores

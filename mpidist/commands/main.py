@@ -14,6 +14,7 @@ COMMANDS = {
     "info": ("mpidist.commands.info", "one page about this machine: MPI, launcher, topology, versions, GPUs"),
     "tune": ("mpidist.commands.tune", "measure the ranks' all-reduces, so that launches choose their algorithms by it"),
     "bench": ("mpidist.commands.bench", "all-reduces of these ranks, against the Allreduce of their own MPI"),
+    "job": ("mpidist.commands.job", "the script of a batch job, filled in, checked and submitted"),
     "trace": ("mpidist.commands.trace", "merge what MPIDIST_TRACE made the ranks write, and say where the time went"),
     "simulate": ("mpidist.commands.simulate", "what a collective takes on any number of ranks, and the best algorithm"),
 }

@@ -1,4 +1,4 @@
-"""``mpidist run``: start a program on N ranks of this machine with the mpirun that belongs to mpi4py."""
+"""``mpidist run``: start a program on N ranks, here or where a scheduler says, with the mpirun that is mpi4py's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from mpidist.cluster.allocation import Allocation, given_allocation
 from mpidist.commands.launch.command_line import (
     CommandLine,
     command_line,
@@ -22,15 +23,26 @@ from mpidist.commands.launch.command_line import (
 from mpidist.commands.launch.cores import visible_cores
 from mpidist.commands.launch.destinations import LogFiles, Terminal
 from mpidist.commands.launch.failures import FailedRank
-from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_on_fullest, read_hosts
-from mpidist.commands.launch.launcher_options import WORDS, check_launcher_args, instead_of, parse_variables, words_of
+from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_by_host, read_hosts
+from mpidist.commands.launch.launcher_options import (
+    WORDS,
+    asks,
+    check_launcher_args,
+    instead_of,
+    parse_variables,
+    words_of,
+)
 from mpidist.commands.launch.mpirun import Mpirun, check_tolerates_faults, find_mpirun
 from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.launch.rank_deaths import RankDeath
-from mpidist.commands.launch.short_traceback import shorten
+from mpidist.commands.launch.room import least_room
 from mpidist.commands.launch.supervisor import Ended, supervise
-from mpidist.errors import LaunchError
+from mpidist.errors import ClusterResolutionError, LaunchError
 from mpidist.options import settings
+from mpidist.runtime.short_traceback import shorten
+
+#: With more lines after it, a traceback is told again.
+_IN_SIGHT_LINES = 8
 
 _EPILOG = """examples:
   mpidist run -n 8 train.py --epochs 3     a Python file, with this interpreter
@@ -58,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add("-n", "-np", "--ranks", type=_positive, metavar="RANKS", help="how many ranks")
     hosts = found.add_mutually_exclusive_group()
     hosts.add_argument("--hosts", metavar="LIST", help="where: node1:4,node2:4; without numbers, the same on each")
-    hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 slots=4")
+    hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 places=4")
     add("-x", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the ranks, also on other hosts")
     output = found.add_mutually_exclusive_group()
     output.add_argument("--tag", action="store_true", help="begin each line of a rank with its number: [3] ...")
@@ -124,7 +136,8 @@ def main(argv: Sequence[str]) -> int:
         # Open MPI's launcher gives its ranks a terminal, wanted or not; for others there is none to be had
         as_it_is = not (arguments.tag or arguments.log_dir)
         terminal = as_it_is and sys.stdout.isatty() and launcher.vendor == "Open MPI"
-        line = _complete(mpi, launcher, arguments, terminal)
+        allocation = _allocation()
+        line = _complete(launcher, arguments, allocation, terminal)
         _tell(mpi, launcher, line, program, arguments)
         if arguments.dry_run:
             return _print_line(line, command)
@@ -170,16 +183,21 @@ def _check_program(program: str) -> None:
         raise LaunchError(f"there is no program {program!r} here or on PATH; a Python file's name ends in .py")
 
 
-def _complete(mpi: MpiFound, launcher: Mpirun, arguments: argparse.Namespace, terminal: bool) -> CommandLine:
+def _complete(
+    launcher: Mpirun, arguments: argparse.Namespace, allocation: Allocation | None, terminal: bool
+) -> CommandLine:
     """Return the launcher's command line; LaunchError where it cannot be told what is asked for."""
     own, ranks = shlex.split(arguments.launcher_args), arguments.ranks
     check_launcher_args(own)
     given = parse_variables(arguments.x, os.environ)
     environ = {**os.environ, **given}
-    hosts = _hosts(arguments)
-    most = ranks_on_fullest(hosts, ranks) if hosts else ranks
     root, cores = os.geteuid() == 0, visible_cores()
-    line = command_line(launcher.path, launcher.vendor, ranks, cores, environ, root, terminal, own, most)
+    hosts, places = _hosts(arguments), allocation.places if allocation else {}
+    if allocation and not hosts and not asks(launcher.vendor, allocation.scheduler):
+        hosts = ranks_by_host(places, ranks)
+    ranks_of = ranks_by_host(hosts or places, ranks)
+    room = least_room(ranks_of, cores, allocation) if ranks_of else None
+    line = command_line(launcher.path, launcher.vendor, ranks, cores, environ, root, terminal, own, room)
     if arguments.fault_tolerant:
         tolerate_faults(line)
     if hosts:
@@ -194,6 +212,15 @@ def _complete(mpi: MpiFound, launcher: Mpirun, arguments: argparse.Namespace, te
             line.arguments += ["-x", name]
     line.arguments += own
     return line
+
+
+def _allocation() -> Allocation | None:
+    """Return what a scheduler has given to this job; where that cannot be read, say so and go on without."""
+    try:
+        return given_allocation()
+    except ClusterResolutionError as error:
+        print(f"mpidist run: warning: {error}; cores are counted as on this machine", file=sys.stderr)
+        return None
 
 
 def _hosts(arguments: argparse.Namespace) -> dict[str, int]:
@@ -229,6 +256,7 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     if ended.unread:
         return ended.status
+    sys.stderr.write(ended.held_back)
     if ended.timed_out:
         print(f"mpidist run: the job was ended after --timeout {arguments.timeout:g} s", file=sys.stderr)
     if ended.removed and not arguments.quiet:
@@ -244,7 +272,9 @@ def _report(ended: Ended, arguments: argparse.Namespace) -> int:
             print("\n".join(["mpidist run: its last errors:", *ended.last_lines]), file=sys.stderr)
         print(f"mpidist run: what the ranks printed is in {arguments.log_dir}", file=sys.stderr)
     if ended.status != 0 and ended.failure is not None and not ended.interrupted:
-        print(render(ended.failure, ended.death, is_again=not arguments.log_dir), file=sys.stderr)
+        is_in_sight = not arguments.log_dir and ended.lines_after <= _IN_SIGHT_LINES
+        heading = f"mpidist run: {_heading(ended.failure, ended.death)}; its traceback is above"
+        print(heading if is_in_sight else render(ended.failure, ended.death, not arguments.log_dir), file=sys.stderr)
     return ended.status
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mpidist.cluster.topology import Topology
 from mpidist.commands.quantities import show_bytes
+from mpidist.packages import pip_install
 from mpidist.schedules.comparison import candidates, compare
 from mpidist.schedules.cost import CostModel
 
@@ -31,7 +32,7 @@ def plot(options: argparse.Namespace, topology: Topology, model: CostModel, algo
     try:
         import matplotlib
     except ImportError:
-        print("mpidist simulate: a plot needs matplotlib: pip install 'mpidist[bench]'", file=sys.stderr)
+        print(f"mpidist simulate: a plot needs matplotlib: {pip_install('bench')}", file=sys.stderr)
         return 1
     matplotlib.use("Agg")
     if options.against == "bytes":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.collectives.lanes import Lanes
+from mpidist.collectives.ways.lanes import Lanes
 from mpidist.commands.quantities import show_seconds, table
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.trace import About, Recording, Trace, read

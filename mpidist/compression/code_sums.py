@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy
 
-from mpidist.collectives.executor import Executor, even_bounds
+from mpidist.collectives.ways.executor import Executor, even_bounds
 from mpidist.compression.base import Compression
 from mpidist.compression.residues import CodeResidues
 from mpidist.runtime.control import Watch

@@ -11,8 +11,8 @@ from mpidist.arrays import wire_dtype
 from mpidist.collectives.call import Call
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.plan import Signature
 from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression.base import Compression
 from mpidist.compression.code_sums import CodeSums, GatheredCodes, SharedCodes
 from mpidist.compression.residues import CodeResidues

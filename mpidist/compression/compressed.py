@@ -10,8 +10,9 @@ import numpy
 
 from mpidist.arrays import is_device, is_known
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.lists import Question, bind_list
-from mpidist.collectives.persistent import Bound, Handle
+from mpidist.collectives.handle import Handle, together
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.reductions.lists import Question, bind_list
 from mpidist.compression.base import Compression
 from mpidist.compression.coded_list import CodedList
 from mpidist.compression.saved_residues import gathered, restored
@@ -100,7 +101,7 @@ class CompressedAllReduce:
         """
         return self.start(arrays, timeout_seconds).wait()
 
-    def start(self, arrays: Sequence[Any], timeout_seconds: float | None = None) -> CompressedHandle:
+    def start(self, arrays: Sequence[Any], timeout_seconds: float | None = None) -> Handle:
         """Start the reduction; its handle's ``wait()`` returns the results.
 
         Collective: every rank starts, or calls, its collectives in the same order.  The arrays must not change before
@@ -111,11 +112,19 @@ class CompressedAllReduce:
             raise ValueError(
                 f"this all-reduce was bound to {_shown(self._signatures)}, got {_shown(found)}; bind another"
             )
-        started = []
-        for _, positions, bound in self._parts:
-            members = [arrays[position] for position in positions]
-            started.append((positions, bound.start(members, timeout_seconds)))
-        return CompressedHandle(len(found), started)
+        started = [
+            bound.start([arrays[position] for position in positions], timeout_seconds)
+            for _, positions, bound in self._parts
+        ]
+        return together(started).then(self._in_order)
+
+    def _in_order(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the results of all parts in the order of the list."""
+        results: list[Any] = [None] * len(self._signatures)
+        for (_, positions, _), part in zip(self._parts, parts, strict=True):
+            for position, result in zip(positions, part, strict=True):
+                results[position] = result
+        return results
 
     def state_dict(self) -> dict[str, Any]:
         """Return what error feedback keeps, of all ranks: for a checkpoint that any number of ranks may load.
@@ -153,21 +162,6 @@ class CompressedAllReduce:
 
     def _vectors(self) -> list[tuple[str, CodedList]]:
         return [(name, bound) for name, _, bound in self._parts if isinstance(bound, CodedList)]
-
-
-class CompressedHandle:
-    """A `CompressedAllReduce` that was started."""
-
-    def __init__(self, count: int, started: list[tuple[list[int], Handle]]) -> None:
-        self._count, self._started = count, started
-
-    def wait(self) -> list[Any]:
-        """Return the results.  Collective: every rank waits, or makes a later call, in the same order."""
-        results: list[Any] = [None] * self._count
-        for positions, handle in self._started:
-            for position, result in zip(positions, handle.wait(), strict=True):
-                results[position] = result
-        return results
 
 
 def bind_all_reduce(

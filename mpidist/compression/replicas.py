@@ -7,8 +7,9 @@ from typing import Any
 from mpidist import context, nest, transports
 from mpidist.arrays import to_array
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.handle import Handle
 from mpidist.compression.base import Compression
-from mpidist.compression.compressed import CompressedAllReduce, CompressedHandle
+from mpidist.compression.compressed import CompressedAllReduce
 from mpidist.options import ReduceOp
 
 
@@ -39,7 +40,7 @@ class CompressedReplicaAllReduce:
         """
         return self.start(value).wait()
 
-    def start(self, value: Any) -> CompressedReplicaHandle:
+    def start(self, value: Any) -> Handle:
         """Start the reduction; its handle's ``wait()`` returns the result.  Parameters and errors as for a call.
 
         Collective: every replica starts, or calls, its collectives in the same order.
@@ -48,18 +49,8 @@ class CompressedReplicaAllReduce:
         found = nest.pack(value, list(range(len(leaves))))
         if found != self._structure:
             raise ValueError(f"this all-reduce was bound to {self._structure}, got {found} (numbers stand for arrays)")
-        return CompressedReplicaHandle(self.bound.start([to_array(leaf) for leaf in leaves]), self._structure)
-
-
-class CompressedReplicaHandle:
-    """A `CompressedReplicaAllReduce` that was started."""
-
-    def __init__(self, handle: CompressedHandle, structure: Any) -> None:
-        self._handle, self._structure = handle, structure
-
-    def wait(self) -> Any:
-        """Return the result.  Collective: every replica waits, or makes a later call, in the same order."""
-        return nest.pack(self._structure, self._handle.wait())
+        started = self.bound.start([to_array(leaf) for leaf in leaves])
+        return started.then(lambda results: nest.pack(self._structure, results))
 
 
 def all_reduce_init(reduce_op: ReduceOp | str, like: Any, compression: Compression) -> CompressedReplicaAllReduce:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from autograd.extend import defjvp, defvjp, primitive
 
-from mpidist.collectives import plain
+from mpidist.collectives.exchange import plain
 from mpidist.frameworks.replicas import replicas_in_force
 from mpidist.options import ReduceOp
 

@@ -11,13 +11,14 @@ import numpy
 
 from mpidist import context, transports
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.handle import Handle
 from mpidist.compression import Compression
 from mpidist.compression.compressed import bind_all_reduce
 from mpidist.options import ReduceOp
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 
-class BoundReduction(Protocol):
+class HostReduction(Protocol):
     """An all-reduce bound to lists of host arrays."""
 
     def __call__(self, arrays: Any) -> Any:
@@ -49,11 +50,11 @@ class Replicas:
         self.rank, self.size = communicator.rank, communicator.size
         self.kept: dict[str, Any] = {}
         self._bind = bind
-        self._numbers: dict[str, BoundReduction] = {}
+        self._numbers: dict[str, HostReduction] = {}
 
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
-    ) -> BoundReduction:
+    ) -> HostReduction:
         """Return the all-reduce of lists like this one.  Collective: every rank calls it in the same order."""
         if self._bind is not None and compression is None:
             return self._bind(arrays, op)
@@ -124,7 +125,7 @@ def replicas_in_force() -> Replicas:
     """
     if context.has_strategy():
         return _of_strategy(context.get_strategy())
-    communicator = world_communicator()
+    communicator = launched_communicator()
     found = communicator.adapters.get("replicas")
     if found is None:
         found = communicator.adapters["replicas"] = Replicas(communicator)
@@ -155,8 +156,10 @@ def _made(strategy: Any) -> Replicas:
         return alive().reduce_arrays(op, given)
 
     def bind(arrays: list[Any], op: str) -> Any:
-        parsed = ReduceOp.parse(op)
-        return alive().bind_all_reduce(parsed, arrays) or _ByStrategy(lambda given: reduce(given, parsed))
+        engine, parsed = alive().engine(), ReduceOp.parse(op)
+        if engine is None or not arrays:
+            return _ByStrategy(lambda given: reduce(given, parsed))
+        return engine.bind(arrays, parsed.verb)
 
     return Replicas(communicator, bind)
 
@@ -175,20 +178,6 @@ class _ByStrategy:
     def __call__(self, arrays: list[Any]) -> list[Any]:
         return self._reduce(list(arrays))
 
-    def start(self, arrays: list[Any]) -> _Deferred:
+    def start(self, arrays: list[Any]) -> Handle:
         """Return a handle."""
-        return _Deferred(lambda: self._reduce(list(arrays)))
-
-
-class _Deferred:
-    """The handle of a reduction that `wait` makes, once."""
-
-    def __init__(self, reduce: Callable[[], list[Any]]) -> None:
-        self._reduce = reduce
-        self._results: list[Any] | None = None
-
-    def wait(self) -> list[Any]:
-        """Return the results."""
-        if self._results is None:
-            self._results = self._reduce()
-        return self._results
+        return Handle(lambda: self._reduce(list(arrays)))

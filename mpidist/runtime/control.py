@@ -67,6 +67,8 @@ class ControlChannel:
     call : int
         Number of the last collective call begun by this rank.
     turnstile : Turnstile
+    at_end : list of callable
+        What is called when this rank says that it ends: by `leave`, `fail` or `end`, and so more than once.
         To be entered around every collective call.
     vital_ranks : frozenset of int
         The ranks that a fault-tolerant job cannot do without; to be set alike on all ranks.  While it is empty, the job
@@ -118,6 +120,7 @@ class ControlChannel:
         if whole is not None:
             whole._parts.append(self)
         self.turnstile, self.missed = Turnstile(self), MissedCalls(self)
+        self.at_end: list[Callable[[], object]] = []
         self.attendance, self.failures = Attendance(self), Failures(self)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None
         # By parity of a call, where on the board this rank posts it, and where the others do.
@@ -215,6 +218,7 @@ class ControlChannel:
             self.board.set_state(self.board_index, states.FAILED, text)
         if tell and self.arbiter is not None:
             self.arbiter.tell_failed(text)
+        self._close()
         for part in self._parts:
             part.fail(text, tell)
 
@@ -224,14 +228,21 @@ class ControlChannel:
             self.board.set_state(self.board_index, states.LEFT)
             if self.arbiter is not None:
                 self.arbiter.tell_left()
+        self._close()
         for part in self._parts:
             part.leave()
 
     def end(self) -> None:
         """Say that this rank prints nothing more: who waits to print last may go on."""
+        self._close()
         self.board.set_quiet(self.board_index)
         for part in self._parts:
             part.end()
+
+    def _close(self) -> None:
+        """Call what is to be called when this rank ends, however it does."""
+        for each in self.at_end:
+            each()
 
     def expire(self, text: str) -> MpidistError:
         """Tell the ranks of the board that a deadline has passed, and return the error that all of them raise."""

@@ -15,6 +15,7 @@ from mpidist import own_process
 from mpidist.errors import TransportError
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.exit_hooks import ExitHooks
+from mpidist.runtime.short_traceback import shorten
 
 
 class ProcessHooks:
@@ -120,7 +121,8 @@ def _text_of(kind: type[BaseException], error: BaseException, trace: TracebackTy
     """Return what is printed of an error: where somebody pressed Ctrl-C is no news, where a program failed is."""
     if issubclass(kind, KeyboardInterrupt):
         return "KeyboardInterrupt: the job was interrupted\n"
-    return "".join(traceback.format_exception(kind, error, trace))
+    lines = "".join(traceback.format_exception(kind, error, trace)).rstrip("\n").split("\n")
+    return "\n".join(shorten(lines)) + "\n"
 
 
 def _flush_output() -> None:

@@ -66,8 +66,8 @@ class Trace:
 
     Parameters
     ----------
-    folder : path
-        Made if it is not there.
+    folder : path or None
+        Made if it is not there; None where `open` will name it.
     about : About
     capacity : int
         How many events are kept in memory.
@@ -85,7 +85,7 @@ class Trace:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | os.PathLike[str] | None,
         about: About,
         capacity: int = CAPACITY,
         warn: Callable[[str], object] | None = None,
@@ -94,8 +94,6 @@ class Trace:
             raise ValueError(f"a trace needs room for 2 events or more, got {capacity}")
         self.about = about
         self.dropped = self.last_call = 0
-        self.path = Path(folder) / f"rank-{about.rank:05d}.trace"
-        self._part = self.path.with_suffix(".trace.part")
         self._events = array("q", bytes(8 * FIELDS * capacity))
         self._at, self._end = 0, FIELDS * capacity
         self._names: dict[str, int] = {name: kind for kind, name in enumerate(KINDS)}
@@ -103,7 +101,8 @@ class Trace:
         self._problem = ""
         self._file: Any = None
         about.event_seconds = about.event_seconds or self._cost()
-        self._try(self._open)
+        if folder is not None:
+            self.open(folder)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -167,6 +166,12 @@ class Trace:
         return (time.monotonic_ns() - start) / rounds * 1e-9
 
     # -- the file -----------------------------------------------------------------------------------------------------
+
+    def open(self, folder: str | os.PathLike[str]) -> None:
+        """Begin the file, in a folder that is made if it is not there."""
+        self.path = Path(folder) / f"rank-{self.about.rank:05d}.trace"
+        self._part = self.path.with_suffix(".trace.part")
+        self._try(self._open)
 
     def flush(self) -> None:
         """Write the events in memory; those that cannot be written are dropped, and counted."""

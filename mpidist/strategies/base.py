@@ -15,8 +15,8 @@ import numpy
 
 from mpidist import context, nest
 from mpidist.cluster.resolvers.base import ClusterResolver
-from mpidist.collectives.adjustment import Adjustment
-from mpidist.collectives.fused import Repeat
+from mpidist.collectives.engine import Repeat, no_repeat
+from mpidist.collectives.reductions.adjustment import Adjustment
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution, reduction
@@ -368,7 +368,8 @@ class ReplicaContext(ReplicaCollectives):
 
     def _repeat(self, reduce_op: ReduceOp | str, options: CommunicationOptions | None) -> Repeat:
         """Return what reduces a list like one that was reduced before.  Local."""
-        found = self.strategy.extended.repeat(ReduceOp.parse(reduce_op), options)
+        engine, op = self.strategy.extended.engine(options), ReduceOp.parse(reduce_op)
+        found: Repeat = no_repeat if engine is None else engine.recent(op.verb)
         if options is None:
             self._repeats[reduce_op] = found
         return found

@@ -9,13 +9,12 @@ from typing import Any
 from mpidist import arrays
 from mpidist.cluster.devices import Device, parse_device
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.update import FusedUpdate
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.options import VariableSynchronization
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.devices_of_ranks import devices_of_ranks, require_one_node, warn_of_invisible
 from mpidist.variables import AggregatingVariable, DistributedVariable, OneCopy
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -49,7 +48,7 @@ class CentralStorageStrategy(Strategy):
     def __init__(
         self, compute_devices: Sequence[str | Device] | None = None, parameter_device: str | Device | None = None
     ) -> None:
-        communicator = world_communicator()
+        communicator = launched_communicator()
         require_one_node(communicator, type(self).__name__)
         all_devices = devices_of_ranks(compute_devices, communicator)
         place = _parameter_device(parameter_device, all_devices)
@@ -80,8 +79,8 @@ class CentralStorageExtended(MirroredExtended):
         super().__init__(strategy, communicator, names[communicator.rank], names, AllReduceCrossDeviceOps())
         # One rank has one copy of everything anyway.
         self._one_copy = OneCopy(communicator) if communicator.size > 1 else None
+        self.has_one_copy = self._one_copy is not None
         self._parameter_device = parameter_device
-        self._updates: dict[FusedUpdate, FusedUpdate] = {}
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -97,15 +96,6 @@ class CentralStorageExtended(MirroredExtended):
         variable = AggregatingVariable(shared, one_copy=one_copy, strategy=self._strategy, **attributes)
         variable.begin_with(arrays.as_host(storage) if arrays.is_device(storage) else storage)
         return variable
-
-    def fused_update(self) -> FusedUpdate | None:
-        """Return what sums gradients and updates parameters in one pass.  Local."""
-        found = super().fused_update()
-        if found is None or self._one_copy is None:
-            return found
-        if found not in self._updates:
-            self._updates[found] = found.of_one_copy()
-        return self._updates[found]
 
 
 def _parameter_device(asked: str | Device | None, compute_devices: Sequence[Device]) -> Device:

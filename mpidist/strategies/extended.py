@@ -12,12 +12,8 @@ import numpy
 from mpidist import context, transports
 from mpidist.arrays import empty, is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import Packed, Repeat, no_repeat
-from mpidist.collectives.persistent import Bound
-from mpidist.collectives.plan import Signature
-from mpidist.collectives.update import FusedUpdate
+from mpidist.collectives.engine import Engine
 from mpidist.context import T
 from mpidist.device.cards import card_text
 from mpidist.input.agreement import Agreement
@@ -70,6 +66,8 @@ class StrategyExtended:
     is_one_worker = False
     #: What TensorFlow asks of TPUs only.
     experimental_require_static_shapes = False
+    #: Whether all ranks see the same variables, of which there is one copy.
+    has_one_copy = False
     #: Whether somebody made the strategy to train with it: then the tasks of TF_CONFIG must be in its world.
     is_for_training = True
     #: Whether the chief has a coordinator, which calls functions on the workers.
@@ -82,6 +80,7 @@ class StrategyExtended:
             _check_tasks()
         self._strategy = strategy
         self.made_in = transports.innermost()  # and so it is in force inside `scope` and `run`
+        self._call_inside: Callable[..., Any] = context.call_inside
         self._replica_mode: context.Mode | None = None  # made by the first run, and the same in all
         self._told: BaseException | None = None  # by a run inside the one that is under way: its last error
         # By the ids of variables that the entry keeps: the variables, and their buffers.
@@ -104,7 +103,7 @@ class StrategyExtended:
             context.require_cross_replica(self._strategy)
             if self._replica_mode is None:
                 self._replica_mode = context.Mode(self._strategy, self._strategy._make_replica_context())
-            result = context.call_inside(self._replica_mode, fn, args, kwargs)
+            result = self._call_inside(self._replica_mode, fn, args, kwargs)
         except BaseException as error:
             is_known = self._tell(error, begun_at)
             # only while a run outside lasts: an error keeps all that the step had
@@ -201,31 +200,10 @@ class StrategyExtended:
         self._before_collective()
         return values
 
-    def fused_update(self) -> FusedUpdate | None:
-        """Return what sums gradients and updates parameters in one pass, None where there is no such thing.  Local."""
-        return None
+    def engine(self, options: CommunicationOptions | None = None) -> Engine | None:
+        """Return what reduces lists of arrays over all replicas; None: each value passes through `reduce_arrays`.
 
-    def bind_all_reduce(
-        self,
-        reduce_op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None = None,
-        adjustment: Adjustment = AS_IT_IS,
-    ) -> Bound | None:
-        """Return the bound all-reduce of lists like this one; None where nothing is bound.  Collective."""
-        return None
-
-    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature], kind: Any = None) -> Bound | None:
-        """Return what reduces lists of arrays of these names, dtypes and shapes in place; None where nothing is bound.
-
-        Collective: every rank calls it in the same order.
-        """
-        return None
-
-    def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
-        """Return sums over all replicas as they were packed, good until the next call; None where nothing is packed.
-
-        Collective as `reduce_arrays`; None, and nothing done, on all ranks.
+        Local; the same on all ranks.
         """
         return None
 
@@ -283,13 +261,6 @@ class StrategyExtended:
         for buffer in buffers:
             buffer[...] = 0
         return buffers
-
-    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions | None = None) -> Repeat:
-        """Return what reduces a list of arrays that is like one reduced before.
-
-        Local.  Calling the result is collective; it returns None, with nothing done, for another list.
-        """
-        return no_repeat
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""

@@ -9,7 +9,7 @@ from mpidist.cluster.devices import Device
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.devices_of_ranks import devices_of_ranks, require_one_node, warn_of_invisible
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -37,7 +37,7 @@ class MirroredStrategy(Strategy):
     def __init__(
         self, devices: Sequence[str | Device] | None = None, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
-        communicator = world_communicator()
+        communicator = launched_communicator()
         require_one_node(communicator, "MirroredStrategy")
         all_devices = devices_of_ranks(devices, communicator)
         names = tuple(device.name for device in all_devices)

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy
 
+from mpidist import context
 from mpidist.arrays import is_device
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import Packed, Repeat, no_repeat
-from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.engine import Engine
 from mpidist.collectives.mismatch import MERGE_CALL
-from mpidist.collectives.persistent import Bound
-from mpidist.collectives.plan import Signature
-from mpidist.collectives.update import FusedUpdate
-from mpidist.cross_device_ops import CrossDeviceOps
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
+from mpidist.cross_device_ops import CrossDeviceOps, overrides
 from mpidist.errors import RemoteReplicaError
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.distributed import as_dataset, distributed, fetch_to
@@ -65,15 +62,12 @@ class MirroredExtended(StrategyExtended):
         self.cross_device_ops = cross_device_ops
         self._worker_devices = worker_devices
         self._options = CommunicationOptions() if options is None else options
-        if communicator.trace is not None:  # without a trace, nothing of it is in the way
-            traced = communicator.trace.wrapped(STEP, self.call_for_each_replica)
-            self.call_for_each_replica = traced  # type: ignore[method-assign]
+        self._call_inside = communicator.observer.function(STEP, context.call_inside)
         cross_device_ops.options = self._options
         # A subclass that overrides `reduce_arrays` wants every gradient to pass through it.
-        self._is_plain = type(self).reduce_arrays is MirroredExtended.reduce_arrays
-        kind = type(cross_device_ops)
-        own = (kind._gather, kind._gather_implementation)
-        self._gathers_plainly = own == (CrossDeviceOps._gather, CrossDeviceOps._gather_implementation)
+        self._is_plain = not overrides(type(self), MirroredExtended, "reduce_arrays")
+        own = overrides(type(cross_device_ops), CrossDeviceOps, "_gather", "_gather_implementation")
+        self._gathers_plainly = not own
 
     def reduce_arrays(
         self,
@@ -88,45 +82,16 @@ class MirroredExtended(StrategyExtended):
             return self._reduce_with_rows(reduce_op, values, options, destinations)
         return self.cross_device_ops.reduce_list(reduce_op, values, destinations, options) if values else []
 
-    def repeat(self, reduce_op: ReduceOp, options: CommunicationOptions | None = None) -> Repeat:
-        """Return what reduces a list of arrays that is like one reduced before; see `StrategyExtended`.  Local."""
-        if not self._is_plain:
-            return no_repeat
-        options = self._options if options is None else self._options.merge(options)
-        return self.cross_device_ops.repeat(reduce_op, options)
-
-    def bind_all_reduce(
-        self,
-        reduce_op: ReduceOp,
-        values: list[Any],
-        options: CommunicationOptions | None = None,
-        adjustment: Adjustment = AS_IT_IS,
-    ) -> Bound | None:
-        """Return the bound all-reduce of lists like this one; None where each passes through methods.  Collective."""
-        if not self._is_plain or not values:
-            return None
-        options = self._options if options is None else self._options.merge(options)
-        if adjustment == AS_IT_IS:  # subclasses of users may know of nothing else
-            return self.cross_device_ops.bind_all_reduce(reduce_op, values, options)
-        return self.cross_device_ops.bind_all_reduce(reduce_op, values, options, adjustment)
-
-    def bind_in_place(self, reduce_op: ReduceOp, signatures: Sequence[Signature], kind: Any = None) -> Bound | None:
-        """Return what reduces lists in place; None where each value passes through methods.  Collective."""
+    def engine(self, options: CommunicationOptions | None = None) -> Engine | None:
+        """Return what reduces lists of arrays; None where each value passes through methods.  Local."""
         if not self._is_plain:
             return None
-        return self.cross_device_ops.bind_in_place(reduce_op, signatures, self._options, kind)
-
-    def reduce_flat(self, values: Sequence[Any], names: Sequence[str]) -> list[Packed] | None:
-        """Return sums over all replicas as they were packed; None where the cross-device ops do not.  Collective."""
-        return self.cross_device_ops.reduce_flat(values, names, self._options) if self._is_plain else None
-
-    def fused_update(self) -> FusedUpdate | None:
-        """Return what sums gradients and updates parameters in one pass, if the cross-device ops can.  Local."""
-        return self.cross_device_ops.fused_update(self._options) if self._is_plain else None
+        return self.cross_device_ops.engine(self._options if options is None else self._options.merge(options))
 
     def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
-        results = self.repeat(reduce_op, options)([value])
+        engine = self.engine(options)
+        results = None if engine is None else engine.recent(reduce_op.verb)([value])
         return (self.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:

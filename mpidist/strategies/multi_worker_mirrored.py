@@ -13,7 +13,7 @@ from mpidist.cross_device_ops import AllReduceCrossDeviceOps, NcclAllReduce
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.devices_of_ranks import device_on_node
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -53,7 +53,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication: CommunicationImplementation | str | None = None,
     ) -> None:
         resolver, options = _sorted_arguments(cluster_resolver, communication_options, communication)
-        communicator = world_communicator()
+        communicator = launched_communicator()
         if resolver is None:
             resolver = MPIClusterResolver(rank=communicator.rank, hosts=communicator.topology.hosts)
         _check_cluster(resolver, communicator)

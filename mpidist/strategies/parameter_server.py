@@ -30,7 +30,7 @@ from mpidist.strategies.base import Strategy
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.open import open_connections
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator, world_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -105,7 +105,7 @@ class ParameterServerStrategy(Strategy):
         _check_push_dtype(push_dtype)
         _check_place()
         self._whole = transports.world()  # whose control channel and exit hooks stay in force
-        communicator = world_communicator()
+        communicator = launched_communicator()
         self._rank = communicator.rank
         self._roles = server_cluster.settle(cluster_resolver, communicator, num_ps, ranks_per_worker)
         self._cluster_coordinator: Any = None

@@ -9,8 +9,9 @@ import numpy
 
 from mpidist import nest
 from mpidist.arrays import plain
-from mpidist.collectives.adjustment import AS_IT_IS, Adjustment, adjusted
+from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import UnlikeArraysError
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, adjusted
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.variables import IndexedSlices
 from mpidist.variables.components import component
@@ -22,15 +23,8 @@ class _ListReduction(Protocol):
     def __call__(self, arrays: Any) -> Any:
         """Return the results, None for other arrays."""
 
-    def start(self, arrays: Any) -> PersistentHandle | Any:
+    def start(self, arrays: Any) -> Handle:
         """Return a handle."""
-
-
-class PersistentHandle(Protocol):
-    """A collective that was started."""
-
-    def wait(self) -> Any:
-        """Return the results.  Collective: every rank waits, or makes a later call, in the same order."""
 
 
 class PersistentAllReduce:
@@ -97,7 +91,7 @@ class PersistentAllReduce:
         except UnlikeArraysError:
             raise self._refused(arrays) from None
 
-    def start(self, value: Any) -> PersistentHandle:
+    def start(self, value: Any) -> Handle:
         """Start the reduction; parameters and errors as for a call.
 
         Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
@@ -112,7 +106,7 @@ class PersistentAllReduce:
         arrays = self._arrays(value)
         if not self._are_like(arrays):
             raise self._refused(arrays)
-        return _Packing(self._bound.start([*arrays]), self._packed)  # the caller may put others into its list
+        return self._bound.start([*arrays]).then(self._packed)  # the caller may put others into its list
 
     def _arrays(self, value: Any) -> list[Any]:
         """Return the arrays of a value; ValueError unless its structure is as it was when this was bound."""
@@ -150,17 +144,6 @@ class PersistentAllReduce:
         return results if self._is_list else nest.pack(self._structure, list(results))
 
 
-class _Packing:
-    """A handle whose results are given back in the structure of the values."""
-
-    def __init__(self, handle: Any, pack: Callable[[Sequence[Any]], Any]) -> None:
-        self._handle, self._pack = handle, pack
-
-    def wait(self) -> Any:
-        """Return the results."""
-        return self._pack(self._handle.wait())
-
-
 class _Unbound:
     """Reduces by a strategy's own way, which nothing is bound past: at the start already."""
 
@@ -170,20 +153,10 @@ class _Unbound:
     def __call__(self, arrays: list[Any]) -> list[Any]:
         return self._reduce(arrays)
 
-    def start(self, arrays: list[Any]) -> _Over:
+    def start(self, arrays: list[Any]) -> Handle:
         """Reduce, and return a handle that has the results."""
-        return _Over(self._reduce(arrays))
-
-
-class _Over:
-    """The handle of a collective that is over."""
-
-    def __init__(self, results: list[Any]) -> None:
-        self._results = results
-
-    def wait(self) -> list[Any]:
-        """Return the results."""
-        return self._results
+        results = self._reduce(arrays)
+        return Handle(lambda: results)
 
 
 def persistent_all_reduce(
@@ -194,10 +167,15 @@ def persistent_all_reduce(
     adjustment: Adjustment = AS_IT_IS,
 ) -> Any:
     """Return the all-reduce of values like this one over the replicas of a strategy."""
+    engine, op = extended.engine(options), reduce_op.verb
+
+    def bind(examples: list[Any]) -> _ListReduction | None:
+        return engine.bind(examples, op, adjustment=adjustment) if engine is not None and examples else None
+
     return PersistentAllReduce(
-        lambda examples: extended.bind_all_reduce(reduce_op, examples, options, adjustment),
+        bind,
         lambda arrays: extended.reduce_arrays(reduce_op, arrays, options) if arrays else [],
         like,
         adjustment,
-        reduce_op.verb,
+        op,
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 from mpidist import nest
 from mpidist.arrays import plain
-from mpidist.collectives.persistent import Bound, Handle
+from mpidist.collectives.handle import Handle, together
+from mpidist.collectives.persistent import Bound
 from mpidist.variables.components import component
 
 
@@ -46,14 +47,15 @@ class PersistentCollective:
         pairs = zip(self._bounds, self._leaves(value), strict=True)
         return nest.pack(self._structure, [bound(leaf) for bound, leaf in pairs])
 
-    def start(self, value: Any) -> PersistentCollectiveHandle:
+    def start(self, value: Any) -> Handle:
         """Take its place in the order of calls; parameters and errors as for a call.
 
         Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
         before the handle's ``wait()`` has returned the results.
         """
         pairs = zip(self._bounds, self._leaves(value), strict=True)
-        return PersistentCollectiveHandle([bound.start(leaf) for bound, leaf in pairs], self._structure)
+        started = together([bound.start(leaf) for bound, leaf in pairs])
+        return started.then(lambda results: nest.pack(self._structure, results))
 
     def _leaves(self, value: Any) -> list[Any]:
         leaves = nest.flatten(value)
@@ -64,14 +66,3 @@ class PersistentCollective:
                 "bind another one"
             )
         return [plain(component(leaf)) for leaf in leaves]
-
-
-class PersistentCollectiveHandle:
-    """A collective that was started."""
-
-    def __init__(self, handles: Sequence[Handle], structure: Any) -> None:
-        self._handles, self._structure = handles, structure
-
-    def wait(self) -> Any:
-        """Return the results.  Collective: every replica waits, or makes a later call, in the same order."""
-        return nest.pack(self._structure, [handle.wait() for handle in self._handles])

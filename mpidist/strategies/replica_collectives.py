@@ -14,7 +14,7 @@ from mpidist.variables.components import dense_component
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
-    from mpidist.collectives.point_to_point import BoundReceive, BoundSend
+    from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
 
 
 class ReplicaCollectives:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.collectives.executor import Executor, even_bounds
+from mpidist.collectives.ways.executor import Executor, even_bounds
 from mpidist.errors import TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.schedules.rounds import Schedule

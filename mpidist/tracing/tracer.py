@@ -1,4 +1,4 @@
-"""Puts a trace around what a communicator does: its methods are wrapped when one is asked for, and untouched otherwise.
+"""`Tracer`: an observer that notes when a communicator does what.
 
 The clocks of the nodes are compared when the trace begins, and again in calls 64, 128, 256, ...: so the last comparison
 is never further from the end than from the beginning, though no rank waits for another at its end.
@@ -10,145 +10,168 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from mpidist.collectives.bucket_reduction import BucketReduction, Fill, Piped, Pipeline, Take
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.direct_sum import DirectSum, Stripe
-from mpidist.collectives.messages import Replay
-from mpidist.collectives.pieces import Transform
-from mpidist.collectives.shared_memory import SegmentAllReduce
-from mpidist.collectives.two_level import TwoLevel
+from mpidist.collectives.observer import Observer
+from mpidist.collectives.ways.bucket_reduction import BucketReduction, Fill, Pipeline, Take
+from mpidist.collectives.ways.pieces import Transform
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import About, Trace
 from mpidist.runtime.turnstile import Turnstile
 from mpidist.tracing.clock import clock_offset
+from mpidist.transports import World
+from mpidist.transports.base import Transport
 
 #: The first call, after the one that begins a trace, in which clocks are compared again.
 _FIRST_COMPARISON = 64
 
 
-def attach(communicator: Communicator, folder: str) -> Trace:
-    """Begin a trace of a communicator, in a file of its own for each rank.
-
-    Collective: every rank calls it in the same order, before anything else is done with the communicator.
+class Tracer(Observer):
+    """Notes what one rank does when.
 
     Parameters
     ----------
-    communicator : Communicator
-    folder : str
-        Made if it is not there.  A world that is not the whole job has a folder of its own in it.
+    world : World
     """
-    control, rank = communicator.control, communicator.rank
-    job = communicator.exchange(uuid.uuid4().hex.encode(), "start of a trace")[0].decode()
-    host = communicator.topology.hosts[rank]
-    # other worlds of the job write there too, and their ranks have the same numbers
-    place = Path(folder, f"world-{job[:8]}") if control.job_ranks else Path(folder)
-    trace = Trace(place, About(job, rank, communicator.size, host), warn=control.warn)
-    _Tracer(communicator, trace)
-    return trace
 
-
-class _Tracer:
-    """Holds what was wrapped, and the number of the call that is under way."""
-
-    def __init__(self, communicator: Communicator, trace: Trace) -> None:
-        self._communicator, self._trace = communicator, trace
-        self._control = communicator.control
+    def __init__(self, world: World) -> None:
+        self._control, transport, topology = world.control, world.transport, world.topology
+        about = About("", transport.rank, transport.size, topology.hosts[transport.rank])
+        self._trace = Trace(None, about, warn=self._control.warn)
+        self._communicator: Communicator | None = None
         self._next_comparison = _FIRST_COMPARISON
-        self._begin, self._reduction, self._small = communicator.begin, communicator.reduction, communicator.small
-        self._bind, self._wait = communicator.bind, communicator.transport.wait
-        with self._control.turnstile:
-            self._compare_clocks(self._begin(communicator.call("clocks of a trace")))
-        communicator.begin = self.begin
-        communicator.reduction = self.reduction  # type: ignore[method-assign]
-        communicator.small = self.small  # type: ignore[method-assign]
-        communicator.bind = self.bind  # type: ignore[method-assign]
-        communicator.observed = self.observed  # type: ignore[method-assign]
-        communicator.transport.wait = self.wait  # type: ignore[method-assign]
-        self._control.turnstile = _TracedTurnstile(self._control, trace)
-        self._close_when_leaving()
+        self._sent: dict[int, int] = {}  # by wave of the call that is under way: when it was sent
 
-    def _close_when_leaving(self) -> None:
-        """Write the trace whenever this rank says that it ends, however it does: `leave`, `fail` or `end`."""
-        for name in ("leave", "fail", "end"):
-            setattr(self._control, name, _after(self._trace.close, getattr(self._control, name)))
+    def start(self, communicator: Communicator, folder: str) -> None:
+        """Begin the trace of a communicator that this observes, in a file of its own for each rank.
 
-    def begin(self, call: Any, timeout_seconds: float | None = None) -> Watch:
-        """Begin a call, and note when this rank came and when all had come."""
-        start = time.monotonic_ns()
-        watch = self._begin(call, timeout_seconds)
-        trace, number = self._trace, self._control.call
-        trace.last_call = trace.kind(call.what)
-        trace.add(kinds.ARRIVE, start, number, trace.last_call)
-        if number >= self._next_comparison:
-            self._compare_clocks(watch)
-        return watch
+        Collective: every rank calls it in the same order, before anything else is done with the communicator.
 
-    def _compare_clocks(self, watch: Watch) -> None:
-        while self._next_comparison <= watch.call:
-            self._next_comparison *= 2
-        if self._communicator.topology.node_count > 1:
-            offset = clock_offset(self._communicator, watch)
-            self._trace.about.offsets.append((time.monotonic_ns(), offset))
+        Parameters
+        ----------
+        communicator : Communicator
+        folder : str
+            Made if it is not there.  A world that is not the whole job has a folder of its own in it.
+        """
+        control, about = self._control, self._trace.about
+        job = communicator.exchange(uuid.uuid4().hex.encode(), "start of a trace")[0].decode()
+        about.job = job
+        # other worlds of the job write there too, and their ranks have the same numbers
+        self._trace.open(Path(folder, f"world-{job[:8]}") if control.job_ranks else Path(folder))
+        with control.turnstile:
+            self._compare_clocks(communicator, communicator.begin(communicator.call("clocks of a trace")))
+        self._communicator = communicator
+        control.turnstile = _TracedTurnstile(control, self._trace)
+        control.at_end.append(self._trace.close)
 
-    def reduction(self, *args: Any, **kwargs: Any) -> BucketReduction | None:
-        """Return the reduction of a bucket, traced."""
-        found = self._reduction(*args, **kwargs)
-        if isinstance(found, Piped):
-            found._pipeline = _TracedPipeline(found._pipeline, self._trace)
-        if isinstance(found, DirectSum):
-            self._note_copies(found)
-        return None if found is None else _TracedReduction(found, self._trace)
+    # -- what is observed ---------------------------------------------------------------------------------------------
 
-    def _note_copies(self, reduction: DirectSum) -> None:
-        """Note when each stripe was copied in, and its sums out."""
-        fill, take, add, control = reduction.fill, reduction.take, self._trace.add, self._communicator.control
+    def transport(self, transport: Transport) -> Transport:
+        """Return a transport whose waits are noted.  Local."""
+        return cast(Transport, _TracedTransport(transport, self._trace))
 
-        def traced_fill(stripe: Stripe, sources: Sequence[Any]) -> None:
-            begin = time.monotonic_ns()
-            fill(stripe, sources)
-            add(kinds.PACK, begin, control.call, stripe.start)
+    def begin(self, begin: Callable[..., Watch]) -> Callable[..., Watch]:
+        """Return what begins a call, and notes when this rank came and when all had come.  Local."""
+        trace = self._trace
 
-        def traced_take(stripe: Stripe, targets: Sequence[Any]) -> None:
-            begin = time.monotonic_ns()
-            take(stripe, targets)
-            add(kinds.UNPACK, begin, control.call, stripe.start)
+        def traced(call: Any, timeout_seconds: float | None = None) -> Watch:
+            start = time.monotonic_ns()
+            watch = begin(call, timeout_seconds)
+            if self._communicator is None:
+                return watch
+            number = self._control.call
+            trace.last_call = trace.kind(call.what)
+            trace.add(kinds.ARRIVE, start, number, trace.last_call)
+            if number >= self._next_comparison:
+                self._compare_clocks(self._communicator, watch)
+            return watch
 
-        reduction.fill, reduction.take = traced_fill, traced_take  # type: ignore[method-assign]
+        return traced
 
-    def observed(self, reduction: BucketReduction) -> BucketReduction:
-        """Return a reduction that the communicator did not make itself, traced."""
+    def function(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function with an event around each of its calls.  Local."""
+        return self._trace.wrapped(kind, fn)
+
+    def stripe(self, kind: int, fn: Callable[[Any, Sequence[Any]], None]) -> Callable[[Any, Sequence[Any]], None]:
+        """Return what packs or hands out a stripe, with an event that says where the stripe begins.  Local."""
+        add, control = self._trace.add, self._control
+
+        def traced(stripe: Any, tensors: Sequence[Any]) -> None:
+            start = time.monotonic_ns()
+            fn(stripe, tensors)
+            add(kind, start, control.call, stripe.start)
+
+        return traced
+
+    def reduction(self, reduction: BucketReduction) -> BucketReduction:
+        """Return a reduction that notes when it ran.  Local."""
         return _TracedReduction(reduction, self._trace)
 
-    def small(self, *args: Any, **kwargs: Any) -> SegmentAllReduce | None:
-        """Return the all-reduce of a short buffer in one step, traced."""
-        found = self._small(*args, **kwargs)
-        if found is not None:
-            found.combine = self._noted(found.combine)  # type: ignore[method-assign]
-        return found
+    def pipeline(self, pipeline: Pipeline) -> Pipeline:
+        """Return a pipeline that notes when each segment was packed and handed out.  Local."""
+        return _TracedPipeline(pipeline, self._trace)
 
-    def bind(self, *args: Any, **kwargs: Any) -> Replay:
-        """Return what reduces a buffer, traced."""
-        return self._noted(self._bind(*args, **kwargs))
+    def wave(self, index: int, is_back: bool) -> None:
+        """Note when a wave was sent until it had come back; waves count from 1, since waits for messages have 0."""
+        if is_back:
+            self._trace.add(kinds.SEND, self._sent.pop(index), self._control.call, index + 1)
+        else:
+            self._sent[index] = time.monotonic_ns()
 
-    def _noted(self, run: Callable[..., None]) -> Callable[..., None]:
-        """Return what reduces a buffer in a call, with an event around it."""
+    def one_step(self, step: SegmentAllReduce) -> SegmentAllReduce:
+        """Return the all-reduce of a short buffer that notes when it ran.  Local."""
+        return cast(SegmentAllReduce, _TracedStep(step, self.replay(step.combine)))
+
+    def replay(self, replay: Callable[..., None]) -> Callable[..., None]:
+        """Return what reduces a buffer in a call, with an event around it.  Local."""
         add = self._trace.add
 
         def traced(watch: Watch, *buffers: Any) -> None:
             start = time.monotonic_ns()
-            run(watch, *buffers)
+            replay(watch, *buffers)
             add(kinds.REDUCE, start, watch.call)
 
         return traced
 
+    def _compare_clocks(self, communicator: Communicator, watch: Watch) -> None:
+        while self._next_comparison <= watch.call:
+            self._next_comparison *= 2
+        if communicator.topology.node_count > 1:
+            offset = clock_offset(communicator, watch)
+            self._trace.about.offsets.append((time.monotonic_ns(), offset))
+
+
+class _TracedTransport:
+    """A transport, and how long was waited for its messages."""
+
+    def __init__(self, transport: Transport, trace: Trace) -> None:
+        self._transport, self._add = transport, trace.add
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
     def wait(self, pendings: Sequence[Any], watch: Watch) -> None:
-        """Wait for messages, and note how long they were waited for."""
+        """Wait for messages."""
         start = time.monotonic_ns()
-        self._wait(pendings, watch)
-        self._trace.add(kinds.SEND, start, watch.call)
+        self._transport.wait(pendings, watch)
+        self._add(kinds.SEND, start, watch.call)
+
+    def exchange(self, payload: bytes, watch: Watch) -> list[bytes]:
+        """Exchange bytes, which is to wait for messages."""
+        start = time.monotonic_ns()
+        found = self._transport.exchange(payload, watch)
+        self._add(kinds.SEND, start, watch.call)
+        return found
+
+
+class _TracedStep:
+    """The all-reduce of a short buffer, with an event around its sum."""
+
+    def __init__(self, step: SegmentAllReduce, combine: Callable[..., None]) -> None:
+        self.slot, self.combine = step.slot, combine
 
 
 class _TracedTurnstile(Turnstile):
@@ -199,33 +222,15 @@ class _TracedReduction:
 
 
 class _TracedPipeline:
-    """A pipeline, and when each segment was packed and handed out, and each wave was between the nodes."""
+    """A pipeline, and when each segment was packed and handed out."""
 
     def __init__(self, pipeline: Pipeline, trace: Trace) -> None:
         self.bounds, self.owned = pipeline.bounds, pipeline.owned
         self._pipeline, self._trace = pipeline, trace
-        self._call = 0
-        if isinstance(pipeline, TwoLevel):
-            self._note_waves(pipeline)
-
-    def _note_waves(self, pipeline: TwoLevel) -> None:
-        """Note when a wave was sent until it had come back; waves count from 1, since waits for messages have 0."""
-        send, publish, begun = pipeline.send, pipeline.publish, {}
-
-        def traced_send(index: int) -> None:
-            begun[index] = time.monotonic_ns()
-            send(index)
-
-        def traced_publish(index: int) -> None:
-            self._trace.add(kinds.SEND, begun.pop(index), self._call, index + 1)
-            publish(index)
-
-        pipeline.send, pipeline.publish = traced_send, traced_publish  # type: ignore[method-assign]
 
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
         """As `Pipeline.run`."""
         add, call = self._trace.add, watch.call
-        self._call = call
 
         def traced_fill(index: int, place: Any) -> None:
             start = time.monotonic_ns()
@@ -238,11 +243,3 @@ class _TracedPipeline:
             add(kinds.UNPACK, start, call, first)
 
         self._pipeline.run(watch, traced_fill, traced_take, transform)
-
-
-def _after(close: Callable[[], object], do: Callable[..., Any]) -> Callable[..., Any]:
-    def closed(*args: Any, **kwargs: Any) -> Any:
-        close()
-        return do(*args, **kwargs)
-
-    return closed

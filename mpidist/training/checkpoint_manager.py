@@ -13,6 +13,7 @@ from pathlib import Path
 from mpidist.errors import CheckpointError, listed
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file
+from mpidist.training.array_task import check_task, forget_task
 from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
 from mpidist.training.given_path import given_path
 from mpidist.training.owner import Owner
@@ -21,7 +22,7 @@ from mpidist.transports import WorldKept, in_kept_world, innermost
 from mpidist.world import world_communicator
 
 #: Other files that are written under a temporary name.
-_OTHERS = r"\.owner(\.before)?|\.?trial\.h5.*"
+_OTHERS = r"\.owner(\.before)?|\.job|\.?trial\.h5.*"
 _log = logging.getLogger("mpidist")
 
 
@@ -50,7 +51,8 @@ class CheckpointManager:
         The directory or the name is empty, the name has a directory in it, `max_to_keep` is less than 1, or the hours
         are not positive.
     CheckpointError
-        On all ranks: the chief cannot write to the directory; the message has the reason.
+        On all ranks: the chief cannot write to the directory, or it has the checkpoints of another task of the job
+        array that this job is a task of; the message has the reason.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class CheckpointManager:
                 lambda: _try(self.directory),
                 f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
             )
+            together(lambda: check_task(self.directory), f"no checkpoint is written to {self.directory}")
         self._owner = Owner.of(self.directory)
         is_chief = world_communicator().rank == CHIEF
         self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
@@ -155,6 +158,7 @@ class CheckpointManager:
         self._remove([path for path in self._owner.paths_of(self) if self._owner.gives_up(path, self)])
         self._remove(left_behind(self.directory, self._is_temporary))
         self._owner.release_unused()
+        forget_task(self.directory)
         with suppress(OSError):  # it has other files, or is gone
             self.directory.rmdir()
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from mpidist.errors import CheckpointError
 from mpidist.runtime.process_identity import ProcessIdentity
+from mpidist.training.array_task import note_task
 from mpidist.training.temporary_files import temporary
 
 #: How long an owner on another machine keeps a directory without a save.
@@ -118,6 +119,7 @@ class Owner(Unowned):
                     raise self._refusal(found, "saves in")
                 self._remove(found)
             self._create(own)
+            note_task(self._directory)
         finally:
             own.unlink(missing_ok=True)
 

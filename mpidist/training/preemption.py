@@ -5,6 +5,10 @@ step k, it asks all ranks to stop before step k + 1.  All ranks of a node see th
 to step k + 1 before it has met the asking rank in step k.  Where steps have no collective, ranks may be further apart:
 then those behind catch up with the one in front, before all save.  Between nodes one number is reduced along with every
 step.  This reduction begins before the step, and is waited for before the next one.
+
+A launcher may end all ranks by SIGTERM as soon as the first one has left with a status that is not 0.  So after the
+save all ranks ignore the signals, and meet.  Only then they exit.  The chief leaves a file beside the checkpoints
+before that, which says to a batch script what the status says: queue this job again.
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ _PART = "preemption_checkpoint_handler"
 _SETTLE_SECONDS = 1.0
 #: A step that nobody comes to.
 _NEVER = (1 << 63) - 1
+#: The file beside the checkpoints of a job that has saved, and is to be queued again.
+MARKER = "requeue"
+#: What a launcher, or a batch system, ends ranks by.
+_END = "SIGTERM"
 
 
 class TerminationConfig:
@@ -61,7 +69,8 @@ class TerminationConfig:
     signals : sequence of str
         Signals that are notices.
     exit_code : int
-        Not 0, so that a launcher or script can tell that the job is not finished.
+        Not 0, so that a launcher or script can tell that the job is not finished.  A launcher can report another one:
+        the file ``requeue`` beside the checkpoints tells it too.
     poll_seconds : float
         How often `termination_watcher_fn` is asked at most.
     """
@@ -95,6 +104,10 @@ class PreemptionCheckpointHandler:
 
     Collective: every rank makes it in the same order, in its main thread.  It restores the newest whole checkpoint.
 
+    Before the exit, the chief writes the file ``requeue`` beside the checkpoints, for a batch script.  The next handler
+    of the directory removes it.  From the last save on, SIGTERM and the signals that are notices are ignored, since a
+    launcher ends ranks by SIGTERM when the first one exits.  `close` puts the handlers of signals back.
+
     Parameters
     ----------
     cluster_resolver : ClusterResolver or None
@@ -109,6 +122,8 @@ class PreemptionCheckpointHandler:
     ----------
     total_run_calls : int
         Calls of `run`, before and after the checkpoint that was restored: how far a loop has come.
+    restored : Path or None
+        The checkpoint that was restored; None if there was none.
 
     Raises
     ------
@@ -132,7 +147,7 @@ class PreemptionCheckpointHandler:
 
     #: A checkpoint that was saved without a handler restores too.
     may_be_missing = True
-    #: Returns the number of steps made, for loops that do not use `run`.
+    #: Returns the number of steps made, for loops that do not use `run`.  A checkpoint gets it as its number.
     steps_fn: Callable[[], int] | None = None
 
     def __init__(
@@ -158,7 +173,8 @@ class PreemptionCheckpointHandler:
         self._is_over = False
         self._handlers: dict[int, own_process.Handler] = {}
         self._watch_signals()
-        self._manager.restore_or_initialize()
+        self.restored = self._manager.restore_or_initialize()
+        self._remove_marker()
 
     def run(self, distributed_train_function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a function that makes a step, and return its result.  If ranks have agreed to end, save and exit first.
@@ -205,8 +221,13 @@ class PreemptionCheckpointHandler:
             _log.warning("no signals are watched from a thread that is not the main one; use termination_watcher_fn")
             return
         for name in self._config.signals:
-            number = signal.Signals[name]
+            self._watch(signal.Signals[name])
+
+    def _watch(self, number: signal.Signals) -> own_process.Handler:
+        """Return this rank's handler of a signal, put in place if there is none."""
+        if number not in self._handlers:
             self._handlers[number] = own_process.Handler(number, self._on_signal)
+        return self._handlers[number]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         handler = self._handlers.get(number)
@@ -250,18 +271,60 @@ class PreemptionCheckpointHandler:
         if self._noticed_at is None:
             self._noticed_at = time.monotonic()
         is_last, self._is_last = self._is_last, True
-        (self._config.save_fn or self._manager.save)()
+        (self._config.save_fn or self._save_numbered)()
         self._measure_step()
-        if self._communicator.rank == CHIEF:
+        if self._is_chief:
             then = "exits" if is_last else f"goes on for what is left of {self._config.grace_period:g} s"
             _log.warning("the job was told to end: saved after %s; it %s", self._steps_text(), then)
         if is_last:
             self._is_over = True  # an `exit_fn` may come back
-            self.close()
-            with suppress(AttributeError, OSError, ValueError):
-                sys.stdout.flush()
-            with noting_exit(detect_launcher()):
-                self._config.exit_fn()
+            self._exit()
+
+    def _save_numbered(self) -> None:
+        """Save under the number of steps where that is known: so are all other checkpoints of such a loop."""
+        self._manager.save(None if self.steps_fn is None else self.steps_fn())
+
+    def _exit(self) -> None:
+        """Exit with all ranks; nobody leaves before all of them ignore what a launcher may end them by."""
+        self._write_marker()
+        self._ignore_signals()
+        self._communicator.exchange(b"", what="preemption")
+        with suppress(AttributeError, OSError, ValueError):
+            sys.stdout.flush()
+        with noting_exit(detect_launcher()):
+            self._config.exit_fn()
+        self.close()
+
+    def _ignore_signals(self) -> None:
+        """Ignore the signals that are notices, and those that launchers end ranks by, from here to the end."""
+        if threading.current_thread() is threading.main_thread():
+            for name in {_END, *self._config.signals}:
+                self._watch(signal.Signals[name]).ignore()
+
+    def _write_marker(self) -> None:
+        """Tell a batch script, on the chief, to queue the job again; without it there is still the exit status."""
+        if self._is_chief:
+            try:
+                self._manager.directory.mkdir(parents=True, exist_ok=True)
+                self._marker.write_text(f"saved after {self._steps_text()}\n")
+            except OSError as error:
+                _log.warning("%s cannot be written: %s", self._marker, error)
+
+    def _remove_marker(self) -> None:
+        """Take back, on the chief, what the job before this one has told: this one has not saved yet."""
+        if self._is_chief:
+            try:
+                self._marker.unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("%s is of an earlier job, and cannot be removed: %s", self._marker, error)
+
+    @property
+    def _marker(self) -> Path:
+        return self._manager.directory / MARKER
+
+    @property
+    def _is_chief(self) -> bool:
+        return self._communicator.rank == CHIEF
 
     def _steps_text(self) -> str:
         """Return the number of steps made, for a message."""

@@ -17,13 +17,13 @@ from typing import Any
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import selection
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.persistent import Bound, Once
-from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.selection import LONG_BYTES, SEGMENT_BYTES, SEGMENTED, Way
-from mpidist.collectives.shared_memory import SegmentAllReduce
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.selection import LONG_BYTES, SEGMENT_BYTES, SEGMENTED, Way
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.executor import Executor
+from mpidist.collectives.ways.executor import Executor
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.rounds import NOBODY, Round, Schedule
 from mpidist.tuning.calibration import Run, Stopwatch

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import selection
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.selection import Choices, Facts
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.selection import Choices, Facts
 from mpidist.options import Settings, settings
 from mpidist.runtime.control import Watch
 from mpidist.schedules.figures import Figures

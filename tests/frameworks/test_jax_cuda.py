@@ -96,5 +96,5 @@ def test_what_cannot_be_reduced_together(device):
 
 def test_arrays_on_a_gpu_without_cupy_say_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "mpidist.device.foreign", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'mpidist\[cuda\]'"):
+    with pytest.raises(MissingDependencyError, match="pip install cupy-cuda13x"):
         cuda.require_cupy()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 
 import mpidist
-from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.world import world_communicator
 
 
@@ -61,7 +61,7 @@ SUMS = {
     "all_reduce of rows": lambda strategy, value: _in_replica("all_reduce", "mean", ...)(strategy, _rows(value)),
     "communicator.all_reduce": lambda strategy, value: world_communicator().all_reduce(value),
     "communicator.reduce_scatter": lambda strategy, value: world_communicator().reduce_scatter(value),
-    "fused": lambda strategy, value: FusedAllReduce(world_communicator())([numpy.ones(3), value]),
+    "fused": lambda strategy, value: Engine(world_communicator())([numpy.ones(3), value]),
 }
 
 

@@ -21,10 +21,10 @@ START = """
 import os, signal, sys
 import numpy
 import mpidist
-from mpidist.collectives import bucket_reduction, pieces
+from mpidist.collectives.ways import bucket_reduction, pieces
 from mpidist.world import world_communicator
-from mpidist.collectives import update
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.reductions import update
+from mpidist.collectives.engine import Engine
 
 communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
@@ -69,13 +69,13 @@ class SGD(mpidist.optimizers.SGD):
         return super().update_slice(*args)
 """
 ALL_REDUCE = """
-fused = FusedAllReduce(communicator, algorithm=ALGORITHM)
+fused = Engine(communicator, algorithm=ALGORITHM)
 def step():
     fused([numpy.ones(1_500_000, "f4"), numpy.ones(7, "f4")])
 """
 BUFFERS = """
-from mpidist.collectives.gradient_buffers import GradientBuffers
-from mpidist.collectives import shared_sum
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
+from mpidist.collectives.ways import shared_sum
 buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (1_500_000,))])
 whole = shared_sum.reduction
 def reduction(op, namespace):
@@ -217,9 +217,7 @@ if detect_launcher().rank == 0:  # who makes the memory of the node
 
 
 def test_a_node_without_room_for_shared_memory_says_so_once_and_uses_messages(tmp_path: Path):
-    body = (
-        START + "fused = FusedAllReduce(communicator)\n" + VALUES + 'say(f"shared {communicator.facts().has_segments}")'
-    )
+    body = START + "fused = Engine(communicator)\n" + VALUES + 'say(f"shared {communicator.facts().has_segments}")'
     env = {"MPIDIST_TUNING_FOLDER": str(tmp_path)}
     result = run_job(3, NO_MEMORY + body, env=env)
     assert result.returncode == 0, result.stderr
@@ -241,7 +239,7 @@ try:
     strategy.extended.gradient_buffers([v])
 except TransportError as error:
     say(f"rank {rank}: {error}")
-fused = FusedAllReduce(communicator)
+fused = Engine(communicator)
 """
     result = run_job(3, START + body + VALUES, env={"MPIDIST_ALGORITHM": "shared_memory"})
     assert result.returncode == 0, result.stderr

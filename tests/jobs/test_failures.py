@@ -22,11 +22,11 @@ STEPS = """
 import os, signal, sys, time
 import numpy
 from mpidist.world import world_communicator
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 
 communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
-fused = FusedAllReduce(communicator)
+fused = Engine(communicator)
 
 def steps(count, shape=(4, 3), **options):
     for _ in range(count):

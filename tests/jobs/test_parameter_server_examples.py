@@ -73,9 +73,12 @@ def test_digits_without_a_launcher(style, mirrored):
     assert accuracy(result.stdout) >= mirrored - 0.01
 
 
-@pytest.mark.parametrize(("ranks", "servers"), grid([(5, 2)], [(4, 1)]))
-def test_the_recommender_learns_from_rows_of_sharded_tables(ranks, servers):
-    result = run_job(ranks, EXAMPLES / "recommender.py", ("--num-ps", str(servers)))
+@pytest.mark.parametrize(
+    ("ranks", "options", "roles", "servers"),
+    grid([(5, (), {"MPIDIST_ROLES": "chief:1,worker:2,ps:2"}, 2)], [(5, ("--num-ps", "2"), {}, 2), (4, (), {}, 1)]),
+)
+def test_the_recommender_learns_from_rows_of_sharded_tables(ranks, options, roles, servers):
+    result = run_job(ranks, EXAMPLES / "recommender.py", options, env=roles)
     assert result.returncode == 0, result.stderr
     found = re.search(
         rf"{servers} shards, test error ([0-9.]+) stars, of the mean of all ratings ([0-9.]+)", result.stdout

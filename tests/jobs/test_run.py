@@ -50,11 +50,16 @@ def run(tmp_path, script, *options, ranks=2, arguments=()):
     return run_process(command("-n", str(ranks), *options, str(path), *arguments), environ(), 300)
 
 
-def traceback_again(result, rank):
-    """Return what is printed after everything else."""
-    before, heading, text = result.stderr.rpartition(f"mpidist run: rank {rank} failed first; its traceback again:\n")
-    assert heading, result.stderr
-    return text
+#: What launchers, MPI and libevent say around the end of a job.
+NOISE = re.compile(r"MPI_ABORT was|prterun |Primary job|\[warn\]|-{74}|={83}|BAD TERMINATION|EXIT STRING|Abort\(")
+
+
+def last_words(result, rank):
+    """Return the traceback that is printed before the last line, which says whose it is; there is nothing else."""
+    last = f"mpidist run: rank {rank} failed first; its traceback is above\n"
+    before, heading, after = result.stderr.rpartition(last)
+    assert heading and not after and not NOISE.search(before), result.stderr
+    return before[before.rindex("Traceback (most recent call last):\n") :]
 
 
 def test_every_rank_runs_the_script_with_its_arguments(tmp_path):
@@ -84,35 +89,62 @@ def test_the_exit_code_is_passed_on(tmp_path):
     assert run(tmp_path, RANK + "sys.exit(3 if rank == 1 else 0)").returncode == 3
 
 
-def test_a_traceback_is_repeated_as_the_last_thing(tmp_path):
+def test_a_traceback_is_the_last_thing(tmp_path):
     result = run(tmp_path, RANK + "if rank == 1: raise ValueError('two\\nlines')")
     assert result.returncode == 1
-    assert traceback_again(result, 1).startswith("Traceback (most recent call last):\n")
-    assert traceback_again(result, 1).endswith("ValueError: two\nlines\n")
+    assert last_words(result, 1).endswith("ValueError: two\nlines\n")
 
 
 def test_all_ranks_failing_at_once_give_whole_tracebacks(tmp_path):
     result = run(tmp_path, "import no_such_module", ranks=4)
     assert result.returncode == 1
     last = "ModuleNotFoundError: No module named 'no_such_module'"
-    assert result.stderr.endswith(f"{last}\n")
+    assert re.search(r"\nmpidist run: rank \d failed first; its traceback (is above|again:)\n", result.stderr)
     # at least one rank got to print before the launcher ended the others, and no line is torn
     lines = [line for line in result.stderr.split("\n") if "no_such_module'" in line]
     assert len(lines) >= 2
     assert set(lines) == {last}
 
 
-def test_a_syntax_error_is_repeated(tmp_path):
+def test_a_syntax_error_is_told(tmp_path):
     result = run(tmp_path, "def f(:\n")
     assert result.returncode == 1
-    assert result.stderr.rstrip().split("\n")[-1].startswith("SyntaxError")
+    assert re.search(r"\nSyntaxError.*\n.*mpidist run: rank \d failed first; its traceback is above\n\Z", result.stderr)
 
 
 def test_a_framed_failure_makes_the_job_fail_whatever_the_launcher_says(tmp_path):
     frame = "mpidist: rank 1 of 2 failed\nTraceback (most recent call last):\nValueError: a\nmpidist: end of rank 1\n"
     result = run(tmp_path, RANK + f"if rank == 1: sys.stderr.write({frame!r})")
     assert result.returncode == 1
-    assert traceback_again(result, 1) == "Traceback (most recent call last):\nValueError: a\n"
+    assert last_words(result, 1) == "Traceback (most recent call last):\nValueError: a\nmpidist: end of rank 1\n"
+
+
+def test_a_traceback_out_of_sight_is_told_again(tmp_path):
+    frame = "mpidist: rank 1 of 2 failed\nTraceback (most recent call last):\nValueError: a\nmpidist: end of rank 1\n"
+    result = run(tmp_path, RANK + f"if rank == 1: sys.stderr.write({frame!r} + 'progress\\n' * 20)")
+    last = "mpidist run: rank 1 failed first; its traceback again:\nTraceback (most recent call last):\nValueError: a\n"
+    assert result.stderr.endswith(last), result.stderr
+
+
+def test_what_mpi_says_of_the_end_is_shown_where_nothing_else_tells_of_it(tmp_path):
+    result = run(tmp_path, "from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1: MPI.COMM_WORLD.Abort(5)")
+    assert result.returncode == 5
+    assert re.search(r"MPI_ABORT was invoked on rank 1 |Abort\(5\) on node 1 ", result.stderr), result.stderr
+
+
+def test_a_rank_that_is_killed_takes_few_lines(tmp_path):
+    script = """
+import os
+import numpy
+from mpidist.world import world_communicator
+communicator = world_communicator()
+if communicator.rank == 1: os.kill(os.getpid(), 9)
+communicator.all_reduce(numpy.ones(4))
+"""
+    result = run(tmp_path, script, "--quiet", ranks=4)
+    assert result.returncode == 137
+    assert re.search(r"^mpidist run: rank 1 \(process \d+ on .*\) was ended by signal 9", result.stderr, re.MULTILINE)
+    assert len(result.stderr.splitlines()) <= 20 and not NOISE.search(result.stderr), result.stderr
 
 
 #: Ends rank 1 in some way while the others wait for it in MPI.
@@ -160,7 +192,7 @@ communicator.all_reduce(numpy.ones(4))
 """
     result = run(tmp_path, script, ranks=3)
     assert result.returncode != 0
-    heading = r"mpidist run: rank 2 left early; rank [01] reported it; its traceback again:\n"
+    heading = r"mpidist run: rank 2 left early; rank [01] reported it; its traceback is above\n"
     assert re.search(heading, result.stderr), result.stderr
 
 
@@ -197,6 +229,33 @@ def test_dry_run_prints_and_does_not_run(tmp_path):
     assert "--some 'thing else' " in result.stdout
     assert result.stdout.rstrip().endswith("script.py")
     assert "ran" not in result.stdout.split()
+
+
+def dry_run(*options, **variables):
+    line = command("--dry-run", *options, "-n", "4", "true")
+    plain = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
+    return subprocess.run(line, env={**plain, **variables}, capture_output=True, text=True, timeout=60)
+
+
+def test_the_cores_are_those_of_a_host_of_the_allocation():
+    job = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "far[1-2]", "SLURM_JOB_CPUS_PER_NODE": "600(x2)"}
+    result = dry_run(**job, SLURM_TASKS_PER_NODE="2(x2)")
+    assert "OMP_NUM_THREADS=300: 600 cores for 2 ranks on far1" in result.stderr
+    assert "OVERSUBSCRIBE" not in result.stdout
+    assert "far1" not in result.stdout  # both launchers ask Slurm themselves
+
+
+def test_hosts_that_the_launcher_does_not_ask_for_are_told_to_it():
+    result = dry_run(LSB_JOBID="41", LSB_MCPU_HOSTS="far1 3 far2 3")
+    assert ("--host far1:3,far2:1 " in result.stdout) == (launcher().vendor == "Open MPI")
+    assert "3 cores for 3 ranks on far1" in result.stderr
+
+
+def test_an_allocation_that_cannot_be_read_is_told_and_the_job_starts():
+    result = dry_run(PBS_JOBID="41", PBS_NODEFILE="/no/such/file")
+    assert result.returncode == 0
+    assert "mpidist run: warning: the hosts of PBS's job cannot be read: " in result.stderr
+    assert "for 4 ranks" in result.stderr
 
 
 SPEAKING = RANK + "print('out', os.environ['FOO'], flush=True)\nprint('an error', file=sys.stderr, flush=True)\n"

@@ -13,7 +13,7 @@ START = """
 import math, os, signal, sys
 import ml_dtypes, numpy
 from mpidist.world import world_communicator
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 
 communicator = world_communicator()
 rank, size, topology = communicator.rank, communicator.size, communicator.topology
@@ -38,7 +38,7 @@ communicator.all_reduce(flags, "max", algorithm="two_level")
 check(flags.all(), "truth values")
 
 normal = numpy.random.default_rng(rank).normal
-fused = FusedAllReduce(communicator, algorithm="two_level")
+fused = Engine(communicator, algorithm="two_level")
 for step in range(4):
     tensors = [normal(size=shape).astype("f4") for shape in [(300, 70), (5,), (90_000,), (2, 3, 40_000), ()]]
     tensors[2] = tensors[2][::-1]
@@ -57,7 +57,7 @@ if rank == 0:
 """
 
 KILLED = """
-from mpidist.collectives.two_level import TwoLevel
+from mpidist.collectives.ways.two_level import TwoLevel
 
 reduction = TwoLevel(communicator._memory.lanes, 3_000_000, numpy.dtype("f4"), "sum")
 

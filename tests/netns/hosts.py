@@ -14,7 +14,7 @@ from os import getpid
 from pathlib import Path
 from subprocess import CompletedProcess, run
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from tests.helpers.launch import JobResult, environment, launcher, run_process
 
 FOLDER = Path(__file__).resolve().parent

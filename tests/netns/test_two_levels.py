@@ -19,7 +19,7 @@ SUMS = """
 import os, sys
 import numpy
 from mpidist.world import world_communicator
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 
 def bytes_sent():
     with open("/proc/net/dev") as file:
@@ -28,7 +28,7 @@ def bytes_sent():
 
 communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
-fused = FusedAllReduce(communicator, algorithm=sys.argv[1])
+fused = Engine(communicator, algorithm=sys.argv[1])
 parts = [numpy.arange(length) % 7 + rank for length in (200_000, 5, 299_995)]
 expected = [(part - rank) * size + size * (size - 1) // 2 for part in parts]
 parts = [part.astype("f4") for part in parts]
@@ -89,7 +89,7 @@ def test_a_rank_that_raises_in_the_middle_ends_the_job(hosts: Hosts):
     script = """
 import numpy
 from mpidist.world import world_communicator
-from mpidist.collectives.two_level import TwoLevel
+from mpidist.collectives.ways.two_level import TwoLevel
 
 communicator = world_communicator()
 reduction = TwoLevel(communicator._memory.lanes, 500_000, numpy.dtype("f4"), "sum")

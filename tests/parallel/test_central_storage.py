@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.optimizers import SGD, Adam
 from mpidist.variables import IndexedSlices
 

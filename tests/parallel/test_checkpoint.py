@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.input import Dataset
 from mpidist.world import world_communicator

@@ -8,8 +8,8 @@ import numpy
 import pytest
 
 from mpidist.collectives import reference
-from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.selection import AUTOMATIC, eligible
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.ways.selection import AUTOMATIC, eligible
 from mpidist.runtime.board import StatusBoard
 from mpidist.schedules.table import names
 from mpidist.transports.mpi import MpiTransport
@@ -141,7 +141,7 @@ def test_large_and_small_calls_may_alternate(communicator):
 def test_fused_lists(communicator, bytes_per_pack):
     size, rank = communicator.size, communicator.rank
     shapes = [(64, 10), (10,), (), (0, 3), (300, 200), (7, 5, 3)]
-    fused = FusedAllReduce(communicator, bytes_per_pack)
+    fused = Engine(communicator, bytes_per_pack)
     for step in range(5):
         results = fused([numpy.full(shape, rank + step, "f4") for shape in shapes])
         right = [(result == size * step + size * (size - 1) // 2).all() for result in results]

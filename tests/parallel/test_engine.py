@@ -23,10 +23,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.collectives import gradient_buffers, plan_cache, selection, update
-from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.gradient_buffers import GradientBuffers
-from mpidist.collectives.selection import Way
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.reductions import gradient_buffers, plan_cache, update
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.selection import Way
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.runtime.board import StatusBoard
 from mpidist.schedules.table import names
@@ -65,7 +66,7 @@ def _all_ways(communicator):
 def _by(way, communicator, monkeypatch):
     """Make one way the only one, and return the fused all-reduce by it."""
     monkeypatch.setattr(communicator, "way", lambda *args: way)
-    return FusedAllReduce(communicator, algorithm=None if way.algorithm == "none" else way.algorithm)
+    return Engine(communicator, algorithm=None if way.algorithm == "none" else way.algorithm)
 
 
 def _agree(communicator, problem):
@@ -271,7 +272,7 @@ def test_random_lists_however_they_lie_in_memory(communicator, op):
 def test_memory_orders_that_change_from_step_to_step_on_one_rank(communicator):
     """The lists are long enough to go by segments: all ranks must take the same way in the same step."""
     size, rank = communicator.size, communicator.rank
-    fused = FusedAllReduce(communicator)
+    fused = Engine(communicator)
     problems = []
     for step in range(40):
         layout = list(LAYOUTS)[step % 3] if rank == size - 1 else "C"
@@ -334,7 +335,7 @@ def test_gradient_buffers(communicator, dtype, monkeypatch):
         arrays, all_reduce = buffers.hand_out(), lambda op: buffers.all_reduce(op, None)
     else:
         arrays = [numpy.zeros(shape, dtype) for shape in shapes]
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         all_reduce = lambda op: fused(arrays, op)  # noqa: E731
     kept, problems = [], []
     for step in range(5):
@@ -465,7 +466,7 @@ def test_shared_memory_is_a_few_megabytes_a_rank_however_long_the_buffer(communi
     if segments is None:
         assert communicator.size == 1 or communicator.topology.node_count > 1
         return
-    FusedAllReduce(communicator, algorithm="shared_memory")([numpy.ones(20_000_000, "f4")])
+    Engine(communicator, algorithm="shared_memory")([numpy.ones(20_000_000, "f4")])
     with open("/proc/self/smaps") as lines:
         text = lines.read()
     ours = re.findall(r"memfd:mpidist.*\nSize: +(\d+) kB", text)
@@ -484,7 +485,7 @@ def _resident():
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc to read the memory from")
 def test_memory_is_bounded_however_many_lists_there_are_and_whoever_holds_results(communicator, monkeypatch):
     monkeypatch.setattr(plan_cache, "_LEAST_BYTES", 1 << 24)
-    fused, size = FusedAllReduce(communicator), communicator.size
+    fused, size = Engine(communicator), communicator.size
     every, own = random.Random(1), random.Random(communicator.rank)
     held, wrong, resident = [], 0, 0
     gc.disable()
@@ -503,7 +504,7 @@ def test_memory_is_bounded_however_many_lists_there_are_and_whoever_holds_result
         grown = (_resident() - resident) >> 20
     finally:
         gc.enable()
-    kept = hashlib.blake2b(repr([plan.key for plan in fused.plans]).encode()).digest()
+    kept = hashlib.blake2b(repr([plan.key for plan in communicator.bindings]).encode()).digest()
     assert len(set(communicator.exchange(kept))) == 1
     # 500 lists of 2 MB on average; of those that are kept, and held, there are at most some ten.
     _agree(communicator, "" if not wrong and grown < 150 else f"{wrong} wrong, {grown} MiB more")

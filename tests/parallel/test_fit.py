@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback
 from mpidist.world import world_communicator

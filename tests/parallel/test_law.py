@@ -16,7 +16,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, RMSprop, schedules
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))

@@ -9,9 +9,9 @@ import numpy
 import pytest
 
 from mpidist import transports
-from mpidist.collectives import selection
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.ways import selection
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures
 from mpidist.tuning import store
@@ -60,7 +60,7 @@ def sums(communicator, count, algorithm=None):
     size, rank = communicator.size, communicator.rank
     expected = ((numpy.arange(count) % 7) * size + size * (size - 1) // 2).astype("f4")
     values = (numpy.arange(count) % 7 + rank).astype("f4")
-    (fused,) = FusedAllReduce(communicator, algorithm=algorithm)([values])
+    (fused,) = Engine(communicator, algorithm=algorithm)([values])
     communicator.all_reduce(values, algorithm=algorithm)
     right = numpy.array_equal(values, expected) and numpy.array_equal(fused, expected)
     return communicator.exchange(b"1" if right else b"0") == [b"1"] * size

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess, run
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from mpidist.commands.launch.probe import MpiFound, probe_mpi
 from tests.helpers.launch import JobResult, JobTimeout, environment, run_process
 
@@ -21,6 +24,9 @@ FOLDER = Path(__file__).resolve().parent
 
 #: Seconds within which any job here must have ended, whatever went wrong in it.
 LIMIT_SECONDS = 45
+
+#: How often a batch job of a test starts at most, queued again.
+_STARTS = 2
 
 #: What Slurm's pmi2 plugin says in the rare case that it reads a message of MPICH in two pieces and takes neither.
 #: Some ranks then end in MPI_Init, before anything of ours has begun, and the others wait there for ever.
@@ -68,6 +74,18 @@ class Slurm:
             raise OSError("; ".join(lines[-3:]))
         return cls(folder)
 
+    def crash(self, node: str) -> None:
+        """Have a node lose all its processes at once, Slurm's among them."""
+        os.kill(int((self.folder / "pids" / node).read_text().split()[0]), signal.SIGKILL)
+
+    def repair(self, node: str) -> None:
+        """Start a node that has crashed, when Slurm has noticed: before that it would send jobs there too early."""
+        end = time.monotonic() + LIMIT_SECONDS
+        while time.monotonic() < end and "down" not in self.client("sinfo", "-h", "-n", node, "-o", "%t").stdout:
+            time.sleep(0.1)
+        done = _call("up", str(self.folder))
+        assert done.returncode == 0, done.stderr
+
     def srun(
         self,
         *command: str,
@@ -87,7 +105,7 @@ class Slurm:
         try:
             result = run_process(line, environ, LIMIT_SECONDS)
         except JobTimeout as error:
-            self._client("scancel", "--user=root")  # what srun would have done, had it not been killed
+            self.client("scancel", "--user=root")  # what srun would have done, had it not been killed
             if _BROKEN_START in str(error):
                 raise BrokenStart(str(error)) from error
             raise
@@ -105,33 +123,24 @@ class Slurm:
 
     def sbatch(self, text: str) -> JobResult:
         """Run a batch script to its end; the result's stdout is what the job printed."""
+        with self.submitted(text) as job:
+            return job.ended()
+
+    @contextmanager
+    def submitted(self, text: str) -> Iterator[BatchJob]:
+        """Submit a batch script; what is left of the job when the body ends is cancelled."""
         with tempfile.TemporaryDirectory(prefix="mpidist-job-") as folder:
             script, output = Path(folder, "job.sh"), Path(folder, "output")
             script.write_text(text)
-            submit = ["sbatch", "--parsable", f"--output={output}", str(script)]
-            # not `sbatch --wait`, which looks only every ten seconds
-            job = run(submit, env=self.environ(), capture_output=True, text=True, check=True).stdout.strip()
-            began = time.monotonic()
+            submit = ["sbatch", "--parsable", f"--output={output}", f"--chdir={folder}", str(script)]
+            number = run(submit, env=self.environ(), capture_output=True, text=True, check=True).stdout.strip()
             try:
-                while (code := self._exit_code(job)) is None:
-                    if time.monotonic() - began > LIMIT_SECONDS:
-                        raise JobTimeout(f"batch job {job} did not end; it printed:\n{output.read_text()}")
-                    time.sleep(0.1)
+                yield BatchJob(self, number, output, time.monotonic())
             finally:
-                self._client("scancel", job)
-            return JobResult(code, output.read_text(), "", time.monotonic() - began, time.time())
+                self.client("scancel", number)
 
-    def _exit_code(self, job: str) -> int | None:
-        """Return the exit status of a batch job, None while it runs; that of a signal is above 128."""
-        shown = self._client("scontrol", "--oneliner", "show", "job", job).stdout
-        if re.search(r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING)\b", shown):
-            return None
-        match = re.search(r"\bExitCode=(\d+):(\d+)", shown)
-        assert match, shown
-        status, signal = map(int, match.groups())
-        return status or (128 + signal if signal else 0)
-
-    def _client(self, *command: str) -> CompletedProcess[str]:
+    def client(self, *command: str) -> CompletedProcess[str]:
+        """Run a client of the cluster, such as `scontrol`."""
         return run(command, env=self.environ(), capture_output=True, text=True, timeout=LIMIT_SECONDS)
 
     def shared_memory(self) -> set[str]:
@@ -145,6 +154,58 @@ class Slurm:
         """Return the environment of this cluster's clients, free of an enclosing job's variables."""
         mine = {name: value for name, value in environment().items() if not name.startswith("SLURM_")}
         return {**mine, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """A job that has been submitted.
+
+    Attributes
+    ----------
+    number : str
+        Its number, for Slurm's clients.
+    output : Path
+        What it prints.
+    began : float
+        When it was submitted, in seconds of ``time.monotonic()``.
+    """
+
+    cluster: Slurm
+    number: str
+    output: Path
+    began: float
+
+    @property
+    def printed(self) -> str:
+        """What the job has printed up to now."""
+        return self.output.read_text() if self.output.exists() else ""
+
+    def wait_for(self, pattern: str, count: int = 1) -> None:
+        """Return when the job has printed something so often."""
+        self._wait_until(lambda: len(re.findall(pattern, self.printed)) >= count, f"print {pattern!r} {count} times")
+
+    def ended(self) -> JobResult:
+        """Wait for the end of the job, and return how it ended."""
+        self._wait_until(lambda: self._exit_code() is not None, "end")
+        return JobResult(self._exit_code() or 0, self.printed, "", time.monotonic() - self.began, time.time())
+
+    def _wait_until(self, fact: Callable[[], bool], what: str) -> None:
+        # not `sbatch --wait`, which looks only every ten seconds
+        end = time.monotonic() + _STARTS * LIMIT_SECONDS
+        while not fact():
+            if time.monotonic() > end:
+                raise JobTimeout(f"batch job {self.number} did not {what}; it printed:\n{self.printed}")
+            time.sleep(0.1)
+
+    def _exit_code(self) -> int | None:
+        """Return the exit status of the job, None while it runs; that of a signal is above 128."""
+        shown = self.cluster.client("scontrol", "--oneliner", "show", "job", self.number).stdout
+        if re.search(r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING|REQUEUED)\b", shown):
+            return None
+        match = re.search(r"\bExitCode=(\d+):(\d+)", shown)
+        assert match, shown
+        status, by_signal = map(int, match.groups())
+        return status or (128 + by_signal if by_signal else 0)
 
 
 def stop(folder: Path) -> None:

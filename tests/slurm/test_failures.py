@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from tests.helpers.launch import JobResult
 from tests.slurm.cluster import Slurm, mpi
 
@@ -17,12 +17,12 @@ STEPS = """
 import os, signal, sys, time
 import numpy
 from mpidist.world import world_communicator
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 
 communicator = world_communicator()
 rank, size = communicator.rank, communicator.size
 assert communicator.topology.hosts == ("node1", "node1", "node2", "node2"), communicator.topology.hosts
-fused = FusedAllReduce(communicator)
+fused = Engine(communicator)
 
 def steps(count, shape=(4, 3), **options):
     for _ in range(count):

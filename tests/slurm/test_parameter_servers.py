@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from tests.helpers.grid import grid
 from tests.helpers.launch import ROOT, JobResult
 from tests.slurm.cluster import Slurm, mpi, plugin
 
-COMMAND = [sys.executable, str(ROOT / "examples" / "parameter_server.py"), "--num-ps", "2"]
+COMMAND = [sys.executable, str(ROOT / "examples" / "parameter_server.py")]
+RECOMMENDER = [sys.executable, str(ROOT / "examples" / "recommender.py"), "--epochs", "1"]
 
 ROLES = """roles of 5 ranks (components of the Slurm job):
   rank 0     chief       node1
@@ -28,14 +29,25 @@ def _check(result: JobResult) -> None:
     assert match and float(match[1]) >= 0.9, result.stdout
 
 
-def test_the_last_component_of_a_batch_job_serves(slurm: Slurm):
-    script = f"""#!/bin/bash
+def _batch(command: list[str]) -> str:
+    """Return a batch script that runs a command in both components."""
+    return f"""#!/bin/bash
 #SBATCH --nodes=1 --ntasks=3 --nodelist=node1
 #SBATCH hetjob
 #SBATCH --nodes=1 --ntasks=2 --nodelist=node2
-srun --mpi={plugin()} --het-group=0,1 {" ".join(COMMAND)}
+srun --mpi={plugin()} --het-group=0,1 {" ".join(command)}
 """
-    _check(slurm.sbatch(script))
+
+
+def test_the_last_component_of_a_batch_job_serves(slurm: Slurm):
+    _check(slurm.sbatch(_batch(COMMAND)))
+
+
+def test_the_tables_of_the_recommender_have_a_shard_on_each_server_of_the_last_component(slurm: Slurm):
+    result = slurm.sbatch(_batch(RECOMMENDER))
+    assert result.returncode == 0, result.stdout
+    assert ROLES in result.stdout
+    assert "2 shards, test error" in result.stdout
 
 
 @pytest.mark.parametrize("first", grid([], [["--nodes=1", "--ntasks=3", "--nodelist=node1"]]))

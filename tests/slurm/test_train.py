@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from mpidist.cluster.launchers import family
+from mpidist.cluster.slurm_plugins import family
 from tests.helpers.launch import ROOT
 from tests.slurm.cluster import WRONG_PLUGINS, Slurm, mpi, plugin
 
@@ -64,14 +64,17 @@ def test_four_ranks_on_two_nodes_train_to_the_parameters_of_one(slurm: Slurm, tm
         numpy.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("kill", ["0", "1"])
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_a_wrong_plugin_ends_in_the_error_that_names_the_right_one(slurm: Slurm, wrong: int):
+def test_a_wrong_plugin_ends_in_one_error_that_names_the_right_one(slurm: Slurm, wrong: int, kill: str):
     plugin_tried = WRONG_PLUGINS[family(mpi().vendor)][wrong]
-    result = slurm.srun(sys.executable, TRAIN, *MLP, mpi=plugin_tried)
+    options = ["--nodes=2", "--ntasks-per-node=2", f"--kill-on-bad-exit={kill}"]
+    result = slurm.srun(sys.executable, TRAIN, *MLP, mpi=plugin_tried, options=options)
     assert result.returncode != 0
-    assert "test accuracy" not in result.stdout
-    errors = re.findall(r"^mpidist\.errors\.LaunchError: (task (\d) of 4: .*)", result.stderr, re.MULTILINE)
-    assert sorted(int(task) for _, task in errors) == [0, 1, 2, 3], result.stderr
+    assert "test accuracy" not in result.stdout and "Traceback" not in result.stderr
+    errors = re.findall(r"^mpidist: LaunchError: (task (\d) of 4: .*)", result.stderr, re.MULTILINE)
+    # where Slurm does not end the others, the first task of the other node does not know that it was told
+    assert [int(task) for _, task in errors] == ([0, 2] if kill == "0" else [0]), result.stderr
     for error, _ in errors:
         assert "srun (Slurm)" in error and "started 4 tasks" in error
         assert plugin_tried == "none" or f"--mpi={plugin_tried} started" in error

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.collectives import update
-from mpidist.collectives.fused import Packed
+from mpidist.collectives.reductions import update
+from mpidist.collectives.reductions.results import Packed
 from mpidist.optimizers import LAMB, SGD
 from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.testing import run_ranks

@@ -8,7 +8,8 @@ import numpy
 import pytest
 
 from mpidist import arrays, context
-from mpidist.collectives.fused import Recent
+from mpidist.collectives.engine import Recent
+from mpidist.collectives.reductions.lists import BoundList
 from mpidist.cross_device_ops import (
     AllReduceCrossDeviceOps,
     CrossDeviceOps,
@@ -159,13 +160,19 @@ def test_nccl_without_a_gpu(monkeypatch):
         MultiWorkerMirroredStrategy("nccl")
 
 
-def test_options_of_a_call_win(monkeypatch):
+def _asked_of(communicator):
+    """Return the sizes of packs and the algorithms that lists were bound with."""
+    questions = [bound.question for bound in communicator.bindings if isinstance(bound, BoundList)]
+    return {(each.bytes_per_pack, each.algorithm) for each in questions}
+
+
+def test_options_of_a_call_win():
     def fn():
         strategy = MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(bytes_per_pack=64))
         strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3), numpy.ones(4)]))
         ring = CommunicationOptions(implementation="ring", bytes_per_pack=128)
         strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3), numpy.ones(4)], ring))
-        return set(strategy.extended.cross_device_ops._fused)
+        return _asked_of(strategy.extended.communicator)
 
     assert run_ranks(2, fn) == [{(64, None), (128, "ring")}] * 2
 
@@ -177,7 +184,7 @@ def test_a_deterministic_strategy_pins_the_choice_unless_an_algorithm_is_asked_f
         strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3)]))
         ring = CommunicationOptions(implementation="ring")
         strategy.run(lambda: context.get_replica_context().all_reduce("SUM", [numpy.ones(3)], ring))
-        return set(strategy.extended.cross_device_ops._fused)
+        return _asked_of(strategy.extended.communicator)
 
     assert run_ranks(2, fn) == [{(0, "pinned"), (0, "ring")}] * 2
 

@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import statistics
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,15 @@ def test_examples_were_found_in_every_page_that_has_some():
     found = {block.page for block in blocks()}
     assert found == {page for page in PAGES if "```python" in page.read_text()}
     assert {"README.md", "quickstart.md", "extending.md", "loops.md"} <= {page.name for page in found}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```bash\n#!" in page.read_text()], ids=lambda page: page.stem
+)
+def test_every_batch_script_is_one_that_bash_can_read(page):
+    for script in re.findall(r"^```bash\n(#!.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        read = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=60)
+        assert (read.returncode, read.stderr) == (0, "")
 
 
 def test_the_mismatch_that_readme_shows_is_what_is_raised():

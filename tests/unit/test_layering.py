@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 LAYERS = (
     ("hints",),
     ("lazy_names",),
-    ("errors", "options", "nest", "own_process"),
+    ("errors", "options", "nest", "own_process", "packages"),
     ("context",),
     ("arrays", "cluster"),
     ("device",),
@@ -44,6 +44,7 @@ LAYERS = (
     ("callbacks", "cluster_resolver", "config", "coordinator", "data", "estimator", "experimental", "feature_column"),
     ("metrics", "tpu", "autograd", "jax", "keras", "torch"),
     ("__init__",),
+    ("jobs",),
     ("commands",),
     ("__main__",),
 )
@@ -59,6 +60,8 @@ FOREIGN = {
     "autograd": ("frameworks/autograd.py", "autograd.py"),
     "jax": ("frameworks/jax/*.py", "jax.py", "frameworks/keras/jax_*.py"),
     "optax": ("frameworks/jax/*.py",),
+    "jinja2": ("jobs/script.py",),
+    "tomli": ("jobs/site.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }
 

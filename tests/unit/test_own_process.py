@@ -89,10 +89,22 @@ child(kill)
     assert _said(body) == ["parent saw 0"]
 
 
+def test_a_signal_is_ignored_to_the_end_of_the_process_and_not_by_its_children():
+    body = """
+own_process.Handler(signal.SIGTERM, lambda *args: say("ours")).ignore()
+kill()
+child(kill)
+say("goes on")
+"""
+    assert _said(body) == ["parent saw -15", "parent goes on"]
+
+
 def test_closing_puts_the_handler_before_back():
     before = signal.getsignal(signal.SIGUSR1)
     handler = own_process.Handler(signal.SIGUSR1, lambda *args: None)
     assert signal.getsignal(signal.SIGUSR1) is handler and handler.previous is before
+    handler.ignore()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     handler.close()
     handler.close()
     assert signal.getsignal(signal.SIGUSR1) is before

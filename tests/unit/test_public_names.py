@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import mpidist
+from mpidist.jobs.schedulers import SCHEDULERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,10 +156,12 @@ def test_files_that_the_package_needs_are_installed_with_it():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     patterns = {(package, pattern) for package, pattern in config["options.package_data"].items()}
-    assert patterns == {("mpidist", "py.typed"), ("*", "*.pyi"), ("mpidist.device", "*.cu")}
+    files = {("mpidist", "py.typed"), ("*", "*.pyi"), ("mpidist.device", "*.cu"), ("mpidist.jobs", "templates/*.sh")}
+    assert patterns == files
     others = {path.relative_to(ROOT / "mpidist") for path in (ROOT / "mpidist").rglob("*.*")}
     named = {str(path) for path in others if path.suffix not in (".py", ".pyc")}
-    assert named == {"py.typed", "__init__.pyi", "experimental/__init__.pyi", "device/move.cu"}
+    templates = {f"jobs/templates/{name}.sh" for name in ("base", "hosts", *SCHEDULERS)}
+    assert named == {"py.typed", "__init__.pyi", "experimental/__init__.pyi", "device/move.cu", *templates}
 
 
 def test_names_are_importable_from_namespaces():

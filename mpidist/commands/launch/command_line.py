@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpidist.commands.launch.cores import Cores
+from mpidist.commands.launch.room import Room
 from mpidist.options import FAULT_TOLERANT
 
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
@@ -64,17 +65,16 @@ def command_line(
     root: bool,
     terminal: bool = False,
     launcher_args: Sequence[str] = (),
-    most: int | None = None,
+    room: Room | None = None,
 ) -> CommandLine:
-    """Return the command line that starts `ranks` ranks on machines like this one."""
-    most = ranks if most is None else most
+    """Return the command line that starts `ranks` ranks, in this room; all on this machine by default."""
+    room = Room(ranks, cores) if room is None else room
     line = CommandLine([path, "-n", str(ranks)], is_placed=_is_placing(launcher_args))
     places = _PLACES.get(vendor)
     if places is not None:
-        places(line, most, cores, root)
+        places(line, room, root)
     if "OMP_NUM_THREADS" not in environ:
-        threads = max(1, cores.count // most)
-        line.add(f"{_n(cores.count, 'core')} for {_n(most, 'rank')}", OMP_NUM_THREADS=str(threads))
+        line.add(f"{_n(room.cores.count, 'core')} for {room.ranks_there}", OMP_NUM_THREADS=str(max(1, room.each)))
     if "PYTHONUNBUFFERED" not in environ and not terminal:
         line.add("what a rank prints appears at once", PYTHONUNBUFFERED="1")
     if "UCX_DEBUG_SIGNO" not in environ:
@@ -92,37 +92,44 @@ def tolerate_faults(line: CommandLine) -> None:
     line.add("the job is to go on when a rank dies", "--with-ft", "ulfm", **{FAULT_TOLERANT: "1"})
 
 
-def _open_mpi(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:
+def _open_mpi(line: CommandLine, room: Room, root: bool) -> None:
     if root:
         line.add("you are root", "--allow-run-as-root")
-    if ranks > cores.count:
-        crowd = f"{_n(ranks, 'rank')} share {_n(cores.count, 'core')}"
-        line.add(crowd, "--map-by", ":OVERSUBSCRIBE")
+    if not room.each:
+        line.add(_crowd(room), "--map-by", ":OVERSUBSCRIBE")
         line.add("no rank is tied to a core that others use", "--bind-to", "none")
         line.add("a waiting rank gives its core to the others", "--mca", "mpi_yield_when_idle", "1")
-    elif cores.restricted:
+        return
+    if room.cores.restricted:
+        if room.too_few_places:
+            line.add(room.too_few_places, "--map-by", ":OVERSUBSCRIBE")
         line.add(_RESTRICTED, "--bind-to", "none")
-    else:
-        each = cores.count // ranks
-        line.add(f"{_n(each, 'core')} for each rank's threads", "--map-by", f"slot:PE={each}")
-        line.add("ranks do not move between cores", "--bind-to", "core:if-supported")
+        return
+    line.add(f"{_n(room.each, 'core')} for each rank's threads", "--map-by", f"slot:PE={room.each}")
+    if room.too_few_places:
+        line.arguments[-1] += ":OVERSUBSCRIBE"
+        line.reasons.append(f"OVERSUBSCRIBE: {room.too_few_places}")
+    line.add("ranks do not move between cores", "--bind-to", "core:if-supported")
 
 
-def _mpich(line: CommandLine, ranks: int, cores: Cores, root: bool) -> None:
-    if ranks > cores.count:
-        line.add(f"{_n(ranks, 'rank')} share {_n(cores.count, 'core')}", "-bind-to", "none")
-    elif cores.restricted:
+def _mpich(line: CommandLine, room: Room, root: bool) -> None:
+    if not room.each:
+        line.add(_crowd(room), "-bind-to", "none")
+    elif room.cores.restricted:
         line.add(_RESTRICTED, "-bind-to", "none")
     else:
-        each = cores.count // ranks
-        line.add(f"{_n(each, 'core')} for each rank's threads", "-bind-to", f"core:{each}")
+        line.add(f"{_n(room.each, 'core')} for each rank's threads", "-bind-to", f"core:{room.each}")
+
+
+def _crowd(room: Room) -> str:
+    return f"{room.ranks_there} share {_n(room.cores.count, 'core')}"
 
 
 #: Options that say where ranks go.
 _PLACING = frozenset(["map-by", "bind-to", "rankfile", "rf", "cpu-set", "cpu-list"])
 
 # Both launchers number the machine's cores, not the allowed ones: binding would leave the share that was given.
-_RESTRICTED = "this process may not use all cores of the machine, and the launcher would bind to any of them"
+_RESTRICTED = "the job may not use all cores of the machine, and the launcher would bind to any of them"
 
 #: Vendor -> what its launcher needs to place ranks; a launcher that is not here gets ``-n`` and nothing else.
 _PLACES = {"Open MPI": _open_mpi, "MPICH": _mpich}

@@ -57,10 +57,12 @@ class FailedRank:
     rank: int | None  # the rank that printed it; None when that is not known
     framed: bool  # whether the runtime framed it: then it is a failure for sure
     lines: list[str] = field(default_factory=list)
+    shown: int = 0  # lines of error output, of all ranks, that had been shown when its last one was
     after: int = 0  # lines since the last indented one: the error's message, or whatever the rank printed later
 
-    def add(self, line: str) -> None:
+    def add(self, line: str, shown: int = 0) -> None:
         """Add a line, unless there are too many already."""
+        self.shown = shown
         self.after = 0 if line.startswith(" ") else self.after + 1
         if len(self.lines) < _LIMIT:
             self.lines.append(line)
@@ -86,8 +88,11 @@ class FailureLog:
         self._failures: list[FailedRank] = []
         self._streams: dict[int | None, _Stream] = {}
 
-    def feed(self, rank: int | None, line: str) -> None:
-        """Take the next line of a rank's error output, or of the launcher's when `rank` is None."""
+    def feed(self, rank: int | None, line: str, shown: int = 0) -> None:
+        """Take the next line of a rank's error output, or of the launcher's when `rank` is None.
+
+        With it, so many lines have been shown.
+        """
         stream = self._streams.setdefault(rank, _Stream())
         line = line.rstrip("\r").rpartition("\r")[2]  # what a progress bar has left on this line
         start = _FRAME_START.search(line)
@@ -95,17 +100,17 @@ class FailureLog:
             stream.frame, stream.block = self._new(int(start[1]), framed=True), None
             line = line[start.start() :]
         if stream.frame is not None:
-            stream.frame.add(line)
+            stream.frame.add(line, shown)
             if _FRAME_END.match(line):
                 stream.frame = None
         else:
-            self._feed_plain(stream, rank, line)
+            self._feed_plain(stream, rank, line, shown)
 
-    def _feed_plain(self, stream: _Stream, rank: int | None, line: str) -> None:
+    def _feed_plain(self, stream: _Stream, rank: int | None, line: str, shown: int) -> None:
         if _TRACEBACK.match(line) and not _goes_on(stream.block):
             stream.block = self._new(rank, framed=False)
         if stream.block is not None:
-            stream.block.add(line)
+            stream.block.add(line, shown)
 
     def _new(self, rank: int | None, framed: bool) -> FailedRank:
         self._failures.append(FailedRank(len(self._failures), rank, framed))

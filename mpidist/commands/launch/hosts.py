@@ -28,12 +28,18 @@ def read_hosts(path: str, ranks: int) -> dict[str, int]:
     return _places([(entry, where) for entry, where in numbered if entry], ranks)
 
 
-def ranks_on_fullest(hosts: dict[str, int], ranks: int) -> int:
-    """Return how many ranks the host with the most has, where the launcher fills one after the other; Local."""
-    left, most = ranks, 0
-    for places in hosts.values():
-        most, left = max(most, min(places, left)), left - min(places, left)
-    return most
+def ranks_by_host(hosts: dict[str, int], ranks: int) -> dict[str, int]:
+    """Return how many ranks each host gets; Local.
+
+    The launchers fill one host after the other, and deal those that find no slot evenly.
+    """
+    given, left = {}, ranks
+    for name, places in hosts.items():
+        given[name] = min(places, left)
+        left -= given[name]
+    for number, name in enumerate(hosts):
+        given[name] += left // len(hosts) + int(number < left % len(hosts))
+    return {name: count for name, count in given.items() if count}
 
 
 def begin_here(hosts: dict[str, int]) -> bool:

@@ -17,11 +17,24 @@ class Words:
     tag: str  # the option with which the launcher tells the rank in front of each line that it passes on
     tagged: re.Pattern[bytes]  # what it puts there: the rank, and ``b"err"`` or ``b"out"`` where it tells that
     names_variables: bool  # whether ranks on other hosts get only the variables that are named by ``-x``
+    asks: frozenset[str]  # the schedulers of which it learns the hosts by itself
 
 
 WORDS = {
-    "Open MPI": Words("--host", "--tag-output", re.compile(rb"\[\d+,(\d+)\]<std(err|out)>: ?"), True),
-    "MPICH": Words("-hosts", "-prepend-rank", re.compile(rb"\[(\d+)\]() "), False),
+    "Open MPI": Words(
+        "--host",
+        "--tag-output",
+        re.compile(rb"\[\d+,(\d+)\]<std(err|out)>: ?"),
+        names_variables=True,
+        asks=frozenset(["Slurm", "PBS"]),
+    ),
+    "MPICH": Words(
+        "-hosts",
+        "-prepend-rank",
+        re.compile(rb"\[(\d+)\]() "),
+        names_variables=False,
+        asks=frozenset(["Slurm", "PBS", "LSF", "Grid Engine"]),
+    ),
 }
 
 #: Options whose work is done by `mpidist run`, which takes the output of the ranks itself, and knows when they end.
@@ -47,6 +60,11 @@ def check_launcher_args(arguments: Sequence[str]) -> None:
             raise LaunchError(f"--launcher-args: {argument} has no effect here; use {instead} of mpidist run instead")
         if argument == ":":
             raise LaunchError("--launcher-args: a second program (:) cannot be started; use mpirun itself for that")
+
+
+def asks(vendor: str, scheduler: str) -> bool:
+    """Return whether the launcher of this vendor learns by itself which hosts a scheduler has given; Local."""
+    return vendor not in WORDS or scheduler in WORDS[vendor].asks
 
 
 def words_of(vendor: str, asked: str) -> Words:

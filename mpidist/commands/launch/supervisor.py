@@ -20,6 +20,7 @@ from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.failures import FailedRank, FailureLog
 from mpidist.commands.launch.input_stream import STDIN, InputStream
 from mpidist.commands.launch.killed_ranks import KilledRanks
+from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.mpi_files import open_mpi_folders, remove_segments
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
@@ -62,6 +63,8 @@ class Ended:
     lost: int = 0  # the signal that ended the launcher itself; 0 if none did
     stuck: str = ""  # why the job was ended from here, in MPI's start-up or after its end; empty if it was not
     removed: list[str] = field(default_factory=list)  # files that MPI had left behind
+    lines_after: int = 0  # of error output that were shown after `failure`
+    held_back: str = ""  # what the launcher and MPI have said of the end, where nothing else tells of it
     # the last ones of the error output of the rank that ended first, if a rank is known to have done so
     last_lines: list[str] = field(default_factory=list, repr=False)
 
@@ -108,6 +111,8 @@ class _Job:
     ) -> None:
         self.token = uuid.uuid4().hex
         self.failures = FailureLog()
+        self.lines = 0  # of error output that have been shown
+        self.notes: dict[int | None, LauncherNotes] = defaultdict(LauncherNotes)
         self.killed = KilledRanks()
         self.passed_on: list[int] = []
         self.timed_out, self.stuck = False, ""
@@ -153,7 +158,8 @@ class _Job:
             )
 
     def _take_line(self, rank: int | None, line: str) -> None:
-        self.failures.feed(rank, line)
+        self.lines += self.notes[rank].take(f"{line}\n".encode()).count(b"\n")
+        self.failures.feed(rank, line, self.lines)
         self.killed.feed(rank, line)
         if rank is not None:
             self.last_lines[rank].append(line)
@@ -244,7 +250,9 @@ class _Job:
         ways = (self.timed_out, interrupted, self.destination.unread, self.tolerant)
         lines = self.last_lines[death.ranks[0]] if death is not None and len(death.ranks) == 1 else ()
         shown = None if self.tolerant else death
-        return Ended(status, failure, shown, *ways, lost, self.stuck, self.removed, list(lines))
+        after = self.lines - failure.shown if failure is not None else 0
+        held = "" if told_to or lost or failure or death else self.streams.held_back.decode(errors="replace")
+        return Ended(status, failure, shown, *ways, lost, self.stuck, self.removed, after, held, list(lines))
 
     def _blame(self) -> tuple[FailedRank | None, RankDeath | None]:
         """Return the failure and the death that ended the job; one that explains the other stands alone."""

@@ -13,6 +13,7 @@ import jax
 import numpy
 
 from mpidist import arrays
+from mpidist.arrays import GET_CUPY
 from mpidist.errors import MissingDependencyError
 
 
@@ -27,7 +28,7 @@ def require_cupy() -> None:
         import mpidist.device.foreign  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"arrays of JAX on a GPU are reduced by way of CuPy: pip install 'mpidist[cuda]' ({error}); or reduce "
+            f"arrays of JAX on a GPU are reduced by way of CuPy: {GET_CUPY} ({error}). Or reduce "
             "jax.device_get(tree), and jax.device_put the result"
         ) from error
 

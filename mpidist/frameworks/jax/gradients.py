@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy
 
-from mpidist.collectives import plain
+from mpidist.collectives.exchange import plain
 from mpidist.frameworks.jax.handover import put
 from mpidist.frameworks.jax.leaf import kind_of, leaf_of
 from mpidist.frameworks.jax.reduction import reduce_tree

@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 import numpy
 
 from mpidist.arrays import check_reducible, namespace, wire_dtype
+from mpidist.collectives.handle import Handle
 from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.trees import KeptTrees, Results, TreeKind
-from mpidist.frameworks.replicas import BoundReduction, Replicas, replicas_in_force
+from mpidist.frameworks.replicas import HostReduction, Replicas, replicas_in_force
 from mpidist.options import ReduceOp
 
 _WHAT = "mpidist.jax.reduce_tree"
@@ -55,7 +56,7 @@ class TreeReduction:
         """
         return self.start(tree, weight).wait()
 
-    def start(self, tree: Any, weight: float | None = None) -> TreeHandle:
+    def start(self, tree: Any, weight: float | None = None) -> Handle:
         """Start the reduction; its handle's ``wait()`` returns the tree.  Parameters and errors as for `reduce_tree`.
 
         Collective: every rank starts, or calls, its collectives in the same order.  Arrays of NumPy in the tree must
@@ -104,19 +105,6 @@ class TreeReduction:
         self._state = dict(state) or None
 
 
-class TreeHandle:
-    """A reduction of a tree that was started."""
-
-    def __init__(self, bound: _BoundTree, values: Sequence[Any], handle: Any, results: Results) -> None:
-        self._bound, self._values, self._handle, self._results = bound, values, handle, results
-
-    def wait(self) -> Any:
-        """Return the reduced tree.  Collective: every rank waits, or makes a later call, in the same order."""
-        with self._bound.near():
-            results = self._handle.wait()
-            return self._bound.kind.packed(self._results.given(results, self._values))
-
-
 class _BoundTree:
     """The reduction of trees of one structure.
 
@@ -138,8 +126,8 @@ class _BoundTree:
                     f"{_WHAT}: compression={compression!r} codes values in host memory, and leaf "
                     f"{self.kind.names[0]!r} lies on a GPU: reduce jax.device_get(tree), or leave compression out"
                 )
-        self._plain: tuple[BoundReduction, Results] | None = None
-        self._weighted: tuple[BoundReduction, Results, list[Any]] | None = None
+        self._plain: tuple[HostReduction, Results] | None = None
+        self._weighted: tuple[HostReduction, Results, list[Any]] | None = None
         self.compressed: CompressedAllReduce | None = None
         if compression is not None:
             reducing = self._weighted_all_reduce()[0]
@@ -172,13 +160,22 @@ class _BoundTree:
                 results = Results(self.kind.leaves, [_mean_dtype(each.dtype, self._op) for each in given])
                 self._plain = self._replicas.bind(given, self._op, self.kind.names), results
             reducing, results = self._plain
-            return TreeHandle(self, values, reducing.start(given), results)
+            return self._finished(reducing.start(given), values, results)
+
+    def _finished(self, started: Handle, values: Sequence[Any], results: Results) -> Handle:
+        """Return a handle whose results are the reduced tree."""
+
+        def finish() -> Any:
+            with self.near():
+                return self.kind.packed(results.given(started.wait(), values))
+
+        return Handle(finish)
 
     def near(self) -> AbstractContextManager[None]:
         """Have what is done to arrays be done where the leaves lie, for a ``with`` block.  Local."""
         return cuda.near(self._device)
 
-    def _alone(self, values: Sequence[Any]) -> TreeHandle:
+    def _alone(self, values: Sequence[Any]) -> Handle:
         """Return the leaves as they are, but for means of integers, which are floats at any number of ranks."""
         found, leaves = list(values), self.kind.leaves
         for position, leaf in enumerate(leaves):
@@ -188,9 +185,9 @@ class _BoundTree:
                 with self.near():
                     array = leaf.taken(values[position])
                     (found[position],) = Results([leaf], [dtype]).given([array], [values[position]])
-        return _Given(self, found)
+        return Handle(lambda: self.kind.packed(found))
 
-    def _start_scaled(self, values: Sequence[Any], share: float) -> TreeHandle:
+    def _start_scaled(self, values: Sequence[Any], share: float) -> Handle:
         """Start the sum of the leaves times this rank's share; a share of 0 counts as zeros, whatever the values."""
         with self.near():
             given = self.kind.taken(values)
@@ -207,9 +204,9 @@ class _BoundTree:
                     namespace(target).multiply(target, share, out=target)
                 else:
                     numpy.multiply(each, share, out=target, dtype=target.dtype, casting="unsafe")
-            return TreeHandle(self, values, handle, results)
+            return self._finished(handle, values, results)
 
-    def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[BoundReduction, Results, list[Any]]:
+    def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[HostReduction, Results, list[Any]]:
         """Return what reduces leaves times shares; `given` are arrays of their kind, which the host's need not be."""
         if self._weighted is None:
             like = given[0] if self._device is not None else numpy.empty(0)
@@ -219,17 +216,6 @@ class _BoundTree:
             reducing = self._replicas.bind(scratch, "sum", self.kind.names, self._compression)
             self._weighted = reducing, results, scratch
         return self._weighted
-
-
-class _Given(TreeHandle):
-    """The handle of a reduction over one rank."""
-
-    def __init__(self, bound: _BoundTree, values: Sequence[Any]) -> None:
-        self._bound, self._values = bound, values
-
-    def wait(self) -> Any:
-        """Return the tree."""
-        return self._bound.kind.packed(self._values)
 
 
 def _mean_dtype(dtype: Any, op: str) -> Any:

@@ -12,18 +12,12 @@ from typing import Any
 import torch
 
 from mpidist import ranks, world
+from mpidist.collectives.handle import Handle
 from mpidist.frameworks.torch import collectives
 from mpidist.options import ReduceOp
 from mpidist.transports import World
 
 Average, Sum, Min, Max, Product = ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
-
-
-class TensorHandle:
-    """The handle of a collective that was asked for without waiting; it has the result."""
-
-    def __init__(self, result: Any) -> None:
-        self.result = result
 
 
 def init(comm: Any = None, process_sets: Any = None) -> World:
@@ -207,8 +201,9 @@ _uncoded_rows.__name__ = "reducescatter"
 
 
 def _started(fn: Any) -> Any:
-    def start(*args: Any, **kwargs: Any) -> TensorHandle:
-        return TensorHandle(fn(*args, **kwargs))
+    def start(*args: Any, **kwargs: Any) -> Handle:
+        result = fn(*args, **kwargs)
+        return Handle(lambda: result)
 
     start.__name__ = start.__qualname__ = f"{fn.__name__}_async"
     start.__doc__ = f"Return a handle, whose result `synchronize` returns, of a `{fn.__name__}`. Collective."
@@ -222,14 +217,14 @@ allreduce_async_, broadcast_async_ = _started(allreduce_), _started(broadcast_)
 grouped_allreduce_async_, reducescatter_async = _started(grouped_allreduce_), _started(_uncoded_rows)
 
 
-def synchronize(handle: TensorHandle) -> Any:
+def synchronize(handle: Handle) -> Any:
     """Return the result of what a handle stands for."""
-    if not isinstance(handle, TensorHandle):
+    if not isinstance(handle, Handle):
         raise TypeError(f"synchronize takes what allreduce_async and its like return, got a {type(handle).__name__}")
-    return handle.result
+    return handle.wait()
 
 
-def poll(handle: TensorHandle) -> bool:
+def poll(handle: Handle) -> bool:
     """Return whether the result is there: always.  Local."""
     return True
 

@@ -12,15 +12,14 @@ import numpy
 from mpidist import context
 from mpidist.arrays import empty
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.in_place import bind_in_place
-from mpidist.collectives.plan import Signature
+from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.options import ReduceOp
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.variables import IndexedSlices
 from mpidist.variables.row_reduction import reduce_rows
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 #: ``reduce(arrays)`` puts reduced values in place of a list's own.
 InPlace = Callable[[Sequence[Any]], Any]
@@ -81,14 +80,15 @@ class TorchReplicas:
         if compression is not None:
             return self._bind_coded(op, signatures, compression)
         if self._extended is None:
-            return bind_in_place(self.communicator, signatures, op, kind=kind)
+            return self.communicator.engine().bind_in_place(signatures, op, kind)
         extended, reduce_op = self._extended, ReduceOp.parse(op)
 
         def reduce(arrays: Sequence[Any]) -> None:
             for array, result in zip(arrays, extended.reduce_arrays(reduce_op, list(arrays)), strict=True):
                 array[...] = result
 
-        return extended.bind_in_place(reduce_op, signatures, kind) or reduce
+        engine = extended.engine()
+        return reduce if engine is None else engine.bind_in_place(signatures, reduce_op.verb, kind)
 
     def _bind_coded(self, op: str, signatures: Sequence[Signature], compression: Compression) -> InPlace:
         like = [numpy.empty(shape, dtype) for _, dtype, shape in signatures]
@@ -160,7 +160,7 @@ def replicas_of(strategy: Any = None) -> TorchReplicas:
     if strategy is None and context.has_strategy():
         strategy = context.get_strategy()
     if strategy is None or context.is_default(strategy):
-        return _kept(world_communicator(), None)
+        return _kept(launched_communicator(), None)
     extended = strategy.extended
     if isinstance(strategy, ParameterServerStrategy) or extended.num_logical_devices > 1:
         raise NotImplementedError(

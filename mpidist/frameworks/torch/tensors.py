@@ -12,6 +12,7 @@ import torch
 from mpidist import arrays
 from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
 from mpidist.frameworks.torch import cuda
+from mpidist.packages import pip_install
 
 Named = tuple[str, torch.Tensor]
 
@@ -144,6 +145,6 @@ def _bfloat16() -> Any:
         import ml_dtypes
     except ImportError as error:
         raise MissingDependencyError(
-            f"bfloat16 tensors need the package ml_dtypes: pip install 'mpidist[torch]' ({error})"
+            f"bfloat16 tensors need the package ml_dtypes: {pip_install('torch')} ({error})"
         ) from error
     return ml_dtypes.bfloat16

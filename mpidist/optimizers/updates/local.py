@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist import context
-from mpidist.collectives.fused import Packed
+from mpidist.collectives.reductions.results import Packed
+from mpidist.collectives.reductions.update import FusedUpdate
 from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import sum_over_replicas
 from mpidist.optimizers.rules.rule import Rule, Step
@@ -57,7 +58,7 @@ class LocalUpdates(Updates):
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def pays_in_reduction(self, listed: VariableList) -> bool:
-        sums = None if listed.is_light else listed.variables[0].strategy.extended.fused_update()
+        sums = None if listed.is_light else _update_of(listed.variables[0].strategy.extended)
         return sums is not None and sums.pays(sum(variable.live.nbytes for variable in listed.variables))
 
     def step(
@@ -92,7 +93,7 @@ class LocalUpdates(Updates):
 
     def _sharded_update(self, gradients: list[Any], listed: VariableList, may_be: bool) -> ShardedUpdate | None:
         """Return what sums and applies gradients in one pass, None where that is not the way; then slots are whole."""
-        sums = context.get_strategy().extended.fused_update() if may_be and not listed.is_light else None
+        sums = _update_of(context.get_strategy().extended) if may_be and not listed.is_light else None
         return self._sharded.plan(sums, gradients, listed.variables)
 
     def _update(
@@ -161,10 +162,16 @@ class LocalUpdates(Updates):
 
 def _summed(gradients: list[Any], listed: VariableList, is_dense: bool) -> Sequence[Packed]:
     """Return the sums over the replicas.  Collective."""
-    packs = None
-    if listed.is_packed and is_dense:
-        packs = context.get_strategy().extended.reduce_flat(gradients, listed.names)
-    return listed.packed(sum_over_replicas(gradients, listed.variables)) if packs is None else packs
+    engine = context.get_strategy().extended.engine() if listed.is_packed and is_dense else None
+    if engine is not None:
+        return engine.flat(gradients, "sum", listed.names)
+    return listed.packed(sum_over_replicas(gradients, listed.variables))
+
+
+def _update_of(extended: Any) -> FusedUpdate | None:
+    """Return what sums gradients and updates the variables of a strategy in one pass, if there is such a thing."""
+    engine = extended.engine()
+    return None if engine is None else engine.update(extended.has_one_copy)
 
 
 def _step_fn(rule: Rule, listed: VariableList) -> _StepFn:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from mpidist.collectives.pieces import Piece
-from mpidist.collectives.update import FusedUpdate, PlannedUpdate
+from mpidist.collectives.reductions.update import FusedUpdate, PlannedUpdate
+from mpidist.collectives.ways.pieces import Piece
 from mpidist.optimizers.rules.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from mpidist.collectives import update
-from mpidist.collectives.fused import Packed
+from mpidist.collectives.reductions import update
+from mpidist.collectives.reductions.results import Packed
 from mpidist.optimizers.rules.rule import Rule
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.collectives.plan_cache import PlanCache
+from mpidist.collectives.reductions.plan_cache import PlanCache
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec, in_order
 from mpidist.parameter_server.pickles import packed

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.collectives.rows import Rows
+from mpidist.collectives.reductions.rows import Rows
 from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec
 from mpidist.parameter_server.protocol import PushHeader
 from mpidist.variables import IndexedSlices

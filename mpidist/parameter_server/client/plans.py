@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.collectives.plan_cache import PlanCache
+from mpidist.collectives.reductions.plan_cache import PlanCache
 from mpidist.parameter_server.client.part import PushPart, Residues
 from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec, dtype_name, in_order

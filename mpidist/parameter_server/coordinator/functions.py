@@ -20,6 +20,7 @@ from types import CodeType
 from typing import Any
 
 from mpidist.errors import MissingDependencyError
+from mpidist.packages import pip_install
 
 PROTOCOL = 5
 
@@ -78,7 +79,7 @@ def carried(value: Any, what: str) -> bytes:
         raise MissingDependencyError(
             f"{what} is not known to the workers by name, and the package cloudpickle, which can carry it to them, is "
             "not installed: define what it needs at the top of a module, or of the script above the "
-            "ClusterCoordinator line, or pip install mpidist[coordinator]"
+            f"ClusterCoordinator line, or {pip_install('coordinator')}"
         ) from error
     try:
         return cloudpickle.dumps(value, PROTOCOL)

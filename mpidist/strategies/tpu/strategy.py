@@ -19,7 +19,7 @@ from mpidist.strategies.tpu.mesh import MeshExtended, MeshReplicaContext
 from mpidist.strategies.tpu.topology import MeshTopology
 from mpidist.variables.components import component
 from mpidist.variables.partition import check_partition, part_of
-from mpidist.world import world_communicator
+from mpidist.world import launched_communicator
 
 _log = logging.getLogger("mpidist")
 
@@ -62,7 +62,7 @@ class TPUStrategy(Strategy):
     ) -> None:
         if not (tpu_cluster_resolver is None or isinstance(tpu_cluster_resolver, ClusterResolver)):
             raise TypeError(f"tpu_cluster_resolver must be a ClusterResolver, got {tpu_cluster_resolver!r}")
-        communicator = world_communicator()
+        communicator = launched_communicator()
         given = device_assignment if experimental_device_assignment is None else experimental_device_assignment
         assignment = _assignment(given, communicator)
         self._cluster_resolver = tpu_cluster_resolver

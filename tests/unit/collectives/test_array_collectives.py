@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.collectives import all_to_all
+from mpidist.collectives.exchange import all_to_all
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.transports import world

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.pieces import Pieces, owned
-from mpidist.collectives.selection import Way
+from mpidist.collectives.ways.pieces import Pieces, owned
+from mpidist.collectives.ways.selection import Way
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 from tests.helpers.grid import grid

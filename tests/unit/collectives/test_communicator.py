@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives import messages
+from mpidist.collectives.ways import messages
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
 from mpidist.schedules.table import names
 from mpidist.testing import run_ranks

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from mpidist.arrays import as_host
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.testing.device import DeviceArray, on_device, pretended_device
@@ -32,7 +32,7 @@ def test_fused_lists_stay_on_the_device(size, op, dtype):
     def step():
         communicator = world_communicator()
         tensors = [on_device(numpy.full(shape, communicator.rank + 1, dtype)) for shape in [(2, 3), (4,), (1,)]]
-        return FusedAllReduce(communicator)(tensors, op)
+        return Engine(communicator)(tensors, op)
 
     for results in _on_ranks(size, step):
         for result, shape in zip(results, [(2, 3), (4,), (1,)], strict=True):
@@ -45,7 +45,7 @@ def test_a_bound_list_takes_device_arrays_however_they_lie():
     def step():
         communicator = world_communicator()
         values = numpy.arange(20000.0).reshape(100, 200)
-        bound = FusedAllReduce(communicator).bound([on_device(values.T.copy())])
+        bound = Engine(communicator).bind([on_device(values.T.copy())])
         (result,) = bound([on_device(values).T])
         return isinstance(result, DeviceArray) and (as_host(result) == 2 * values.T).all()
 
@@ -70,7 +70,7 @@ def test_every_collective_of_the_communicator():
 
 def test_host_and_device_arrays_of_one_shape_do_not_share_a_plan():
     def step():
-        fused = FusedAllReduce(world_communicator())
+        fused = Engine(world_communicator())
         host, device = numpy.ones(3), on_device(numpy.ones(3))
         return [type(fused([array])[0]) for array in (host, device, host, device)]
 
@@ -81,7 +81,7 @@ def test_a_list_of_both_kinds_is_refused_before_any_communication():
     def step():
         communicator = world_communicator()
         with pytest.raises(UnsupportedDtypeError, match="one kind of arrays, got numpy, pretended"):
-            FusedAllReduce(communicator)([numpy.ones(3), on_device(numpy.ones(3))])
+            Engine(communicator)([numpy.ones(3), on_device(numpy.ones(3))])
         return communicator.control.call
 
     assert _on_ranks(2, step) == [0, 0]

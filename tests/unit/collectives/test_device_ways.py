@@ -8,11 +8,11 @@ import numpy
 import pytest
 
 from mpidist.arrays import as_host
-from mpidist.collectives import device_ways
-from mpidist.collectives.adjustment import Adjustment
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 from mpidist.collectives.group import GroupCommunicator
-from mpidist.collectives.in_place import bind_in_place
+from mpidist.collectives.reductions.adjustment import Adjustment
+from mpidist.collectives.reductions.in_place import bind_in_place
+from mpidist.collectives.ways import device_ways
 from mpidist.device import nccl
 from mpidist.device.cards import Card
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
@@ -45,7 +45,7 @@ def test_a_list(device, size, op, dtype):
 
     def step():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         given = [on_device(numpy.full(shape, communicator.rank + 1, dtype)) for shape in SHAPES]
         first = fused(given, op)
         second = fused(given, op)
@@ -64,7 +64,7 @@ def test_the_device_reduces_what_it_can_and_the_host_the_rest():
     def step():
         communicator = world_communicator()
         lists = [numpy.ones(9), numpy.full(5, 1 + 2j)]
-        (real,), (whole,) = [FusedAllReduce(communicator)([on_device(each)]) for each in lists]
+        (real,), (whole,) = [Engine(communicator)([on_device(each)]) for each in lists]
         (link,) = communicator.devices.links()
         return link.calls, as_host(real).tolist(), as_host(whole).tolist()
 
@@ -76,7 +76,7 @@ def test_the_device_reduces_what_it_can_and_the_host_the_rest():
 def test_a_way_of_the_host_that_was_asked_for_stages(algorithm):
     def step():
         communicator = world_communicator()
-        (result,) = FusedAllReduce(communicator, algorithm=algorithm)([on_device(numpy.ones(3))])
+        (result,) = Engine(communicator, algorithm=algorithm)([on_device(numpy.ones(3))])
         return as_host(result).tolist(), communicator.devices.links()
 
     if algorithm == "native":  # threads have none
@@ -90,7 +90,7 @@ def test_a_way_of_the_host_that_was_asked_for_stages(algorithm):
 def test_nccl_that_cannot_be_used_is_the_same_error_on_all_ranks_and_says_why():
     def step():
         with pytest.raises(MissingDependencyError, match=f"NCCL was asked for, and {WHY}"):
-            FusedAllReduce(world_communicator(), algorithm="nccl")([on_device(numpy.ones(3))])
+            Engine(world_communicator(), algorithm="nccl")([on_device(numpy.ones(3))])
 
     with pretended_device(WHY):
         run_ranks(3, step)
@@ -122,7 +122,7 @@ def test_what_is_started_comes_behind_the_stream_in_which_it_was_started(device,
 def test_the_devices_collectives_end_when_they_are_closed():
     def step():
         communicator = world_communicator()
-        FusedAllReduce(communicator)([on_device(numpy.ones(3))])
+        Engine(communicator)([on_device(numpy.ones(3))])
         (link,) = communicator.devices.links()
         communicator.devices.close()
         return link.is_closed, communicator.devices.links()
@@ -134,7 +134,7 @@ def test_the_devices_collectives_end_when_they_are_closed():
 @pytest.mark.parametrize("algorithm", ["nccl", "staged"])
 def test_arrays_of_the_host_take_the_hosts_ways_whatever_is_asked_for_those_of_devices(algorithm):
     def step():
-        (result,) = FusedAllReduce(world_communicator(), algorithm=algorithm)([numpy.ones(3)])
+        (result,) = Engine(world_communicator(), algorithm=algorithm)([numpy.ones(3)])
         return result.tolist()
 
     assert run_ranks(2, step) == [[2.0] * 3] * 2
@@ -145,8 +145,8 @@ def test_ranks_whose_arrays_lie_in_other_memory_are_told(device):
         communicator = world_communicator()
         array = numpy.ones(3) if communicator.rank else on_device(numpy.ones(3))
         with pytest.raises(CollectiveMismatchError, match="kinds of arrays must be alike"):
-            FusedAllReduce(communicator)([array])
-        (result,) = FusedAllReduce(communicator)([on_device(numpy.ones(3))])
+            Engine(communicator)([array])
+        (result,) = Engine(communicator)([on_device(numpy.ones(3))])
         return as_host(result).tolist()
 
     assert run_ranks(2, step) == [[2.0] * 3] * 2
@@ -257,7 +257,7 @@ def test_groups_of_ranks(device):
 
 def test_a_mixture_in_one_list_is_refused(device):
     def step():
-        FusedAllReduce(world_communicator())([numpy.ones(3), on_device(numpy.ones(3))])
+        Engine(world_communicator())([numpy.ones(3), on_device(numpy.ones(3))])
 
     with pytest.raises(UnsupportedDtypeError, match="one kind of arrays, got numpy, pretended"):
         run_ranks(2, step)
@@ -267,7 +267,7 @@ def test_a_pretended_link_is_used_for_large_lists_too():
     def step():
         communicator = world_communicator()
         values = numpy.arange(300000, dtype="f4")
-        (result,) = FusedAllReduce(communicator)([on_device(values)])
+        (result,) = Engine(communicator)([on_device(values)])
         (link,) = communicator.devices.links()
         assert isinstance(link, PretendedLink)
         return bool((as_host(result) == 2 * values).all())

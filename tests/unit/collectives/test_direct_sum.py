@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives import direct_sum
-from mpidist.collectives.direct_sum import DirectSum
-from mpidist.collectives.pieces import Pieces
-from mpidist.collectives.selection import Way
+from mpidist.collectives.ways import direct_sum
+from mpidist.collectives.ways.direct_sum import DirectSum
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.selection import Way
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 

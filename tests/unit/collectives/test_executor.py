@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mpidist.arrays import as_host
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.executor import Executor, even_bounds, turns_of
+from mpidist.collectives.ways.executor import Executor, even_bounds, turns_of
 from mpidist.errors import RankFailedError, UnsupportedDtypeError
 from mpidist.schedules.rounds import NOBODY, Round, Schedule
 from mpidist.schedules.table import ALGORITHMS, algorithm, hierarchical

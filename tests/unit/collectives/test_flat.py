@@ -1,10 +1,10 @@
-"""`FusedAllReduce.flat`: the results of a call, as they lie in the buckets."""
+"""`Engine.flat`: the results of a call, as they lie in the buckets."""
 
 import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 from mpidist.testing import run_ranks
 
 
@@ -23,7 +23,7 @@ def test_it_is_the_sum_of_the_list_in_its_order(kind):
     def run():
         strategy = mpidist.MultiWorkerMirroredStrategy()
         communicator = strategy.extended.communicator
-        fused, tensors = FusedAllReduce(communicator), _tensors(kind, communicator.rank)
+        fused, tensors = Engine(communicator), _tensors(kind, communicator.rank)
         found = [None] * len(tensors)
         for _ in range(2):  # the second by the way of lists met before
             for packed in fused.flat(tensors, "sum", [str(n) for n in range(len(tensors))]):
@@ -44,7 +44,7 @@ def test_gradients_in_shared_buffers_are_summed_where_they_are():
         buffers = strategy.extended.gradient_buffers(variables)
         for buffer in buffers:
             buffer[...] = strategy.extended.replica_id + 1
-        packed = FusedAllReduce(strategy.extended.communicator).flat(buffers)
+        packed = Engine(strategy.extended.communicator).flat(buffers)
         return [(each.tensors, each.offsets, each.values.tolist()) for each in packed]
 
     assert run_ranks(2, run) == [[((0,), (0, 3), [3.0] * 3), ((1,), (0, 1), [3.0])]] * 2

@@ -7,9 +7,9 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import gradient_buffers, update
-from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.gradient_buffers import GradientBuffers
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.reductions import gradient_buffers, update
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.optimizers import SGD, Adam
 from mpidist.testing import run_ranks
@@ -155,7 +155,7 @@ def test_updates_from_buffers_are_those_from_other_arrays(make, monkeypatch):
 def test_buffers_that_nobody_refers_to_any_more_are_given_back():
     def run():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (500,)), ("", numpy.dtype("f4"), (3,))])
         arrays, alive = buffers.hand_out(), ref(buffers)
         del buffers

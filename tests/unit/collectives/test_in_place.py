@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy
 import pytest
 
-from mpidist.collectives.in_place import bind_in_place
+from mpidist.collectives.reductions.in_place import bind_in_place
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives import lists
 from mpidist.collectives.call import Call
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 from mpidist.collectives.persistent import Once
+from mpidist.collectives.reductions import sinks
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
@@ -26,7 +26,7 @@ def _arrays(signatures, value):
 
 
 def _bound(signatures=SIGNATURES, op="sum"):
-    return FusedAllReduce(world_communicator()).bound(_arrays(signatures, 0.0), op)
+    return Engine(world_communicator()).bind(_arrays(signatures, 0.0), op)
 
 
 @pytest.mark.parametrize("signatures", [SIGNATURES, LONG], ids=["short", "long"])
@@ -174,7 +174,7 @@ def test_ranks_that_start_in_another_order_are_named():
 @given(steps=st.lists(st.sampled_from(["call", "start", "wait", "other"]), min_size=1, max_size=12))
 def test_any_sequence_of_calls_starts_and_waits_gives_the_sums_of_its_own_arrays(steps):
     def on_rank():
-        bounds, fused = [_bound() for _ in range(13)], FusedAllReduce(world_communicator())
+        bounds, fused = [_bound() for _ in range(13)], Engine(world_communicator())
         waiting, found, expected = [], [], []
         for number, step in enumerate(steps):
             arrays = _arrays(SIGNATURES, number + 1.0)
@@ -217,7 +217,7 @@ def test_what_was_started_in_a_step_that_raised_is_given_up_on_all_ranks():
         for handle in handles:
             with pytest.raises(RuntimeError, match=r"all_reduce\(sum\) of float32.* was given up: .*Error ended"):
                 handle.wait()
-        found = FusedAllReduce(communicator)(_arrays(SIGNATURES, 1.0))
+        found = Engine(communicator)(_arrays(SIGNATURES, 1.0))
         return float(found[1]), float(first.start(_arrays(SIGNATURES, 2.0)).wait()[1])
 
     assert run_ranks(2, on_rank) == [(2.0, 4.0)] * 2
@@ -240,7 +240,7 @@ def test_who_is_called_while_a_collective_is_carried_out_cannot_wait_for_it():
 
 @pytest.mark.parametrize("signatures", [SIGNATURES, LONG], ids=["short", "long"])
 def test_ranks_that_have_no_memory_for_results_stay_in_step(signatures, monkeypatch):
-    def no_memory(*args):
+    def no_memory(*args, **options):
         raise MemoryError
 
     def on_rank():
@@ -253,7 +253,7 @@ def test_ranks_that_have_no_memory_for_results_stay_in_step(signatures, monkeypa
         communicator.barrier()
         return float(bound(_arrays(signatures, 1.0))[0].flat[0])
 
-    monkeypatch.setattr(lists, "ResultSet", no_memory)
+    monkeypatch.setattr(sinks, "ResultSet", no_memory)
     assert run_ranks(2, on_rank) == [2.0, 2.0]
 
 
@@ -261,7 +261,7 @@ def test_the_deadline_of_a_bound_list_is_that_of_all_its_calls():
     def on_rank():
         communicator, seen = world_communicator(), []
         bound, begin = (
-            FusedAllReduce(communicator).bound(_arrays(SIGNATURES, 1.0), timeout_seconds=41.0),
+            Engine(communicator).bind(_arrays(SIGNATURES, 1.0), timeout_seconds=41.0),
             communicator.begin,
         )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.collectives.plan import build
+from mpidist.collectives.reductions.plan import build
 from mpidist.errors import UnsupportedDtypeError
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)

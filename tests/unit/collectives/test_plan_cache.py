@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives import plan_cache
-from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.plan_cache import PlanCache
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.reductions import plan_cache
+from mpidist.collectives.reductions.plan_cache import PlanCache
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 
@@ -82,7 +82,7 @@ def test_ranks_that_hold_results_differently_keep_the_same_plans_of_500_random_l
 
     def steps():
         communicator = world_communicator()
-        fused, rng, own = FusedAllReduce(communicator), random.Random(1), random.Random(communicator.rank)
+        fused, rng, own = Engine(communicator), random.Random(1), random.Random(communicator.rank)
         held, kept, most, shapes = [], [], 0, []
         for step in range(500):
             if not shapes or rng.random() < 0.7:
@@ -97,8 +97,8 @@ def test_ranks_that_hold_results_differently_keep_the_same_plans_of_500_random_l
             if own.random() < communicator.rank / size:
                 held.append((own.choice(results), total))
             del held[: -own.randint(1, 30)]
-            kept.append([plan.key for plan in fused.plans])
-            most = max(most, sum(plan.nbytes for plan in fused.plans))
+            kept.append([plan.key for plan in communicator.bindings])
+            most = max(most, sum(plan.nbytes for plan in communicator.bindings))
         assert all((each == total).all() for each, total in held)
         return kept, most
 
@@ -116,12 +116,13 @@ def test_a_plan_that_is_dropped_is_gone_at_once(count, length, algorithm, monkey
     monkeypatch.setattr(plan_cache, "_LEAST_BYTES", 0)
 
     def steps():
-        fused, rank, known = FusedAllReduce(world_communicator(), algorithm=algorithm), world_communicator().rank, []
+        communicator, known = world_communicator(), []
+        fused, rank = Engine(communicator, algorithm=algorithm), communicator.rank
         for step in range(8):
             shape = (length + step * count, 2)
             fused([numpy.asfortranarray(numpy.ones(shape)) if step % 2 == rank else numpy.ones(shape)] * count)
-            known += [ref(plan) for plan in fused.plans if plan.last_call == step + 1]
-        kept = list(fused.plans)
+            known += [ref(plan) for plan in communicator.bindings if plan.last_call == step + 1]
+        kept = list(communicator.bindings)
         return len(known), [each() in kept for each in known if each() is not None]
 
     for made, alive in run_ranks(2, steps):
@@ -135,7 +136,7 @@ def test_all_buckets_of_a_list_are_received_in_one_scratch(algorithm):
 
     def step():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator, algorithm=algorithm, bytes_per_pack=1)
+        fused = Engine(communicator, algorithm=algorithm, bytes_per_pack=1)
         communicator.barrier()
         before = tracemalloc.get_traced_memory()[0]
         communicator.barrier()
@@ -150,3 +151,22 @@ def test_all_buckets_of_a_list_are_received_in_one_scratch(algorithm):
     finally:
         tracemalloc.stop()
     assert grown < 2 * (4 * length * tensors + (3 << 20))
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("length", [10, 5000])
+@pytest.mark.parametrize("algorithm", ["ring", "shared_memory"])
+def test_no_part_of_a_bound_list_outlives_it(in_place, length, algorithm):
+    def on_rank():
+        engine, arrays = Engine(world_communicator(), algorithm=algorithm), [numpy.ones((length, 2)) for _ in range(3)]
+        signatures = [("", each.dtype, each.shape) for each in arrays]
+        bound = engine.bind_in_place(signatures) if in_place else engine.bind(arrays)
+        bound(arrays)
+        reductions = [each for each in bound._ways.reductions if each is not None]
+        parts = [ref(part) for part in (bound, bound._intake, bound._place_for.__self__, *reductions)]
+        del bound, reductions
+        return [part() for part in parts]
+
+    for parts in run_ranks(2, on_rank):
+        assert len(parts) >= 3 and set(parts) == {None}

@@ -3,8 +3,8 @@
 import numpy
 import pytest
 
-from mpidist.collectives.plan import build
-from mpidist.collectives.results import ResultSet
+from mpidist.collectives.reductions.plan import build
+from mpidist.collectives.reductions.results import ResultSet
 
 SHAPES = [(3,), (2, 2), (), (5,)]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.collectives.rows import Rows
+from mpidist.collectives.reductions.rows import Rows
 
 SHAPES = st.lists(st.lists(st.integers(0, 3), max_size=3).map(tuple), min_size=1, max_size=4)
 DTYPES = st.sampled_from(["f4", "f8", "i4", ">f4"])

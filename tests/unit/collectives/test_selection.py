@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import selection
-from mpidist.collectives.selection import Choices, Facts
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.selection import Choices, Facts
 from mpidist.schedules.checker import check
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from mpidist.arrays import wire_dtype
 from mpidist.collectives import reference
-from mpidist.collectives.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce, rank_order
+from mpidist.collectives.ways.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce, rank_order
 from mpidist.testing import ranks, run_ranks
 from mpidist.world import world_communicator
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.sources import Sources
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.reductions.sources import Sources
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 
@@ -38,7 +38,7 @@ def test_what_has_gaps_is_copied():
 @pytest.mark.parametrize("size", [2, 3])
 def test_sums_of_transposed_and_sliced_tensors(size, count):
     def run():
-        fused, rank = FusedAllReduce(world_communicator()), world_communicator().rank
+        fused, rank = Engine(world_communicator()), world_communicator().rank
         base = numpy.arange(2 * count, dtype="f4").reshape(2, count) * (rank + 1)
         lists = [[base.T, base[:, ::3], base], [base, base.T, base[:, 1::2]]]
         return [[array.copy() for array in fused(tensors)] for tensors in lists * 2]
@@ -56,7 +56,7 @@ def test_sums_of_transposed_and_sliced_tensors(size, count):
 @pytest.mark.parametrize("count", [10, 4000])
 def test_ranks_whose_tensors_lie_differently_agree_on_the_order_of_axes(count):
     def run():
-        fused, rank = FusedAllReduce(world_communicator()), world_communicator().rank
+        fused, rank = Engine(world_communicator()), world_communicator().rank
         results = []
         for step in range(4):
             values = numpy.arange(2 * count, dtype="f4").reshape(2, count) * (rank + 1 + step)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.collectives.lanes import Lanes
-from mpidist.collectives.two_level import TwoLevel
+from mpidist.collectives.ways.lanes import Lanes
+from mpidist.collectives.ways.two_level import TwoLevel
 from mpidist.errors import TransportTimeoutError
 from mpidist.schedules.table import algorithm
 from mpidist.testing import run_ranks

@@ -7,8 +7,8 @@ import platform
 import pytest
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import selection
-from mpidist.collectives.selection import Facts
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.selection import Facts
 from mpidist.commands import choice_page, info, tune
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives.plan import build
+from mpidist.collectives.reductions.plan import build
 from mpidist.compression import BFloat16, Compression, Float16, TopK
 from mpidist.compression.compressed import CompressedAllReduce, bind_all_reduce
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, UnsupportedDtypeError

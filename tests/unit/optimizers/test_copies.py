@@ -8,7 +8,7 @@ import pytest
 
 import mpidist
 from mpidist import optimizers
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.optimizers import SGD
 from mpidist.optimizers.base import Optimizer, rule_of
 from mpidist.optimizers.rules.rule import Rule

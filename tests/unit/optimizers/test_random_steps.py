@@ -10,7 +10,7 @@ import os
 import numpy
 import pytest
 
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.testing import run_ranks
 from tests.helpers.random_steps import PlainPlayer, Play, plain, play
 

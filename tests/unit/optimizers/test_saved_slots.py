@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist import optimizers
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.errors import CheckpointError
 from mpidist.testing import run_ranks
 from tests.unit.parameter_server.jobs import one_worker

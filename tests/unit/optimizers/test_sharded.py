@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.errors import CollectiveMismatchError, RankFailedError, TornVariableError
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.testing import run_ranks

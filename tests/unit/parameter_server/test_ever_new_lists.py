@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import plan_cache
+from mpidist.collectives.reductions import plan_cache
 from mpidist.optimizers import SGD, Adam
 from mpidist.parameter_server.client import part
 from mpidist.parameter_server.client import plans as plans_module

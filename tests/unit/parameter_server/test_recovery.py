@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import plan_cache
+from mpidist.collectives.reductions import plan_cache
 from mpidist.errors import CheckpointError, PeerLostError
 from mpidist.parameter_server.registry import of_job
 from mpidist.parameter_server.server.server import Server

@@ -5,7 +5,7 @@ import threading
 import numpy
 import pytest
 
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.engine import Engine
 from mpidist.errors import CollectiveMismatchError, RankFailedError, TransportError
 from mpidist.options import Settings
 from mpidist.runtime.control import ControlChannel
@@ -78,9 +78,9 @@ def test_no_rank_computes_with_the_values_of_a_call_that_was_broken_off(count):
 
     def step():
         communicator = world_communicator()
-        fused = FusedAllReduce(communicator)
+        fused = Engine(communicator)
         fused([numpy.ones(count)])
-        (planned,) = fused.plans
+        (planned,) = communicator.bindings
         if communicator.rank == 0:
             with pytest.raises(Broken), communicator.control.turnstile:
                 communicator.begin(planned.call)

@@ -19,7 +19,7 @@ from tests.helpers.parsed import parsed
 
 PACKAGE = Path(mpidist.__file__).parent
 DOCUMENT = Path(__file__).parents[3] / "docs" / "algorithms.md"
-CONSUMERS = ("collectives/executor.py", *(f"schedules/{name}.py" for name in ("checker", "cost", "simulator")))
+CONSUMERS = ("collectives/ways/executor.py", *(f"schedules/{name}.py" for name in ("checker", "cost", "simulator")))
 #: The files of generators: all but those of the vocabulary and of what is worked out.
 OTHERS = {"__init__", "rounds", "table", "checker", "cost", "simulator", "networks", "figures", "comparison"}
 GENERATORS = {path.stem for path in (PACKAGE / "schedules").glob("*.py")} - OTHERS

@@ -10,7 +10,7 @@ import pytest
 
 import mpidist
 from mpidist import CentralStorageStrategy, MirroredStrategy, Variable
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, TornVariableError, TransportError
 from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.runtime import shared_memory

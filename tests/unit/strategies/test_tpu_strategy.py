@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpidist import context
 from mpidist.cluster.topology import Topology as ClusterTopology
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.input import Dataset
 from mpidist.optimizers import LAMB, LARS, SGD, Adam

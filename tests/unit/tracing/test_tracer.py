@@ -6,10 +6,13 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist import transports
 from mpidist.collectives.call import Call
-from mpidist.collectives.fused import FusedAllReduce
+from mpidist.collectives.call_check import CallCheck
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.observer import NOBODY
 from mpidist.collectives.persistent import Once
+from mpidist.collectives.reductions import update
 from mpidist.commands.trace import gather, lateness
 from mpidist.runtime import trace as kinds
 from mpidist.testing import run_ranks
@@ -98,7 +101,7 @@ def test_what_is_sent_from_elsewhere_is_noted_too(folder):
 
 def test_a_list_unlike_the_last_one_is_no_call(folder):
     def on_rank():
-        fused = FusedAllReduce(world_communicator())
+        fused = Engine(world_communicator())
         for shape in [(3,), (4,), (5,)]:
             fused([numpy.ones(shape, "f4"), numpy.ones(2, "f4")])
 
@@ -153,18 +156,30 @@ def test_a_rank_that_fails_leaves_its_trace(folder):
     assert list(recordings) == [0, 1] and problems == []
 
 
-def test_without_a_trace_nothing_is_wrapped():
+def test_without_a_trace_nothing_stands_in_between():
+    def on_rank():
+        communicator, transport = world_communicator(), transports.world().transport
+        return communicator.observer is NOBODY, communicator.transport is transport, communicator.begin.__self__
+
+    for nobody, same, check in run_ranks(2, on_rank):
+        assert nobody and same and type(check) is CallCheck
+
+
+def test_no_method_of_what_is_traced_is_replaced(folder):
     def on_rank():
         communicator = world_communicator()
-        transport = communicator.transport
-        return (
-            communicator.trace,
-            [name for name in ("reduction", "bind", "small") if name in vars(communicator)]
-            + [type(communicator.begin.__self__).__name__],
-            [name for name in ("wait",) if name in vars(transport)],
-        )
+        communicator.all_reduce(numpy.ones(5000, "f4"))
+        bound = communicator.all_reduce_init([numpy.ones(5000, "f4")])
+        bound([numpy.ones(5000, "f4")])
+        things = [communicator, communicator.control, communicator._memory, transports.world().transport, bound]
+        return [
+            name
+            for thing in things
+            for name in getattr(thing, "__dict__", {})
+            if callable(getattr(type(thing), name, None))
+        ]
 
-    assert run_ranks(2, on_rank) == [(None, ["CallCheck"], [])] * 2
+    assert run_ranks(2, on_rank) == [[], []]
 
 
 def test_sums_and_updates_in_gradient_buffers_are_noted(folder, monkeypatch):

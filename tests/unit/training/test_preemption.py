@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 
 import numpy
 import pytest
@@ -167,14 +168,17 @@ def test_a_loop_of_its_own_is_told_how_many_steps_it_made(tmp_path, caplog):
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_signals_are_notices(tmp_path, name):
-    before = signal.getsignal(signal.Signals[name])
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     checkpoint = mpidist.Checkpoint(v=mpidist.Variable([1.0], name="v"))
     handler = PreemptionCheckpointHandler(None, checkpoint, tmp_path)
     with pytest.raises(SystemExit) as ended:
         for number in range(9):
             handler.run(lambda n=number: signal.raise_signal(signal.Signals[name]) if n == 4 else None)
     assert (ended.value.code, handler.total_run_calls) == (42, 6)
-    assert signal.getsignal(signal.Signals[name]) is before
+    # until the process is gone: a launcher ends ranks by SIGTERM as soon as the first has exited
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == [signal.SIG_IGN] * 2
+    handler.close()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
     assert [path.name for path in tmp_path.glob("*.h5")] == ["checkpoint-1.h5"]
 
 
@@ -188,6 +192,72 @@ def test_the_code_and_the_signals_are_asked_for(tmp_path):
     with pytest.raises(SystemExit) as ended:
         handler.run(lambda: None)
     assert ended.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    handler.close()
+
+
+def test_no_rank_exits_before_all_ignore_signals(tmp_path, monkeypatch):
+    """A rank that ignores them only when the others wait for it, or have exited, sees that they wait."""
+    ignored, exits = [], []
+
+    def ignore(handler):
+        control = handler._communicator.control
+        if control.rank == 1:
+            end = time.monotonic() + 60
+            while len(exits) < 2 and any(control.board.call(other) <= control.call for other in (0, 2)):
+                assert time.monotonic() < end
+                time.sleep(0.001)
+        ignored.append(control.rank)
+
+    monkeypatch.setattr(PreemptionCheckpointHandler, "_ignore_signals", ignore)
+
+    def run():
+        job = Job(tmp_path, told_at=2)
+        job.handler._config.exit_fn = lambda: exits.append(len(ignored))
+        return job.train(5)
+
+    run_ranks(3, run)
+    assert exits == [3] * 3
+
+
+def test_a_file_beside_the_checkpoints_tells_that_the_job_is_to_be_queued_again(tmp_path):
+    def run():
+        return Job(tmp_path, told_at=2).train(5)[:2]
+
+    assert run_ranks(2, run) == [(2, True)] * 2
+    assert (tmp_path / "requeue").read_text() == "saved after 2 steps\n"
+    seen = []
+
+    def go_on():
+        job = Job(tmp_path)
+        seen.append((tmp_path / "requeue").exists() and job.rank == 0)  # the chief has removed it; a job may fail now
+        return job.train(5)[:2]
+
+    assert run_ranks(2, go_on) == [(5, False)] * 2
+    assert seen == [False] * 2 and not (tmp_path / "requeue").exists()
+
+
+def test_a_job_that_cannot_write_the_file_exits_all_the_same(tmp_path, caplog):
+    (tmp_path / "requeue").mkdir()
+    assert run_ranks(1, lambda: Job(tmp_path, told_at=2).train(5)[:2]) == [(2, True)]
+    assert f"{tmp_path / 'requeue'} is of an earlier job, and cannot be removed" in caplog.text
+    assert f"{tmp_path / 'requeue'} cannot be written: " in caplog.text
+
+
+def test_the_step_of_a_loop_of_its_own_is_the_number_of_its_checkpoint(tmp_path):
+    def run():
+        job, made = Job(tmp_path, told_at=3), 0
+        job.handler.steps_fn = lambda: made
+        with pytest.raises(Exited):
+            while made < 9:
+                job.handler.save_checkpoint_if_preempted()
+                job.step()
+                made += 1
+        return made
+
+    assert run_ranks(1, run) == [3]
+    assert [path.name for path in tmp_path.glob("*.h5")] == ["checkpoint-3.h5"]
+    assert run_ranks(1, lambda: Job(tmp_path).handler.restored) == [tmp_path / "checkpoint-3.h5"]
 
 
 def test_close_gives_signals_back(tmp_path):

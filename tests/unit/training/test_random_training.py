@@ -12,7 +12,7 @@ import os
 import numpy
 import pytest
 
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.testing import run_ranks
 from tests.helpers.random_training import ROUNDOFF, Case, Interrupted, train
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.errors import InputError
 from mpidist.input import Dataset
 from mpidist.testing import run_ranks

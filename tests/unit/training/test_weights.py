@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives import update
+from mpidist.collectives.reductions import update
 from mpidist.testing import run_ranks
 from mpidist.training.callbacks import Callback, ModelCheckpoint
 

@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives import selection
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.ways import selection
 from mpidist.errors import RankFailedError
 from mpidist.testing import ranks as testing_ranks
 from mpidist.testing import run_ranks

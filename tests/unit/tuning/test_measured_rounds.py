@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.executor import Executor
+from mpidist.collectives.ways.executor import Executor
 from mpidist.schedules.rounds import NOBODY, Schedule
 from mpidist.schedules.table import algorithm
 from mpidist.testing import run_ranks

@@ -11,8 +11,8 @@ import pytest
 
 from mpidist import transports
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.fused import FusedAllReduce
-from mpidist.collectives.update import FusedUpdate
+from mpidist.collectives.engine import Engine
+from mpidist.collectives.reductions.update import FusedUpdate
 from mpidist.errors import CollectiveMismatchError, RankFailedError
 from mpidist.options import Settings
 from mpidist.schedules.cost import CostModel
@@ -185,7 +185,7 @@ def reduced(count, algorithm=None, fused=False, library=LIBRARY):
     communicator = _communicator(library)
     values = numpy.full(count, communicator.rank + 1.0, "f4")
     if fused:
-        (values,) = FusedAllReduce(communicator, algorithm=algorithm)([values])
+        (values,) = Engine(communicator, algorithm=algorithm)([values])
     else:
         communicator.all_reduce(values, algorithm=algorithm)
     assert (values == communicator.size * (communicator.size + 1) / 2).all()
@@ -205,7 +205,7 @@ def test_the_first_all_reduce_loads_what_is_stored_once(path, loads, fused, coun
 def test_the_first_short_array_loads_it_too(path, loads):
     def ranks():
         communicator = _communicator()
-        (total,) = FusedAllReduce(communicator)([numpy.ones(3, "f4")])
+        (total,) = Engine(communicator)([numpy.ones(3, "f4")])
         return total.tolist(), communicator.way(1 << 30, None).algorithm
 
     assert run_ranks(2, ranks) == [([2.0] * 3, "ring")] * 2

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpidist.commands.launch.command_line import command_line, other_python, program_command
 from mpidist.commands.launch.cores import Cores
+from mpidist.commands.launch.room import Room
 
 SET = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "1", "UCX_DEBUG_SIGNO": "SIGHUP"}
 
@@ -154,3 +155,26 @@ def test_every_addition_has_its_reason():
     for argument in added:
         assert sum(reason.startswith(argument) for reason in found.reasons) == 1
     assert "--map-by :OVERSUBSCRIBE: 8 ranks share 4 cores" in found.reasons
+
+
+@pytest.mark.parametrize(
+    "cores, expected",
+    [
+        (Cores(4, False), ["--map-by", "slot:PE=2:OVERSUBSCRIBE", "--bind-to", "core:if-supported"]),
+        (Cores(4, True), ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]),
+    ],
+)
+def test_open_mpi_is_told_where_there_are_cores_and_no_places(cores, expected):
+    """As in a job of one task with many cores: without the word the launcher refuses."""
+    room = Room(2, cores, "node1", "Slurm job 41 counts on 1 of the 2 ranks on node1")
+    found = command_line("mpirun", "Open MPI", 3, Cores(1, False), SET, False, room=room)
+    assert found.arguments == ["mpirun", "-n", "3", *expected]
+    assert sum("OVERSUBSCRIBE" in reason and room.too_few_places in reason for reason in found.reasons) == 1
+
+
+def test_the_host_with_the_least_room_counts_and_not_all_ranks_together():
+    room = Room(2, Cores(8, False), "node1")
+    found = command_line("mpirun", "Open MPI", 4, Cores(1, False), {}, False, room=room)
+    assert found.environ["OMP_NUM_THREADS"] == "4"
+    assert "slot:PE=4" in found.arguments
+    assert "OMP_NUM_THREADS=4: 8 cores for 2 ranks on node1" in found.reasons

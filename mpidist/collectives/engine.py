@@ -1,0 +1,276 @@
+"""`Engine`: what reduces lists of tensors over some ranks.  The bound object of a list is found, or made, and called.
+
+The result lives where it was reduced: the tensors that the caller gets are views of a bucket's buffer.  The caller owns
+them.  A set of buffers is used again only when nobody refers to any view of it any more, so that a training loop, which
+drops its gradients every step, allocates nothing after the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+from mpidist.collectives.mismatch import OrdersDiffer
+from mpidist.collectives.persistent import UNLIKE, Bound
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.reductions.in_place import bind_in_place
+from mpidist.collectives.reductions.lists import BoundList, Question, bind_list
+from mpidist.collectives.reductions.optional_lists import OptionalList
+from mpidist.collectives.reductions.plan import Signature
+from mpidist.collectives.reductions.results import Packed
+from mpidist.collectives.reductions.update import FusedUpdate
+
+#: Of how many lengths the last list is known, and for how many operations and deadlines.
+_KEPT_LENGTHS, _KEPT_DEADLINES = 256, 64
+
+#: What reduces a list like one that was reduced before; None, and nothing done, for another one.
+Repeat = Callable[[Sequence[Any]], list[Any] | None]
+
+
+def no_repeat(tensors: Sequence[Any]) -> None:
+    """Know of no list."""
+
+
+class Engine:
+    """The all-reduces of lists of tensors over some ranks, under one set of options.
+
+    Lists come back as new arrays, or as they were packed; are reduced in place; or update parameters on the way.
+    `Communicator.engine` keeps the engines of its ranks; what they bind is in its table of bindings.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    bytes_per_pack : int
+        Size in bytes of a fused unit, 0 for the default.
+    algorithm : str, optional
+        As in `Communicator.all_reduce`.
+    timeout_seconds : float, optional
+        For calls that name none.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        bytes_per_pack: int = 0,
+        algorithm: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._ranks = ranks
+        self._bytes_per_pack = bytes_per_pack
+        self._algorithm = algorithm
+        self._recent: dict[tuple[str, float | None, bool], Recent] = {}
+        self._updates: dict[bool, FusedUpdate] = {}
+
+    def __call__(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        names: Sequence[str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Any]:
+        """Return the tensors reduced over all ranks, as new arrays that are the caller's.
+
+        Collective: every rank calls it in the same order, with tensors of the same shapes and dtypes.
+
+        Parameters
+        ----------
+        tensors : sequence of arrays
+            Of any shapes and dtypes, contiguous or not; unchanged.
+        op : str
+            ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+        names : sequence of str, optional
+            For messages; must be the same on all ranks.
+        timeout_seconds : float, optional
+
+        Returns
+        -------
+        list of arrays
+            The mean of integers is float64; other dtypes are kept.
+
+        Raises
+        ------
+        CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
+        """
+        return self._reduce(self.recent(op, timeout_seconds), tensors, names)
+
+    def flat(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        names: Sequence[str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Packed]:
+        """Return the reduced tensors as they were packed, dtype by dtype; parameters and errors as for a call.
+
+        Collective: every rank calls it in the same order.
+        """
+        return self._reduce(self.recent(op, timeout_seconds, is_packed=True), tensors, names)
+
+    def recent(self, op: str, timeout_seconds: float | None = None, is_packed: bool = False) -> Recent:
+        """Return the lists that were reduced last by this operation, with this deadline.  Local."""
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        key = op, seconds, is_packed
+        if key not in self._recent:
+            if len(self._recent) >= _KEPT_DEADLINES:
+                self._recent.clear()
+            self._recent[key] = Recent(self._ranks, *key)
+        return self._recent[key]
+
+    def bind(
+        self,
+        tensors: Sequence[Any],
+        op: str = "sum",
+        timeout_seconds: float | None = None,
+        adjustment: Adjustment = AS_IT_IS,
+    ) -> Bound:
+        """Return the all-reduce of lists like this one, however they lie in memory, to be called any number of times.
+
+        Collective: every rank calls it in the same order.  Parameters and errors as for a call; nothing is reduced.
+        The deadline is that of its calls, too.
+
+        Parameters
+        ----------
+        tensors, op, timeout_seconds
+            As for a call.
+        adjustment : Adjustment
+            Factors, and whether an array that is None counts as zeros.
+
+        Raises
+        ------
+        ValueError
+            A factor that is 0 or not finite; arrays that may be None, and an operation other than sum and mean.
+        UnsupportedDtypeError
+            A factor for arrays of whole numbers.
+        """
+        prescale, postscale, none_as_zeros = adjustment
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        question = Question(op, None, self._bytes_per_pack, self._algorithm, False, prescale, postscale)
+
+        def bind(examples: Sequence[Any]) -> BoundList:
+            return bind_list(self._ranks, examples, question, seconds, in_memory_order=False, any_strides=True)
+
+        found: Bound = OptionalList(self._ranks, bind, tensors, op) if none_as_zeros else bind(tensors)
+        found.timeout_seconds = seconds
+        return found
+
+    def bind_in_place(self, signatures: Sequence[Signature], op: str = "sum", kind: Any = None) -> Bound:
+        """Return what reduces lists of arrays of these names, dtypes and shapes in place; see `bind_in_place`.
+
+        Collective: every rank calls it in the same order.
+        """
+        return bind_in_place(self._ranks, signatures, op, self._algorithm, self.timeout_seconds, kind)
+
+    def update(self, in_one_copy: bool = False) -> FusedUpdate | None:
+        """Return what sums gradients and updates parameters in one pass, None where the settings forbid it.  Local.
+
+        Parameters
+        ----------
+        in_one_copy : bool
+            Whether the parameters are arrays that all ranks see.
+        """
+        if not self._ranks.control.settings.sharded_updates:
+            return None
+        if in_one_copy not in self._updates:
+            update = FusedUpdate(self._ranks, self._algorithm, self.timeout_seconds, in_one_copy)
+            self._updates[in_one_copy] = update
+        return self._updates[in_one_copy]
+
+    def _reduce(self, recent: Recent, tensors: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
+        """Reduce a list that is like the last one, or is not."""
+        labels = None if names is None else tuple(names)
+        results = recent(tensors, labels)
+        return self._anew(recent, tensors, labels) if results is None else results
+
+    def _anew(self, recent: Recent, tensors: Sequence[Any], labels: tuple[str, ...] | None) -> list[Any]:
+        """Reduce a list that is not like the last one."""
+        question = Question(recent.op, labels, self._bytes_per_pack, self._algorithm, recent.is_packed)
+        key = question.key(tensors)
+        bound = self._ranks.bindings.find(key)
+        if bound is not None:
+            recent.remember(bound, len(tensors))
+            results = recent(tensors, labels)
+            if results is not None:
+                return results
+        # Who takes its tensors in the order of their axes once does so for good: ranks then agree whatever they get.
+        bound = bind_list(self._ranks, tensors, question, recent.timeout_seconds, in_memory_order=bound is None)
+        bound.key = key
+        return recent.reduce_by(bound, tensors, labels)
+
+
+class Recent:
+    """The lists that were reduced last by one operation, by length: the list that comes next is mostly like one.
+
+    Calling it is collective, and does nothing but return None for a list that is like none of them.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    op : str
+    timeout_seconds : float or None
+    is_packed : bool
+        Whether results are given as they were packed.
+    """
+
+    def __init__(self, ranks: Ranks, op: str, timeout_seconds: float | None, is_packed: bool) -> None:
+        self.op = op
+        self.timeout_seconds = timeout_seconds
+        self.is_packed = is_packed
+        self._ranks = ranks
+        self._in_shared_memory = ranks.in_shared_memory
+        self._use = ranks.bindings.use
+        self._last: dict[int, ref[BoundList]] = {}
+
+    def __call__(self, tensors: Sequence[Any], names: tuple[str, ...] | None = None) -> list[Any] | None:
+        """Reduce gradient buffers, or a list like the last one of its length; None, and nothing done, for another one.
+
+        Collective: every rank calls it in the same order.  Parameters and errors as for a call of `Engine`.
+        """
+        if self._in_shared_memory:
+            buffers = self._buffers(tensors)
+            if buffers is not None:
+                results = buffers.all_reduce(self.op, self.timeout_seconds)
+                return [_alone(*each) for each in enumerate(results)] if self.is_packed else results
+        last = self._last.get(len(tensors))
+        bound = None if last is None else last()
+        if bound is None or bound.question.names != names:
+            return None
+        try:
+            results = bound.attempt(tensors, self.timeout_seconds)
+        except OrdersDiffer:  # on all ranks
+            return self._in_order_of_axes(bound, tensors, names)
+        if results is UNLIKE:
+            return None
+        self._use(bound)
+        return results
+
+    def remember(self, bound: BoundList, length: int) -> None:
+        """Take note that the next list of that length is mostly like this one; nothing here keeps it.  Local."""
+        if len(self._last) >= _KEPT_LENGTHS:
+            self._last.clear()
+        self._last[length] = ref(bound)
+
+    def reduce_by(self, bound: BoundList, tensors: Sequence[Any], names: tuple[str, ...] | None) -> list[Any]:
+        """Reduce a list by what was just bound for it.  Collective."""
+        self.remember(bound, len(tensors))
+        results = self(tensors, names)
+        assert results is not None  # it was bound for these
+        return results
+
+    def _in_order_of_axes(self, unfit: BoundList, tensors: Sequence[Any], names: tuple[str, ...] | None) -> list[Any]:
+        """Reduce a list whose tensors lie in memory otherwise on other ranks."""
+        bound = bind_list(self._ranks, tensors, unfit.question, self.timeout_seconds, in_memory_order=False)
+        bound.key = unfit.question.key(tensors)
+        return self.reduce_by(bound, tensors, names)
+
+    def _buffers(self, tensors: Sequence[Any]) -> Any:
+        """Return the gradient buffers that these tensors are, if they are."""
+        found = self._in_shared_memory.get(id(tensors[0])) if len(tensors) else None
+        return found if found is not None and found.holds(tensors) else None
+
+
+def _alone(position: int, tensor: Any) -> Packed:
+    """Return a reduced tensor that lies by itself."""
+    return Packed((position,), (0, tensor.size), tensor.reshape(-1))

@@ -1,0 +1,86 @@
+"""What the collectives of one array have in common: which arrays they are for, and those over messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpidist.collectives.call import Call
+from mpidist.collectives.handle import Handle
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.ranks import Ranks
+from mpidist.runtime.control import Watch
+
+
+class ArrayBound(Bound):
+    """A collective that is bound to arrays of one kind, dtype and shape.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    call : Call
+    like : array
+        No reference to it is kept.
+    axis : int, optional
+        In the length of this axis arrays may differ.
+    """
+
+    def __init__(self, ranks: Ranks, call: Call, like: Any, axis: int | None = None) -> None:
+        super().__init__(ranks, call)
+        self._type, self._dtype, self._shape, self._axis = type(like), like.dtype, tuple(like.shape), axis
+
+    def fill(self, array: Any) -> bool:
+        """Return True, and show the others what is short enough; ValueError for another kind of array.  Local."""
+        self.check(array)
+        self.show(array)
+        return True
+
+    def check(self, array: Any) -> None:
+        """Raise ValueError for another kind of array.  Local."""
+        if type(array) is not self._type or array.dtype != self._dtype or not self._is_shaped(array.shape):
+            raise self.refused(array)
+
+    def start(self, array: Any, timeout_seconds: float | None = None) -> Handle:
+        """Take the collective's place in the order of calls; ValueError for another kind of array, else as `Bound`."""
+        self.check(array)
+        return super().start(array, timeout_seconds)
+
+    def show(self, array: Any) -> None:
+        """Put a short array where all ranks see it, before the call is begun.  Local."""
+
+    def _is_shaped(self, shape: tuple[int, ...]) -> bool:
+        if shape == self._shape:
+            return True
+        axis = self._axis
+        if axis is None or len(shape) != len(self._shape):
+            return False
+        return shape[:axis] == self._shape[:axis] and shape[axis + 1 :] == self._shape[axis + 1 :]
+
+    def refused(self, array: Any) -> ValueError:
+        """Return the error for an array that this is not for.  Local."""
+        lengths = ["any" if index == self._axis else str(length) for index, length in enumerate(self._shape)]
+        expected = f"{self._dtype}[{', '.join(lengths)}] ({self._type.__name__})"
+        got = f"{getattr(array, 'dtype', '')}{list(getattr(array, 'shape', ()))} ({type(array).__name__})"
+        name = self.call.description["call"]
+        return ValueError(f"{name} was bound to {expected}, got {got}; bind another one for such arrays")
+
+
+class SentCollective(ArrayBound):
+    """A collective over messages, or of one rank alone.
+
+    Parameters
+    ----------
+    ranks, call, like, axis
+        As for `ArrayBound`.
+    move : callable
+        ``move(transport, array, watch)`` returns the result.
+    """
+
+    def __init__(
+        self, ranks: Ranks, call: Call, like: Any, axis: int | None, move: Callable[[Any, Any, Watch], Any]
+    ) -> None:
+        super().__init__(ranks, call, like, axis)
+        self._transport, self._move = ranks.transport, move
+
+    def move(self, watch: Watch, array: Any) -> Any:
+        return self._move(self._transport, array, watch)

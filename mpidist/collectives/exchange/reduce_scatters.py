@@ -1,0 +1,125 @@
+"""Each rank's share of the reduced rows: reduce_scatter, bound."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy
+
+from mpidist.arrays import reduction
+from mpidist.collectives.call import Call
+from mpidist.collectives.exchange import plain
+from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
+from mpidist.collectives.exchange.call_slots import CallSlots
+from mpidist.collectives.exchange.outbox import Outbox
+from mpidist.collectives.exchange.own_results import OwnResults
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.plan import Bucket, build
+from mpidist.collectives.ways.chooser import ONE_PACK
+from mpidist.collectives.ways.shared_memory import rank_order
+from mpidist.runtime.control import Watch
+from mpidist.transports.node_memory import SharedSegments
+
+
+def bind_reduce_scatter(
+    ranks: Ranks, segments: SharedSegments | None, like: Any, op: str, results: OwnResults
+) -> ArrayBound:
+    """Return the reduce-scatter of arrays like this one; Local.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    segments : SharedSegments or None
+        Of all ranks, for arrays of the host; None for messages.
+    like : array, at least one dimension
+    op : str
+        ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+    results : OwnResults
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        The dtype has no such reduction.
+    """
+    signature = ("", like.dtype, tuple(like.shape))
+    plan = build([signature], op, ONE_PACK)
+    call = Call(f"reduce_scatter({op})", [signature])
+    (bucket,) = plan.buckets
+    if segments is not None:
+        return NodeReduceScatter(ranks, segments, call, like, (op, plan.reduction, bucket), results)
+    return SentCollective(ranks, call, like, None, partial(plain.reduce_scatter, op=op, bucket=bucket))
+
+
+class NodeReduceScatter(ArrayBound):
+    """The reduce-scatter through the shared memory of a node, in rank order.
+
+    A short array lies in the call slot of its rank; of a long one, each other rank's share goes through the outbox.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        segments: SharedSegments,
+        call: Call,
+        like: Any,
+        reduced: tuple[str, str, Bucket],
+        results: OwnResults,
+    ) -> None:
+        super().__init__(ranks, call, like)
+        op, self._op, bucket = reduced
+        self._control, self._rank, self._results = ranks.control, ranks.rank, results
+        self._wire, self._given = bucket.dtype, bucket.result
+        self._scale = 1.0 / ranks.size if op == "mean" else None
+        rows, row = self._shape[0], prod(self._shape[1:])
+        cuts = plain.cuts_of(rows, ranks.size)
+        self._bounds = [cut * row for cut in cuts]
+        self._share = (cuts[ranks.rank + 1] - cuts[ranks.rank], *self._shape[1:])
+        self._combine = reduction(self._op, numpy)
+        self._outbox = Outbox(segments, ranks.rank)
+        nbytes = bucket.elements * self._wire.itemsize
+        self._reduce_fns: Any = None
+        slots = CallSlots(segments, 0)
+        if nbytes <= slots.room:
+            self._own = slots.view(ranks.rank, 0, self._shape, self._wire, nbytes)
+            mine = slice(self._bounds[ranks.rank], self._bounds[ranks.rank + 1])
+            shares = [values[:, :nbytes].view(self._wire)[:, mine] for values in slots.values]
+            self._reduce_fns = [rank_order(self._op, share) for share in shares]
+
+    def show(self, array: Any) -> None:
+        """Put a short array into the call slot.  Local."""
+        if self._reduce_fns is not None:
+            self._own[(self._control.call + 1) & 1][...] = array
+
+    def move(self, watch: Watch, array: Any) -> Any:
+        out = self._results.array(self._share, self._wire)
+        flat = out.reshape(-1)
+        if self._reduce_fns is not None:
+            self._reduce_fns[watch.call & 1](flat)
+            if self._scale is not None:
+                numpy.multiply(flat, self._scale, out=flat)
+        else:
+            self._move_long(watch, array, flat)
+        return out if self._given == self._wire else out.astype(self._given)
+
+    def _move_long(self, watch: Watch, array: Any, out: Any) -> None:
+        values, bounds, rank = numpy.ascontiguousarray(array).reshape(-1), self._bounds, self._rank
+        gives = [values[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+        own, lengths = gives[rank], [len(each) for each in gives]
+
+        def take(start: int, shown: dict[int, Any]) -> None:
+            if not shown:  # others have longer shares
+                return
+            stop = start + max(map(len, shown.values()))
+            shown[rank] = own[start:stop].astype(self._wire, copy=False)
+            first, second, *rest = (shown[each] for each in sorted(shown))
+            total = out[start:stop]
+            self._combine(first, second, out=total)
+            for other in rest:
+                self._combine(total, other, out=total)
+            if self._scale is not None:
+                numpy.multiply(total, self._scale, out=total)
+
+        counts = [lengths[rank]] * len(lengths)
+        self._outbox.trade(watch, gives, counts, max(lengths), self._wire, take)

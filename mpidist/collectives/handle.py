@@ -1,0 +1,40 @@
+"""`Handle`: what `start` of a bound collective returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class Handle:
+    """A collective that was started.
+
+    Parameters
+    ----------
+    finish : callable
+        ``finish()`` carries the collective out and returns its results.
+    """
+
+    def __init__(self, finish: Callable[[], Any]) -> None:
+        self._finish: Callable[[], Any] | None = finish
+        self._results: Any = None
+
+    def wait(self) -> Any:
+        """Carry out what was started, and return the results.
+
+        Collective: every rank waits for its handles, or makes a later call, in the same order.  A second call returns
+        the same results.
+        """
+        if self._finish is not None:
+            self._results = self._finish()
+            self._finish = None
+        return self._results
+
+    def then(self, fn: Callable[[Any], Any]) -> Handle:
+        """Return a handle whose results are ``fn(results)`` of this one's.  Local."""
+        return Handle(lambda: fn(self.wait()))
+
+
+def together(handles: Sequence[Handle]) -> Handle:
+    """Return a handle whose results are a list of those of `handles`, waited for in this order.  Local."""
+    return Handle(lambda: [handle.wait() for handle in handles])

@@ -1,0 +1,246 @@
+"""Gradients that are written where all ranks of a node see them: nothing is packed.
+
+The buffers, and the results of reducing them, are memory shared by the ranks of a node, as large as the model; it is
+made when somebody asks for buffers.  A result is one array for all ranks, each of which has added up its shares of it.
+So it can only be read; and it is used again when no rank refers to it any more, which each says before a call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+from weakref import finalize, ref
+
+import numpy
+
+from mpidist.arrays import wire_dtype
+from mpidist.collectives.call import Call
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.plan import Plan, Signature, build
+from mpidist.collectives.reductions.results import ResultSet
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.chooser import ONE_PACK
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.selection import SEGMENT_BYTES
+from mpidist.collectives.ways.shared_sum import SharedSum
+from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
+from mpidist.runtime.control import Watch
+from mpidist.transports.node_memory import map_together
+
+#: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
+_MOST_RESULTS = 63
+
+_ALIGNMENT = 64
+
+#: What a rank adds up at one go where nothing of it is used again while it is in cache: memory likes long reads.
+_LONG_BYTES = 1 << 22
+
+
+class GradientBuffers:
+    """Buffers for the gradients of some variables, in memory that the ranks of a node share.
+
+    Collective: every rank makes it in the same order.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        Of ranks that share memory.
+    signatures : sequence of (name, dtype, shape)
+    timeout_seconds : float, optional
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        A dtype that is not added as such.
+    TransportError
+        On all ranks: there is not so much shared memory.
+    """
+
+    def __init__(self, ranks: Ranks, signatures: Sequence[Signature], timeout_seconds: float | None = None) -> None:
+        for name, dtype, _ in signatures:
+            if wire_dtype(dtype) != dtype:
+                raise UnsupportedDtypeError(f"variable {name!r} is {dtype}: gradient buffers are for 32 bits or more")
+        assert ranks.segments is not None
+        self._ranks = ranks
+        self._segments = ranks.segments
+        self._plan = build(signatures, "sum", ONE_PACK)
+        self._line = ranks.control.board_index
+        self._timeout_seconds = timeout_seconds
+        memory = self._map(ranks.size, self._exchange)
+        self._by_rank = [_flat(part, self._plan) for part in _parts(memory, ranks.size)]
+        self._arrays: list[ref[Any]] = []
+        self._ids: list[int] = []
+        self._dead: list[ref[Any]] = []
+        self._results: list[ResultSet] = []
+        self._ways: dict[tuple[int, str], list[BucketReduction]] = {}
+        self._calls: dict[str, _BoundBuffers] = {}
+        self._update_results: list[Any] | None = None
+
+    def hand_out(self) -> list[Any]:
+        """Return this rank's buffers, zeros at first: a call with all of them reduces them where they are.  Local.
+
+        When they die, and nothing else refers to the memory, it is given back.
+        """
+        found = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).hand_out()
+        self._ids = list(map(id, found))
+        self._arrays = [ref(each, self._dead.append) for each in found]  # another array may get the id of a dead one
+        known, key = self._ranks.in_shared_memory, id(found[0])
+        known[key] = self
+        finalize(found[0], known.pop, key, None).atexit = False  # before another array may get that id
+        return found
+
+    def _exchange(self, raw: bytes) -> list[bytes]:
+        return self._ranks.exchange(raw, "gradient_buffers", self._timeout_seconds)
+
+    def _map(self, copies: int, exchange: Callable[[bytes], list[bytes]]) -> Any:
+        return map_together(copies * _nbytes(self._plan), self._line, exchange)
+
+    def holds(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are the buffers, all of them in their order.  Local."""
+        return not self._dead and list(map(id, tensors)) == self._ids
+
+    def all_reduce(self, op: str, timeout_seconds: float | None) -> list[Any]:
+        """Return the buffers reduced over all ranks, as arrays to be read.
+
+        Collective: every rank calls it in the same order.
+
+        Raises
+        ------
+        UnsupportedDtypeError
+            The dtype of a buffer has no such reduction; before any communication.
+        TransportError, MemoryError
+            On all ranks, which can go on: so many results are held that there is no memory for one more.
+        """
+        bound = self._calls.get(op)
+        if bound is None:
+            self._check(op)
+            bound = self._calls[op] = _BoundBuffers(self, op, self._ranks)
+        found = bound((), timeout_seconds)
+        if isinstance(found, Exception):
+            raise found  # not inside the call, which all ranks have left in step
+        return found
+
+    def fill(self) -> None:
+        """Show the other ranks to which results nobody refers on this one.  Local."""
+        free = sum(1 << number for number, results in enumerate(self._results) if results.is_free())
+        self._words(self._ranks.control.call + 1)[self._line][0] = free
+
+    def _words(self, call: int) -> list[Any]:
+        """Return by rank the word of a call in which it shows its free results."""
+        return [table[:8].view(numpy.uint64) for table in self._segments.segments[call & 1]]
+
+    def move(self, watch: Watch, op: str) -> list[Any] | Exception:
+        """Reduce the buffers into a result that no rank refers to; return why there is none."""
+        free = reduce(operator.and_, [int(word[0]) for word in self._words(watch.call)])
+        refused = self._more(watch) if free == 0 else None
+        if refused is not None:
+            return refused
+        number = (free & -free).bit_length() - 1 if free else len(self._results) - 1
+        for reduction in self._reductions(number, op):
+            reduction.run(watch, (), ())
+        return self._results[number].hand_out()
+
+    def _check(self, op: str) -> None:
+        """Raise unless all buffers can be reduced by `op` into arrays of their own dtypes."""
+        asked = build(self._plan.signatures, op, ONE_PACK).buckets
+        for bucket, own in zip(asked, self._plan.buckets, strict=True):
+            if bucket.result != own.dtype:
+                raise UnsupportedDtypeError(
+                    f"the {op} of {own.dtype} arrays is {bucket.result}, and their results in gradient buffers are "
+                    f"{own.dtype}: ask for the sum, or pass copies of the buffers"
+                )
+
+    def _more(self, watch: Watch) -> Exception | None:
+        """Make memory for one more result; return why there is none, on all ranks.  Collective, within a call."""
+        if len(self._results) == _MOST_RESULTS:
+            return MemoryError(f"{_MOST_RESULTS} results of gradient buffers are held; copy those that are kept")
+        try:
+            memory = self._map(1, lambda raw: self._ranks.transport.exchange(raw, watch))
+        except (TransportTimeoutError, RankFailedError):
+            raise
+        except TransportError as error:
+            return TransportError(
+                f"no memory for result {len(self._results) + 1} of gradient buffers that is held at a time: {error}; "
+                "drop or copy earlier results before the next step"
+            )
+        self._results.append(ResultSet(self._plan, numpy.empty(0), {}, _flat(memory, self._plan)))
+        self._results[-1].protect()
+        return None
+
+    def _reductions(self, number: int, op: str) -> list[BucketReduction]:
+        found = self._ways.get((number, op))
+        if found is None:
+            reduced, size = ("sum", self._ranks.size) if op == "mean" else (op, 1)
+            buffers = self._results[number].results
+            found = [self._sum(index, result, reduced, size) for index, result in enumerate(buffers)]
+            self._ways[number, op] = found
+            self._results[number].settle()  # what is bound refers to the buffers
+        return found
+
+    def _sum(self, index: int, result: Any, op: str, size: int, targets: Pieces | None = None) -> BucketReduction:
+        segments, buffers = self._segments, [flat[index] for flat in self._by_rank]
+        scale = 1.0 / size if size > 1 else None
+        is_used_once = targets is None and scale is None and len(buffers) == 2
+        share_bytes = _LONG_BYTES if is_used_once else min(SEGMENT_BYTES, segments.room)
+        bound = SharedSum(segments, self._line, buffers, result, op, scale, len(buffers) * share_bytes, targets)
+        return self._ranks.observer.reduction(bound)
+
+    def call(self, name: str, with_names: bool = True) -> Call:
+        """Return a call on these buffers.  Local."""
+        signatures = [(label if with_names else "", dtype, shape) for label, dtype, shape in self._plan.signatures]
+        return Call(name, signatures, [("in gradient buffers", bucket.nbytes) for bucket in self._plan.buckets])
+
+    def updates(self, targets: Sequence[Pieces]) -> list[BucketReduction]:
+        """Return the sums of all buckets for an update of parameters that lie at `targets`.
+
+        Collective at first: every rank calls it in the same order; local later.
+        """
+        if self._update_results is None:  # one for all updates, which run one at a time
+            self._update_results = _flat(self._map(1, self._exchange), self._plan)
+        return [
+            self._sum(index, each, "sum", 1, where)
+            for index, (each, where) in enumerate(zip(self._update_results, targets, strict=True))
+        ]
+
+
+class _BoundBuffers(Bound):
+    """The all-reduce of gradient buffers by one operation."""
+
+    def __init__(self, buffers: GradientBuffers, op: str, ranks: Ranks) -> None:
+        super().__init__(ranks, buffers.call(f"all_reduce({op})", with_names=False))
+        self._buffers, self._op = ref(buffers), op
+
+    def _alive(self) -> GradientBuffers:
+        found = self._buffers()
+        assert found is not None  # who calls this has them
+        return found
+
+    def fill(self, arrays: Any) -> bool:
+        self._alive().fill()
+        return True
+
+    def move(self, watch: Watch, arrays: Any) -> Any:
+        return self._alive().move(watch, self._op)
+
+
+def _nbytes(plan: Plan) -> int:
+    """Return how much memory one copy takes; never none, which cannot be shared."""
+    return max(_ALIGNMENT, sum(-(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT for bucket in plan.buckets))
+
+
+def _parts(memory: Any, count: int) -> list[memoryview]:
+    view = memoryview(memory)
+    nbytes = len(view) // count
+    return [view[part * nbytes : (part + 1) * nbytes] for part in range(count)]
+
+
+def _flat(memory: Any, plan: Plan) -> list[Any]:
+    """Return a flat array for each bucket, one after the other in the memory."""
+    found, offset = [], 0
+    for bucket in plan.buckets:
+        found.append(numpy.frombuffer(memory, bucket.dtype, bucket.elements, offset))
+        offset += -(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return found

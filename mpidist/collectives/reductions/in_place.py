@@ -1,0 +1,105 @@
+"""The all-reduce of a list of arrays in place, bound: the reduced values lie where this rank's own values lay.
+
+Who holds the arrays sees the results; no memory is handed out.  That is what adapters of frameworks need, whose
+gradients lie in the framework's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist import arrays
+from mpidist.collectives.call import Call
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.intake import BufferIntake, InPlaceIntake
+from mpidist.collectives.reductions.plan import Bucket, Signature, build
+from mpidist.collectives.reductions.reduction import BoundReduction, Intake, one_step, scale_of, ways_of
+from mpidist.collectives.reductions.sinks import InPlaceSink
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.device.memory import memory_of
+from mpidist.errors import UnsupportedDtypeError
+
+
+def bind_in_place(
+    ranks: Ranks,
+    signatures: Sequence[Signature],
+    op: str = "sum",
+    algorithm: str | None = None,
+    timeout_seconds: float | None = None,
+    kind: Any = None,
+) -> Bound:
+    """Return what reduces lists of such arrays in place, to be called any number of times.
+
+    Collective: every rank calls it in the same order.  Calls compare names, dtypes and shapes.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    signatures : sequence of (name, dtype, shape)
+    op : str
+        ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
+    algorithm : str, optional
+        As in `Communicator.all_reduce`.
+    timeout_seconds : float, optional
+        Of the calls, too.
+    kind : array, optional
+        An array of the kind that will be reduced; by default they are NumPy's.
+
+    Raises
+    ------
+    UnsupportedDtypeError
+        There is no such reduction of a dtype into arrays of that dtype.
+    """
+    what = f"all_reduce({op}) in place"
+    return _bound(ranks, signatures, op, algorithm, timeout_seconds, kind, what)
+
+
+def bind_buffer(
+    ranks: Ranks, buffer: Any, op: str, algorithm: str | None = None, timeout_seconds: float | None = None
+) -> Bound:
+    """Return what reduces flat arrays like this one in place, which whoever calls it has looked at.
+
+    It is called with a list of one.  Collective: every rank calls it in the same order.  Parameters and errors as for
+    `bind_in_place`.
+    """
+    signatures = [("", buffer.dtype, tuple(buffer.shape))]
+    return _bound(ranks, signatures, op, algorithm, timeout_seconds, buffer, f"all_reduce({op})", BufferIntake())
+
+
+def _bound(
+    ranks: Ranks,
+    signatures: Sequence[Signature],
+    op: str,
+    algorithm: str | None,
+    timeout_seconds: float | None,
+    kind: Any,
+    what: str,
+    intake: Intake | None = None,
+) -> Bound:
+    memory = None if kind is None else memory_of(kind)
+    on_host = kind is None or not arrays.is_device(kind)
+    plan = build(signatures, op, ranks.bytes_per_pack(algorithm, on_host))
+    for bucket in plan.buckets:
+        dtype = plan.signatures[bucket.tensors[0]][1]
+        if bucket.result != dtype:
+            raise UnsupportedDtypeError(f"the {op} of {dtype} arrays is {bucket.result}, and cannot be put in place")
+    ranks.prepare(Call(what, signatures), algorithm, timeout_seconds)
+    way = ranks.way(max((each.nbytes for each in plan.buckets), default=0), algorithm, on_host)
+    scale = scale_of(ranks, op)
+
+    def reduction(bucket: Bucket) -> BucketReduction | None:
+        pieces, dtypes = Pieces(bucket.offsets), (bucket.result, bucket.dtype, bucket.result)
+        return ranks.reduction(way, pieces, pieces, dtypes, plan.reduction, scale)
+
+    call = Call(what, signatures, [(way.label, bucket.nbytes) for bucket in plan.buckets])
+    step = one_step(ranks, plan, way) if on_host else None
+    ways = ways_of(ranks, plan, way, step, on_host, memory, reduction)
+    sink = InPlaceSink(plan, [each is None for each in ways.reductions], memory, kind)
+    bound = BoundReduction(
+        ranks, call, plan, ways, intake or InPlaceIntake(what, plan, memory), sink, memory, None, scale
+    )
+    bound.timeout_seconds = timeout_seconds
+    return bound

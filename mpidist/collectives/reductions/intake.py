@@ -1,0 +1,176 @@
+"""Which lists a bound reduction takes: those like an example, or arrays of exact shapes that are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from operator import attrgetter, eq
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.collectives.reductions.plan import Plan
+from mpidist.collectives.reductions.sources import Sources
+from mpidist.device.memory import DeviceMemory
+
+_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_is_contiguous = attrgetter("flags.c_contiguous")
+
+
+class ListIntake:
+    """Lists like the one that an all-reduce was bound for.
+
+    Parameters
+    ----------
+    tensors : sequence of array
+        No reference to them is kept.
+    any_strides : bool
+        Whether they may lie in memory otherwise.
+    in_memory_order : bool
+        Whether a tensor may be taken in the order in which its axes lie in memory.
+    is_long : bool
+        Whether long tensors that may lie anyhow are made contiguous: a span of one that is not would be found by
+        copying all of it.
+    pack_flat : callable
+        ``pack_flat(tensors, out)`` copies contiguous tensors into a flat array.
+
+    Attributes
+    ----------
+    sources : Sources
+        How tensors become contiguous ones.
+    kind : array
+        An empty array of the tensors' kind.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Any],
+        any_strides: bool,
+        in_memory_order: bool,
+        is_long: bool,
+        pack_flat: Callable[[Sequence[Any], Any], object],
+    ) -> None:
+        self.sources = Sources([] if any_strides else tensors, in_memory_order)
+        on_host = not (tensors and arrays.is_device(tensors[0]))
+        self.kind = numpy.empty(0) if on_host else arrays.empty(0, tensors[0].dtype, tensors[0])
+        self._any_strides, self._is_loose = any_strides, any_strides and is_long
+        self._count = len(tensors)
+        self._kinds = set(map(type, tensors))
+        self._shapes, self._dtypes = list(map(_shape, tensors)), list(map(_dtype, tensors))
+        self._only_dtype = set(self._dtypes) if len(set(self._dtypes)) == 1 else None
+        self._pack_flat = pack_flat
+
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Whether tensors are of the same kind, shapes and dtypes, and lie in memory alike.  Local."""
+        return (
+            len(tensors) == self._count
+            and set(map(type, tensors)) == self._kinds
+            and all(map(eq, map(_shape, tensors), self._shapes))  # makes no list of tuples: that takes twice as long
+            and self._are_of_dtypes(tensors)
+            and (self._any_strides or self._lie_alike(tensors))
+        )
+
+    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return the tensors as contiguous ones.  Local."""
+        tensors = self.sources.in_order(tensors)
+        if self._is_loose:
+            tensors = [each if each.flags.c_contiguous else numpy.ascontiguousarray(each) for each in tensors]
+        return tensors
+
+    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
+        """Pack the tensors; return whether they are such.  Local."""
+        if not self.takes(tensors):
+            return False
+        self._pack_flat(self.sources.in_order(tensors), slot)
+        return True
+
+    def _are_of_dtypes(self, tensors: Sequence[Any]) -> bool:
+        if self._only_dtype is not None:
+            return set(map(_dtype, tensors)) == self._only_dtype
+        return list(map(_dtype, tensors)) == self._dtypes
+
+    def _lie_alike(self, tensors: Sequence[Any]) -> bool:
+        if not self.sources.are_like(tensors):
+            sources = Sources(tensors, self.sources.in_memory_order)
+            if sources.orders != self.sources.orders:
+                return False
+            self.sources = sources
+        return True
+
+
+class InPlaceIntake:
+    """Lists of C-contiguous arrays of exact shapes and dtypes, each in memory of its own, which are written to.
+
+    Parameters
+    ----------
+    what : str
+        The call, for messages.
+    plan : Plan
+    memory : DeviceMemory or None
+        None for the host's.
+    """
+
+    def __init__(self, what: str, plan: Plan, memory: DeviceMemory | None) -> None:
+        self._what, self._memory = what, memory
+        self._shapes = [shape for _, _, shape in plan.signatures]
+        self._dtypes = [dtype for _, dtype, _ in plan.signatures]
+
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Return True; ValueError unless these are such arrays.  Local."""
+        if list(map(_shape, tensors)) != self._shapes or list(map(_dtype, tensors)) != self._dtypes:
+            found = [(str(each.dtype), each.shape) for each in tensors]
+            raise ValueError(f"{self._what} was bound to other arrays, got {found}; bind another one")
+        if not all(map(_is_contiguous, tensors)):
+            raise ValueError(f"{self._what} is for C-contiguous arrays; pass copies of those that are not")
+        if not all(getattr(each.flags, "writeable", True) for each in tensors):  # those on devices have no such flag
+            raise ValueError(f"{self._what} writes results in place of values; got an array that is read-only")
+        if len(tensors) > 1:
+            self._check_apart(self._spans(tensors))
+        return True
+
+    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
+        """Pack such arrays; errors as `takes`.  Local."""
+        self.takes(tensors)
+        pack(tensors, slot)
+        return True
+
+    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return the arrays.  Local."""
+        return tensors
+
+    def _spans(self, tensors: Sequence[Any]) -> Iterable[tuple[int, int]]:
+        if self._memory is not None:
+            return self._memory.spans(tensors)
+        return ((each.__array_interface__["data"][0], each.nbytes) for each in tensors)
+
+    def _check_apart(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Raise ValueError where arrays with these addresses and bytes share memory, which would be reduced twice."""
+        places = sorted(span for span in spans if span[1])
+        if any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(places)):
+            raise ValueError(f"{self._what} got arrays that share memory; pass each of them once, or copies")
+
+
+class BufferIntake:
+    """One flat array that whoever calls has looked at."""
+
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Return True.  Local."""
+        return True
+
+    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
+        """Copy the array.  Local."""
+        slot[...] = tensors[0]
+        return True
+
+    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return the array.  Local."""
+        return tensors
+
+
+def pack(tensors: Sequence[Any], out: Any) -> None:
+    """Copy tensors, one after the other in C order, into the flat `out`, converting to its dtype."""
+    if len(tensors) == 1:
+        out[...] = tensors[0].reshape(-1)
+    elif tensors:
+        arrays.namespace(out).concatenate(tensors, axis=None, out=out)

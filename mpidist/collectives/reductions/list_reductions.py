@@ -1,0 +1,76 @@
+"""All-reduces of lists with whatever may be asked for besides: factors, and arrays that some ranks do not have."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
+from mpidist.errors import CollectiveMismatchError
+
+
+def reduce_list(
+    ranks: Ranks, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
+) -> list[Any]:
+    """Return the reduced arrays of a list; see `Communicator.all_reduce_list`.  Collective."""
+    if not tensors:
+        return []
+    if adjustment == AS_IT_IS:
+        return ranks.engine()(tensors, op, None, timeout_seconds)
+    if adjustment.none_as_zeros:
+        return _with_none(ranks, tensors, op, adjustment, timeout_seconds)
+    return _adjusted(ranks, tensors, tensors, op, adjustment, timeout_seconds)
+
+
+def _adjusted(
+    ranks: Ranks,
+    tensors: Sequence[Any],
+    examples: Sequence[Any],
+    op: str,
+    adjustment: Adjustment,
+    timeout_seconds: float | None,
+) -> list[Any]:
+    """Return the reduced arrays of a list that is like `examples`.  Collective."""
+    key = ("all_reduce_list", op, adjustment, *((type(each), each.dtype, each.shape) for each in examples))
+    like = (examples, op, timeout_seconds, adjustment)
+    found: list[Any] = ranks.bindings.call(key, ranks.engine().bind, like, tensors, timeout_seconds)
+    return found
+
+
+def _with_none(
+    ranks: Ranks, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
+) -> list[Any]:
+    """Reduce a list with None in it: the shape of what this rank does not have it learns from the others."""
+    known = _signatures(ranks, tensors, op, timeout_seconds)
+    there = [at for at, signature in enumerate(known) if signature is not None]
+    kind = next((each for each in tensors if each is not None), numpy.empty(0))
+    given = [tensors[at] for at in there]
+    examples = [
+        arrays.empty(known[at][1], known[at][0], kind) if each is None else each
+        for at, each in zip(there, given, strict=True)
+    ]
+    results: list[Any] = [None] * len(tensors)
+    if there:
+        reduced = _adjusted(ranks, given, examples, op, adjustment, timeout_seconds)
+        for at, result in zip(there, reduced, strict=True):
+            results[at] = result
+    return results
+
+
+def _signatures(ranks: Ranks, tensors: Sequence[Any], op: str, timeout_seconds: float | None) -> list[Any]:
+    """Return dtype and shape of each array of a list, as the first rank has it that has it.  Collective."""
+    mine = [None if each is None else (each.dtype, tuple(each.shape)) for each in tensors]
+    what = f"all_reduce({op}) with None"
+    answers = [pickle.loads(raw) for raw in ranks.exchange(pickle.dumps(mine), what, timeout_seconds)]
+    lengths = list(map(len, answers))
+    if len(set(lengths)) > 1:
+        raise CollectiveMismatchError(
+            f"{ranks.control.own_name}: all_reduce({op}) got lists of {lengths} arrays, by rank; every rank "
+            "must pass as many"
+        )
+    return [next((each for each in at if each is not None), None) for at in zip(*answers, strict=True)]

@@ -1,0 +1,206 @@
+"""The all-reduce of a list of tensors, bound: one short array, short lists in one step, long ones piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy
+
+from mpidist import arrays
+from mpidist.collectives.call import Call
+from mpidist.collectives.handle import Handle
+from mpidist.collectives.mismatch import fact
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.adjustment import check_factors
+from mpidist.collectives.reductions.intake import ListIntake, pack
+from mpidist.collectives.reductions.plan import Bucket, Plan, Signature, build
+from mpidist.collectives.reductions.reduction import BYTES_PER_TENSOR, BoundReduction, one_step, scale_of, ways_of
+from mpidist.collectives.reductions.rows import Rows
+from mpidist.collectives.reductions.sinks import ResultSink
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.selection import Way
+from mpidist.collectives.ways.shared_memory import SegmentAllReduce
+from mpidist.device.memory import memory_of
+from mpidist.errors import UnsupportedDtypeError
+from mpidist.runtime.control import Watch
+from mpidist.runtime.trace import PACK
+
+#: A list of at least so many tensors, that are shorter on average than so many bytes, is told by shapes and dtypes
+#: only: to look at their strides, too, would take longer than to copy those that are not contiguous.
+_MANY, _SHORT_BYTES = 64, 1 << 14
+
+_signature = attrgetter("dtype", "shape")
+
+
+class Question(NamedTuple):
+    """What is asked for besides the tensors themselves.
+
+    Attributes
+    ----------
+    op : str
+    names : tuple of str or None
+    bytes_per_pack : int
+        0 for the default.
+    algorithm : str or None
+    is_packed : bool
+        Whether the results are wanted as `Packed`.
+    prescale, postscale : float or None
+        What values are multiplied by before they are reduced, and what results are multiplied by.
+    """
+
+    op: str
+    names: tuple[str, ...] | None = None
+    bytes_per_pack: int = 0
+    algorithm: str | None = None
+    is_packed: bool = False
+    prescale: float | None = None
+    postscale: float | None = None
+
+    def key(self, tensors: Sequence[Any]) -> Any:
+        """Return what a bound list is kept by: ranks have it in common, other than how their tensors lie in memory."""
+        return (*self, frozenset(map(type, tensors)), *map(_signature, tensors))
+
+
+def bind_list(
+    ranks: Ranks,
+    tensors: Sequence[Any],
+    question: Question,
+    timeout_seconds: float | None = None,
+    in_memory_order: bool = True,
+    any_strides: bool = False,
+) -> BoundList:
+    """Return the all-reduce of lists like this one; no reference to the tensors is kept.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    tensors : sequence of array
+    question : Question
+    timeout_seconds : float, optional
+    in_memory_order : bool
+        Whether a tensor may be taken in the order in which its axes lie in memory.
+    any_strides : bool
+        Whether lists that lie in memory otherwise are taken, too; a list of many short tensors is in any case.
+    """
+    op, names = question.op, question.names
+    if names is not None and len(names) != len(tensors):
+        raise ValueError(f"got {len(tensors)} tensors and {len(names)} names; give each tensor a name, or none")
+    _check_kinds(tensors, ranks)
+    labels = names if names is not None else [""] * len(tensors)
+    signatures = [(name, array.dtype, tuple(array.shape)) for name, array in zip(labels, tensors, strict=True)]
+    on_host = not (tensors and arrays.is_device(tensors[0]))
+    nbytes = sum(array.nbytes for array in tensors)
+    ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
+    plan = build(signatures, op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm, on_host))
+    multiplied = [(plan.signatures[each.tensors[0]][1], each.dtype) for each in plan.buckets]
+    check_factors(question.prescale, question.postscale, multiplied, question.op)
+    way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
+    is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed
+    is_array = is_array and {tensors[0].dtype} == {plan.buckets[0].dtype, plan.buckets[0].result}
+    segment = one_step(ranks, plan, way, tensors[0].shape if is_array else None) if on_host else None
+    is_array = is_array and segment is not None
+    any_strides |= is_array or (len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
+    any_strides &= on_host  # a device packs memory as it lies
+    is_long = plan.nbytes >= _SHORT_BYTES * len(tensors)
+    pack_flat = ranks.observer.function(PACK, pack)
+    like = ListIntake(tensors, any_strides, in_memory_order and not question.is_packed, is_long, pack_flat)
+    call, scale = _call(plan, like.sources.orders, way, question), scale_of(ranks, op, question.postscale)
+    if is_array and segment is not None:
+        return ShortArray(ranks, call, question, signatures[0], segment, scale)
+    rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides and segment is not None else None
+    pack_checked = None if rows is None else ranks.observer.function(PACK, rows.pack_arrays)
+    memory = None if on_host else memory_of(like.kind)
+
+    def reduction(bucket: Bucket) -> BucketReduction | None:
+        own = plan.signatures[bucket.tensors[0]][1] if question.prescale is None else bucket.dtype
+        pieces = Pieces(bucket.offsets), Pieces((0, bucket.elements))
+        return ranks.reduction(way, *pieces, (own, bucket.dtype, bucket.result), plan.reduction, scale)
+
+    # MPI's own all-reduce is quicker where values and results lie apart.
+    is_apart = on_host and way.algorithm == "native"
+    ways = ways_of(ranks, plan, way, segment, on_host, memory, reduction, is_apart)
+    sink = ResultSink(plan, like, question.is_packed)
+    bound = BoundReduction(ranks, call, plan, ways, like, sink, memory, question.prescale, scale, pack_checked)
+    bound.question = question
+    return bound
+
+
+class ShortArray(Bound):
+    """The all-reduce of one short array in one step through shared memory; the result is an array of its own."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        call: Call,
+        question: Question,
+        signature: Signature,
+        step: SegmentAllReduce,
+        scale: float | None,
+    ) -> None:
+        super().__init__(ranks, call)
+        self.question = question
+        self.nbytes = 2 * BYTES_PER_TENSOR
+        self._slot, self._combine, self._control = step.slot, step.combine, ranks.control
+        _, self._dtype, self._shape = signature
+        self._prescale, self._scale = question.prescale, scale
+
+    def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
+        """Take the collective's place in the order of calls; errors as for `Bound`, and for an array that is unlike."""
+        if len(arrays) != 1 or not self._takes(arrays[0]):
+            raise self.unlike(arrays)
+        return super().start(arrays, timeout_seconds)
+
+    def _takes(self, array: Any) -> bool:
+        return type(array) is numpy.ndarray and array.shape == self._shape and array.dtype == self._dtype
+
+    def fill(self, tensors: Sequence[Any]) -> bool:
+        (array,) = tensors
+        if type(array) is not numpy.ndarray or array.shape != self._shape:
+            return False
+        if array.dtype is not self._dtype and array.dtype != self._dtype:  # mostly the same object
+            return False
+        slot = self._slot(self._control.call + 1)
+        slot[...] = array
+        if self._prescale is not None:
+            numpy.multiply(slot, self._prescale, out=slot)
+        return True
+
+    def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
+        out = numpy.empty(self._shape, self._dtype)
+        self._combine(watch, out)
+        if self._scale is not None:
+            numpy.multiply(out, self._scale, out=out)
+        return [out]
+
+
+#: The all-reduce of lists like one list.
+BoundList = BoundReduction | ShortArray
+
+
+def _call(plan: Plan, orders: Mapping[int, Sequence[int]], way: Way, question: Question) -> Call:
+    """Return the call, which all ranks must make alike."""
+    packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
+    scales = {"prescale": question.prescale, "postscale": question.postscale}
+    facts = [fact(what, value) for what, value in scales.items() if value is not None]
+    return Call(f"all_reduce({plan.op})", [*plan.signatures, *facts], packs, orders)
+
+
+def _check_kinds(tensors: Sequence[Any], ranks: Ranks) -> None:
+    """Raise, before any communication, unless all tensors are of one kind that the transport can move.
+
+    Subclasses of NumPy's arrays, which `arrays.plain` takes care of, may be cut in another way.
+    """
+    if odd := [type(tensor).__name__ for tensor in tensors if arrays.plain(tensor) is not tensor]:
+        raise TypeError(f"a list to be reduced has plain arrays only, got a {odd[0]}; pass numpy.asarray(array)")
+    kinds = {arrays.kind_of(tensor).name for tensor in tensors}
+    if len(kinds) > 1:
+        raise UnsupportedDtypeError(
+            f"a list to be reduced together must be of one kind of arrays, got {', '.join(sorted(kinds))}; "
+            "reduce each kind in a call of its own"
+        )
+    if ranks.size > 1 and tensors and ranks.devices.memory(tensors[0]) is None:
+        arrays.check_memory(tensors[0], ranks.transport.memory, ranks.transport.name)

@@ -1,0 +1,132 @@
+"""The buffers in which a plan's buckets are reduced, and what callers get of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from sys import getrefcount
+from typing import Any, NamedTuple
+
+from mpidist import arrays
+from mpidist.collectives.reductions.plan import Bucket, Plan
+from mpidist.collectives.ways.messages import Replay
+
+
+class Packed(NamedTuple):
+    """Reduced tensors of one dtype that lie one after the other, each in the order of its axes.
+
+    Attributes
+    ----------
+    tensors : tuple of int
+        Their positions in the list.
+    offsets : tuple of int
+        Where each begins, in elements; one more for the end.
+    values : array, shape (elements,)
+        The next call writes to it.
+    """
+
+    tensors: tuple[int, ...]
+    offsets: tuple[int, ...]
+    values: Any
+
+
+class ResultSet:
+    """The buffers in which buckets are reduced, and the results made of them.
+
+    A buffer is the result itself where both have one dtype.  Callers get new array objects, whose shape, dtype and
+    flags are theirs to change; each refers to the *owner* of the memory behind it.  What is used here are other views
+    of the owners, which nobody else has.
+
+    Parameters
+    ----------
+    plan : Plan
+    kind : array
+        Of whose kind the buffers are.
+    orders : mapping of int to tuple of int
+        See `Sources`.
+    buffers : list of array, optional
+        A flat array for each bucket, which does not lie in another one; by default new ones.
+    is_packed : bool
+        Whether the results are handed out as they were packed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        kind: Any,
+        orders: Mapping[int, tuple[int, ...]],
+        buffers: list[Any] | None = None,
+        is_packed: bool = False,
+    ) -> None:
+        if buffers is None:
+            buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
+        self._owners = [
+            buffer if bucket.result == bucket.dtype else arrays.empty(bucket.elements, bucket.result, kind)
+            for bucket, buffer in zip(plan.buckets, buffers, strict=True)
+        ]
+        self.results = [owner.view() for owner in self._owners]
+        self.buffers = [
+            result if owner is buffer else buffer
+            for result, owner, buffer in zip(self.results, self._owners, buffers, strict=True)
+        ]
+        self._packed = [
+            Packed(bucket.tensors, bucket.offsets, result)
+            for bucket, result in zip(plan.buckets, self.results, strict=True)
+            if is_packed
+        ]
+        self._is_packed = is_packed
+        self._replays: dict[int, Replay] = {}
+        self._views: list[Any] = [None] * len(plan.signatures)
+        for bucket, result in zip(plan.buckets, self.results, strict=True):
+            self._cut(bucket, result, plan, orders)
+        self._new_view = type(kind).view
+        self._idle: list[int] = []
+
+    def _cut(self, bucket: Bucket, result: Any, plan: Plan, orders: Mapping[int, Sequence[int]]) -> None:
+        for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
+            shape, order = plan.signatures[position][2], orders.get(position)
+            if order is None:
+                self._views[position] = result[start:end].reshape(shape)
+            else:  # the caller's axes, back in their places
+                back = sorted(range(len(order)), key=order.__getitem__)
+                self._views[position] = result[start:end].reshape([shape[axis] for axis in order]).transpose(back)
+
+    def targets(self, index: int, members: Sequence[Any]) -> Sequence[Any]:
+        """Return the result of bucket `index`."""
+        return (self.results[index],)
+
+    def holds(self, index: int) -> bool:
+        """Return False: values are not in the buffers."""
+        return False
+
+    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> tuple[Replay, None]:
+        """Return what reduces buffer `index` over messages; ``bind(buffer, is_example)`` makes it once."""
+        bound = self._replays.get(index)
+        if bound is None:
+            bound = self._replays[index] = bind(self.buffers[index], False)
+            self.settle()  # what is bound refers to the buffer
+        return bound, None
+
+    def finish(self, index: int, scale: float | None) -> None:
+        """Multiply bucket `index` by `scale` if it is a mean, and round it to the caller's dtype."""
+        buffer, result = self.buffers[index], self.results[index]
+        if scale is not None:
+            arrays.namespace(buffer).multiply(buffer, scale, out=buffer)
+        if result is not buffer:
+            result[...] = buffer
+
+    def hand_out(self) -> list[Any]:
+        """Return the results as new array objects, in the caller's shapes; or as they were packed."""
+        return list(self._packed) if self._is_packed else list(map(self._new_view, self._views))
+
+    def protect(self) -> None:
+        """Let callers only read what they get: others see the same memory."""
+        for view in self._views:
+            view.flags.writeable = False
+
+    def settle(self) -> None:
+        """Count the references there are while nobody else has any: after construction, whose locals hold some."""
+        self._idle = list(map(getrefcount, self._owners))
+
+    def is_free(self) -> bool:
+        """Whether nobody else refers to the memory: every view of it, and every view of one, refers to its owner."""
+        return list(map(getrefcount, self._owners)) == self._idle

@@ -1,0 +1,251 @@
+"""Reduce gradients and update parameters in one pass: each rank of a node updates the slices that it has reduced.
+
+The rank that owns a slice turns its summed gradient into new parameters while it is in cache.  The others get the new
+parameters.  A rank owns the same elements whatever the way, so an optimizer can keep their slots on that rank alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from mpidist import arrays
+from mpidist.arrays import wire_dtype
+from mpidist.collectives.call import Call
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
+from mpidist.collectives.reductions.plan import Bucket, Plan, build
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.chooser import ONE_PACK
+from mpidist.collectives.ways.pieces import Pieces, SeenByAll, Transform
+from mpidist.collectives.ways.selection import SEGMENT_BYTES, SEGMENTED, Way
+from mpidist.runtime.control import Watch
+
+#: Below so many bytes a step is short whoever updates what, and every rank keeps everything.
+LEAST_BYTES = 1 << 20
+
+
+class Slice(NamedTuple):
+    """What a rank owns of one bucket.
+
+    Attributes
+    ----------
+    tensors : tuple of int
+        Positions of the bucket's tensors in the list.
+    pieces : Pieces
+        Where they lie in the bucket.
+    dtype : numpy.dtype
+    owned : list of (start, stop)
+        In ascending order.
+    """
+
+    tensors: tuple[int, ...]
+    pieces: Pieces
+    dtype: Any
+    owned: list[tuple[int, int]]
+
+
+class FusedUpdate:
+    """Plans updates over the ranks of a communicator.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    algorithm : str, optional
+        As in `Communicator.all_reduce`.
+    timeout_seconds : float, optional
+    in_one_copy : bool
+        Whether the parameters are arrays that all ranks see: what one rank has updated is there for the others.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        algorithm: str | None = None,
+        timeout_seconds: float | None = None,
+        in_one_copy: bool = False,
+    ) -> None:
+        self.communicator = ranks
+        self.in_one_copy = in_one_copy
+        self._algorithm = algorithm
+        self._timeout_seconds = timeout_seconds
+
+    def pays(self, nbytes: int) -> bool:
+        """Return whether slices may pay for gradients of so many bytes.  Local; the same answer on all ranks."""
+        return self.communicator.size > 1 and nbytes >= LEAST_BYTES
+
+    def plan(self, gradients: Sequence[Any], names: Sequence[str]) -> PlannedUpdate | None:
+        """Return the update for gradients of these shapes; None where slices do not pay, or cannot be had.
+
+        Collective, where the ranks have not been measured yet; the same answer on all ranks.
+        """
+        communicator, nbytes = self.communicator, sum(gradient.nbytes for gradient in gradients)
+        is_plain = all(
+            not arrays.is_device(each) and each.dtype == wire_dtype(each.dtype) and each.dtype.kind == "f"
+            for each in gradients
+        )
+        if not is_plain or not self.pays(nbytes):
+            return None
+        signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
+        communicator.prepare(Call("apply_gradients", signatures), self._algorithm, self._timeout_seconds)
+        plan = build(signatures, "sum", ONE_PACK)
+        if not all(bucket.elements for bucket in plan.buckets):  # of a dtype there are empty tensors only
+            return None
+        largest = max(bucket.nbytes for bucket in plan.buckets)
+        algorithm = communicator.way(largest, self._algorithm).algorithm
+        if algorithm not in SEGMENTED:
+            return None
+        way = Way(algorithm, SEGMENT_BYTES)
+        return PlannedUpdate(plan, communicator, way, self._timeout_seconds, self.in_one_copy)
+
+
+class PlannedUpdate:
+    """An update of parameters of some shapes.
+
+    Parameters
+    ----------
+    plan : Plan
+    ranks : Ranks
+    way : Way
+    timeout_seconds : float or None
+    in_one_copy : bool
+
+    Attributes
+    ----------
+    slices : list of Slice
+        By bucket.
+    in_one_copy : bool
+        Whether all ranks see the parameters.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        ranks: Ranks,
+        way: Way,
+        timeout_seconds: float | None,
+        in_one_copy: bool,
+    ) -> None:
+        self.in_one_copy = in_one_copy
+        self._plan = plan
+        self._ranks = ranks
+        self._timeout_seconds = timeout_seconds
+        self._copies: dict[int, Any] = {}
+        self._in_buffers: tuple[GradientBuffers, _BoundUpdate] | None = None
+        self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
+        # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
+        self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
+        reductions = self._bind(way)
+        packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
+        self._bound = _BoundUpdate(ranks, Call("apply_gradients", plan.signatures, packs), reductions)
+        self.slices = [
+            Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
+            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, reductions, strict=True)
+        ]
+
+    def _bind(self, way: Way) -> list[BucketReduction]:
+        found = []
+        for bucket, pieces, targets in zip(self._plan.buckets, self._pieces, self._targets, strict=True):
+            dtypes = (bucket.dtype,) * 3
+            bound = self._ranks.reduction(way, pieces, targets, dtypes, "sum")
+            assert bound is not None  # there are elements, and the way has segments
+            found.append(bound)
+        return found
+
+    def run(
+        self,
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        transforms: Sequence[Transform],
+        on_begin: Callable[[], None],
+    ) -> None:
+        """Sum the gradients over the ranks and put new parameters in place.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        gradients : sequence of array
+        parameters : sequence of array, C-contiguous, modified in place
+        transforms : sequence of callable
+            By bucket: ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of
+            the bucket on, and updates its own parameters there.
+        on_begin : callable
+            Called when all ranks have come, before anything is changed.
+
+        Raises
+        ------
+        CollectiveMismatchError, TransportTimeoutError, RankFailedError
+        """
+        buffers = self._ranks.in_shared_memory.get(id(gradients[0]))
+        if buffers is not None and buffers.holds(gradients):
+            bound = self._bound_in(buffers)
+        else:
+            bound, gradients = self._bound, self._contiguous(gradients)
+        places = [self._parts_of(bucket, gradients, parameters) for bucket in self._plan.buckets]
+        bound((places, transforms, on_begin), self._timeout_seconds)
+
+    def _bound_in(self, buffers: GradientBuffers) -> _BoundUpdate:
+        """Return the update for gradients that lie in shared buffers.  Collective at first."""
+        if self._in_buffers is None or self._in_buffers[0] is not buffers:
+            bound = _BoundUpdate(self._ranks, buffers.call("apply_gradients"), buffers.updates(self._targets))
+            self._in_buffers = buffers, bound
+        return self._in_buffers[1]
+
+    @staticmethod
+    def _parts_of(bucket: Bucket, gradients: Sequence[Any], parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return [gradients[each] for each in bucket.tensors], [parameters[each] for each in bucket.tensors]
+
+    def _contiguous(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Return the gradients in the order of their axes, as parameters lie; those that are not are copied."""
+        odd = [position for position, each in enumerate(gradients) if not each.flags.c_contiguous]
+        if not odd:
+            return gradients
+        found = list(gradients)
+        for position in odd:
+            if position not in self._copies:
+                self._copies[position] = numpy.empty(found[position].shape, found[position].dtype)
+            self._copies[position][...] = found[position]
+            found[position] = self._copies[position]
+        return found
+
+    def gather(self, index: int, values: Any) -> Any:
+        """Return what the ranks have for their slices of bucket `index`, as one flat array.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        index : int
+        values : array, shape (elements owned,)
+        """
+        ranks, part = self._ranks, self.slices[index]
+        whole = numpy.zeros(part.pieces.elements, values.dtype)
+        if ranks.topology.node_of[ranks.rank] == 0:  # on other nodes others own the same
+            for (start, stop), own in zip(part.owned, self.cut(index, values), strict=True):
+                whole[start:stop] = own
+        # As integers: a sum with zeros keeps the bits, those of -0.0 too.
+        ranks.all_reduce(whole.view(f"u{whole.itemsize}"), timeout_seconds=self._timeout_seconds)
+        return whole
+
+    def cut(self, index: int, values: Any) -> list[Any]:
+        """Return views of what this rank keeps for bucket `index`, one for each span that it owns.  Local."""
+        stops = numpy.cumsum([0] + [stop - start for start, stop in self.slices[index].owned]).tolist()
+        return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]
+
+
+class _BoundUpdate(Bound):
+    """An update that is made in the reduction of its gradients."""
+
+    def __init__(self, ranks: Ranks, call: Call, reductions: Sequence[BucketReduction]) -> None:
+        super().__init__(ranks, call)
+        self._reductions = reductions
+
+    def move(self, watch: Watch, step: tuple[Any, Sequence[Transform], Callable[[], None]]) -> None:
+        places, transforms, on_begin = step
+        on_begin()
+        for reduction, (gradients, parameters), transform in zip(self._reductions, places, transforms, strict=True):
+            reduction.run(watch, gradients, parameters, transform)

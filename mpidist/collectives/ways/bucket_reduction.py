@@ -1,0 +1,114 @@
+"""Tensors of one dtype reduced over the ranks as one flat buffer, without being packed into one first.
+
+What all ways to do so have in common, and the one that goes through a pipeline: `TwoLevel`, over several nodes.
+`DirectSum` is the one inside a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mpidist.collectives.ways.pieces import Pieces, Transform, passed_on
+from mpidist.runtime.control import Watch
+
+#: ``fill(index, place)`` writes this rank's values of segment `index` into `place`, shape (elements of the segment,).
+Fill = Callable[[int, Any], None]
+
+#: ``take(start, values)`` gets the reduced values from element `start` on, to copy them out before it returns.
+Take = Callable[[int, Any], None]
+
+
+class BucketReduction(Protocol):
+    """The all-reduce of some tensors, bound to where they lie in their bucket, not to the tensors.
+
+    Attributes
+    ----------
+    owned : list of (start, stop)
+        Which elements a `transform` gets on this rank.
+    """
+
+    owned: list[tuple[int, int]]
+
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """Reduce the tensors; all ranks get the same bits.
+
+        Collective: every rank of the node calls it in the same order, within a begun call.
+
+        Parameters
+        ----------
+        watch : Watch
+            Of the call.
+        sources : sequence of array, C-contiguous
+            One after the other they are the bucket; unchanged.
+        targets : sequence of array, C-contiguous
+            Likewise, cut in their own way; may be the sources.
+        transform : callable, optional
+            Called for each of the `owned` spans that is not empty, in order, with an array that it may use up.  It
+            puts into this rank's targets what all ranks get there.
+
+        Raises
+        ------
+        TransportTimeoutError, RankFailedError
+        """
+
+
+class Pipeline(Protocol):
+    """Reduces a buffer span by span."""
+
+    bounds: list[tuple[int, int]]
+    owned: list[tuple[int, int]]
+
+    def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
+        """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
+
+        Collective: every rank of the node calls it in the same order, within a begun call.
+
+        Parameters
+        ----------
+        watch : Watch
+            Of the call.
+        fill : callable
+            Called once for each segment, in order.
+        take : callable
+            Gets every element once, in any order.  May write where `fill` reads: a segment is taken after it was read.
+        transform : callable, optional
+            Called once for each of the `owned` spans that is not empty, in order, when it is reduced; those are not
+            taken then, since who has changed them has them already.
+
+        Raises
+        ------
+        TransportTimeoutError, RankFailedError
+        """
+
+
+class Piped(BucketReduction):
+    """Tensors that go through a pipeline.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+    sources, targets : Pieces
+    """
+
+    def __init__(self, pipeline: Pipeline, sources: Pieces, targets: Pieces) -> None:
+        self.owned = pipeline.owned
+        self._pipeline = pipeline
+        self._sources = sources
+        self._targets = targets
+
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """Reduce the tensors."""
+        bounds, pieces, places = self._pipeline.bounds, self._sources, self._targets
+
+        def fill(index: int, place: Any) -> None:
+            pieces.gather(*bounds[index], sources, place)
+
+        def take(start: int, values: Any) -> None:
+            places.scatter(start, values, targets)
+
+        self._pipeline.run(watch, fill, take, transform and passed_on(transform, places, targets))

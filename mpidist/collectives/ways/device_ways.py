@@ -1,0 +1,237 @@
+"""Arrays in device memory: reduced by the device's own library where these ranks can use it, else through the host."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy
+
+from mpidist import arrays
+from mpidist.collectives.exchange.array_bound import ArrayBound
+from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.ways.pieces import Pieces, segments
+from mpidist.collectives.ways.selection import NCCL, STAGED
+from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of, wait_for
+from mpidist.errors import MissingDependencyError, RankFailedError
+from mpidist.runtime.control import Watch
+
+#: What is staged at a time, in bytes: one piece is on its way from the device while the one before it is reduced.
+_PIECE_BYTES = 1 << 23
+
+
+class DeviceWays:
+    """How some ranks reduce arrays in device memory.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._links: dict[DeviceMemory, Link | str] = {}
+        self._host = numpy.empty(0, numpy.uint8)
+        self._written: Arrived = _at_once
+
+    def memory(self, array: Any) -> DeviceMemory | None:
+        """Return the memory of an array that the transport does not move by itself; None for any other.  Local."""
+        if isinstance(array, numpy.ndarray) or arrays.kind_of(array).memory in self._ranks.transport.memory:
+            return None
+        return memory_of(array)
+
+    def bind(self, memory: DeviceMemory, buffer: Any, op: str, algorithm: str) -> DeviceReduction:
+        """Return what reduces flat buffers like this one in place.  Local."""
+        return DeviceReduction(self, self._ranks, memory, buffer, op, algorithm)
+
+    def link(self, memory: DeviceMemory, watch: Watch) -> Link | str:
+        """Return the device's own collectives between these ranks, or why there are none.
+
+        Collective: every rank calls it, within a begun call; local later.
+        """
+        found = self._links.get(memory)
+        if found is None:
+            found = self._links[memory] = memory.link(self._ranks.transport, watch)
+        return found
+
+    def links(self) -> list[Link | str]:
+        """Return what is known of the devices' own collectives, or why there are none.  Local."""
+        return list(self._links.values())
+
+    def close(self) -> None:
+        """Give back what the devices' own collectives hold, on all ranks.  Local."""
+        for link in self._links.values():
+            if not isinstance(link, str):
+                link.close(in_order=True)
+        self._links.clear()
+
+    # -- through the host ---------------------------------------------------------------------------------------------
+
+    def host_buffer(self, memory: DeviceMemory, elements: int, dtype: Any, watch: Watch) -> numpy.ndarray:
+        """Return host memory for one call, when the copies of the call before have left it."""
+        wait_for(self._written, watch)
+        nbytes = elements * dtype.itemsize
+        if self._host.nbytes < nbytes:
+            self._host = memory.host_buffer(nbytes, numpy.dtype(numpy.uint8))
+        return self._host[:nbytes].view(dtype)
+
+    def written_when(self, arrived: Arrived) -> None:
+        """Take note of when the host memory is free again.  Local."""
+        self._written = arrived
+
+    def to_host(self, memory: DeviceMemory, array: Any, what: str) -> numpy.ndarray:
+        """Return a copy of an array in host memory; waits with an eye on the other ranks.  Local."""
+        watch = self._ranks.control.watch(what)
+        flat = array.reshape(-1) if array.flags.c_contiguous else array.copy().reshape(-1)
+        host = self.host_buffer(memory, flat.size, array.dtype, watch)
+        wait_for(memory.read(flat, host), watch)
+        return host.reshape(array.shape).copy()
+
+    def to_device(self, memory: DeviceMemory, values: numpy.ndarray, target: Any) -> None:
+        """Copy values of the host into a contiguous array, in the order of the current stream.  Local."""
+        host = self.host_buffer(memory, values.size, values.dtype, self._ranks.control.watch("a copy to the device"))
+        host[...] = values.reshape(-1)
+        self.written_when(memory.write(host, target.reshape(-1)))
+
+
+class DeviceReduction:
+    """The all-reduce of flat buffers of one length and dtype in device memory, in place; a `Replay`.
+
+    Parameters
+    ----------
+    ways : DeviceWays
+    ranks : Ranks
+    memory : DeviceMemory
+    buffer : array
+        It is what is reduced if a call names none.
+    op : str
+    algorithm : str
+        See `selection.device_way`.
+    """
+
+    def __init__(
+        self, ways: DeviceWays, ranks: Ranks, memory: DeviceMemory, buffer: Any, op: str, algorithm: str
+    ) -> None:
+        self._ways, self._ranks, self._memory, self._buffer = ways, ranks, memory, buffer
+        self._op, self._dtype = op, buffer.dtype
+        self._way, _, self._host_algorithm = algorithm.partition(":")
+        self._host_reductions: dict[int, Any] = {}
+
+    def release(self) -> DeviceReduction:
+        """Keep no buffer: each call names one.  Local."""
+        self._buffer = None
+        return self
+
+    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
+        """Reduce into the buffer, within the begun call of `watch`."""
+        flat = self._buffer if buffer is None else buffer
+        if source is not None:
+            flat[...] = source
+        link = None if self._way == STAGED else self._ways.link(self._memory, watch)
+        if isinstance(link, str) and self._way == NCCL:
+            with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
+                self._ranks.transport.exchange(b"", watch)
+            raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {link}")
+        if link is None or isinstance(link, str) or not link.can_reduce(self._dtype, self._op):
+            self._stage(watch, flat)
+        else:
+            link.all_reduce(flat, self._op, watch)
+
+    def _stage(self, watch: Watch, flat: Any) -> None:
+        """Reduce piece by piece through the host."""
+        memory, ways = self._memory, self._ways
+        host = ways.host_buffer(memory, flat.size, self._dtype, watch)
+        spans = segments(flat.size, _PIECE_BYTES // self._dtype.itemsize)
+        arrivals = [memory.read(flat[start:stop], host[start:stop]) for start, stop in spans]
+        for (start, stop), arrived in zip(spans, arrivals, strict=True):
+            wait_for(arrived, watch)
+            self._reduce_on_host(watch, host[start:stop])
+            ways.written_when(memory.write(host[start:stop], flat[start:stop]))
+
+    def _reduce_on_host(self, watch: Watch, piece: numpy.ndarray) -> None:
+        """Reduce a piece in place by the host's own ways."""
+        length = piece.size
+        if length not in self._host_reductions:
+            pieces = Pieces((0, length))
+            way = self._ranks.way(piece.nbytes, self._host_algorithm or None)
+            found = self._ranks.reduction(way, pieces, pieces, (self._dtype,) * 3, self._op)
+            if found is None:
+                replay = self._ranks.bind(piece, self._op, way.algorithm, is_example=True)
+                self._host_reductions[length] = replay
+            else:
+                self._host_reductions[length] = lambda watch, piece: found.run(watch, (piece,), (piece,))
+        self._host_reductions[length](watch, piece)
+
+
+class StagedArray(ArrayBound):
+    """A collective of one array in device memory, that is made on a copy in host memory.
+
+    Parameters
+    ----------
+    ways : DeviceWays
+    ranks : Ranks
+    memory : DeviceMemory
+    like : array
+    axis : int, optional
+        In the length of this axis arrays may differ.
+    inner : ArrayBound
+        The same for arrays of the host.
+    in_place : bool
+        Whether its result is written into the array.
+    """
+
+    def __init__(
+        self,
+        ways: DeviceWays,
+        ranks: Ranks,
+        memory: DeviceMemory,
+        like: Any,
+        axis: int | None,
+        inner: ArrayBound,
+        in_place: bool = False,
+    ) -> None:
+        super().__init__(ranks, inner.call, like, axis)
+        self._ways, self._memory, self._inner, self._in_place = ways, memory, inner, in_place
+        self._like = arrays.empty(0, like.dtype, like)
+        self._given: Any = None
+
+    def check(self, given: Any) -> None:
+        """Raise ValueError for another kind of array."""
+        super().check(given[0] if isinstance(given, tuple) else given)
+
+    def enter(self, given: Any) -> None:
+        """Begin work on the array.  Local."""
+        self._memory.enter((given[0] if isinstance(given, tuple) else given,))
+
+    def fill(self, given: Any) -> bool:
+        """Copy the array to the host, and show a short one to the other ranks.  Local."""
+        self.check(given)
+        self.enter(given)
+        array, *rest = given if isinstance(given, tuple) else (given,)
+        host = self._ways.to_host(self._memory, array, self.call.what)
+        self._given = (host, *rest) if isinstance(given, tuple) else host
+        return self._inner.fill(self._given)
+
+    def move(self, watch: Watch, given: Any) -> Any:
+        """Move the values, and bring the results to the device."""
+        host, self._given = self._given, None
+        result = self._inner.move(watch, host)
+        if self._in_place:
+            self._ways.to_device(self._memory, result, given)
+            return given
+        return self._back(result)
+
+    def _back(self, result: Any) -> Any:
+        if isinstance(result, tuple):
+            return (self._back(result[0]), *result[1:])
+        if result is None:
+            return None
+        target = arrays.empty(result.shape, result.dtype, self._like)
+        if result.size:
+            self._ways.to_device(self._memory, result, target)
+        return target
+
+
+def _at_once() -> bool:
+    """Nothing was begun."""
+    return True

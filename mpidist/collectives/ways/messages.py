@@ -1,0 +1,145 @@
+"""All-reduces over messages: MPI's own, or a schedule that is played on a packed buffer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy
+
+from mpidist.arrays import is_device
+from mpidist.cluster.topology import Topology
+from mpidist.collectives.ways import selection
+from mpidist.collectives.ways.executor import SEGMENT_BYTES, Executor
+from mpidist.collectives.ways.scratch import Scratch
+from mpidist.runtime.control import Watch
+from mpidist.schedules.rounds import Schedule
+from mpidist.schedules.table import algorithm, hierarchical
+from mpidist.transports.base import Transport
+
+#: MPI's own all-reduce is given this many bytes at a time, and this many such pieces together.
+_PIECE_BYTES, _PIECES = 1 << 20, 16
+
+
+class Replay(Protocol):
+    """Moves the data of one call, in the buffer that it is bound to or in another of the same length and dtype."""
+
+    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
+        """Reduce into the buffer, within the begun call of `watch`.
+
+        Parameters
+        ----------
+        watch : Watch
+        buffer : array, optional
+            By default the one that this is bound to.
+        source : array, shape and dtype of the buffer, optional
+            This rank's values, unchanged; by default they are in the buffer.
+        """
+
+
+class Messages:
+    """The all-reduces of a transport.
+
+    Parameters
+    ----------
+    transport : Transport
+    topology : Topology
+    scratch : Scratch
+        What is bound runs inside the turnstile only.
+    """
+
+    def __init__(self, transport: Transport, topology: Topology, scratch: Scratch) -> None:
+        self._transport = transport
+        self._topology = topology
+        self._schedules: dict[str, Schedule] = {}
+        self._scratch = scratch
+
+    def bind(self, buffer: Any, op: str, chosen: str, is_example: bool = False) -> Replay:
+        """Return what reduces `buffer` in place; Local.
+
+        Parameters
+        ----------
+        buffer : array, shape (n,), contiguous, in a dtype that is added as such
+        op : str
+        chosen : str
+            ``"native"``, ``"none"``, or the name of a schedule.  Floats whose least or greatest is wanted never take
+            MPI's own: it loses NaN.
+        is_example : bool
+            Whether every call is given a buffer of its own, of the same length and dtype; this one is not kept.
+        """
+        if chosen == "none":
+            return _nothing
+        if chosen == "native" and _loses_nan(buffer.dtype, op):
+            chosen = selection.instead_of_native(buffer.nbytes)
+        if chosen == "native":
+            return _Native(self._transport, self._scratch, None if is_example else buffer, op)
+        scratch = None if is_device(buffer) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
+        executor = Executor(self._schedule(chosen), self._transport, buffer, op, scratch=scratch)
+        if is_example:
+            executor.release()
+        return _Played(executor, None if is_example else buffer)
+
+    def _schedule(self, name: str) -> Schedule:
+        if name not in self._schedules:
+            if name == "hierarchical":
+                schedule = hierarchical(self._topology, selection.between_nodes(self._topology))
+            else:
+                schedule = algorithm("all_reduce", name)
+            self._schedules[name] = schedule
+        return self._schedules[name]
+
+
+class _Played:
+    """A schedule that is played on a buffer."""
+
+    def __init__(self, executor: Executor, buffer: Any) -> None:
+        self._executor, self._buffer = executor, buffer
+
+    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
+        if source is not None:
+            (self._buffer if buffer is None else buffer)[...] = source
+        self._executor.run(watch, buffer)
+
+
+class _Native:
+    """The all-reduce that the transport has of its own.
+
+    MPI takes half the time where values and results lie apart, and less where long buffers come in pieces.
+    """
+
+    def __init__(self, transport: Transport, scratch: Scratch, buffer: Any, op: str) -> None:
+        self._reduce, self._wait = transport.native["all_reduce"], transport.wait
+        self._scratch = scratch
+        self._buffer = buffer
+        self._op = op
+
+    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
+        whole = self._buffer if buffer is None else buffer
+        if (
+            whole.dtype.kind == "b"
+        ):  # MPI has no least and greatest of truth values; of the bytes that hold them it does
+            whole, source = whole.view(numpy.uint8), None if source is None else source.view(numpy.uint8)
+        if whole.nbytes <= _PIECE_BYTES:
+            self._wait([self._reduce(whole, self._op, source)], watch)
+            return
+        step = _PIECE_BYTES // whole.itemsize
+        for start in range(0, whole.size, _PIECES * step):
+            part = whole[start : start + _PIECES * step]
+            values = self._copied(part) if source is None else source[start : start + _PIECES * step]
+            pieces = [slice(first, first + step) for first in range(0, part.size, step)]
+            self._wait([self._reduce(part[piece], self._op, values[piece]) for piece in pieces], watch)
+
+    def _copied(self, part: Any) -> Any:
+        copy = self._scratch.array(part.shape, part.dtype)
+        copy[...] = part
+        return copy
+
+
+def _loses_nan(dtype: Any, op: str) -> bool:
+    """Whether MPI's own reduction may lose a NaN: MPI libraries compare, and every comparison with NaN is false."""
+    return op in ("min", "max") and dtype.kind == "f"
+
+
+def _nothing(watch: Watch, buffer: Any = None, source: Any = None) -> None:
+    """One rank alone, or nothing to reduce: then a buffer of no elements has its values whatever they are."""
+    if source is not None and buffer is not None:
+        buffer[...] = source

@@ -1,0 +1,205 @@
+"""``mpidist job``: the script of a batch job, filled in, checked and submitted."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpidist.cluster.launchers import family
+from mpidist.commands.job_checks import find_problems
+from mpidist.commands.job_control import VERBS, submit
+from mpidist.commands.launch.probe import probe_mpi
+from mpidist.commands.quantities import table
+from mpidist.jobs.options import OPTIONS, command_line, read_options
+from mpidist.jobs.request import Request, find_scheduler
+from mpidist.jobs.schedulers import SCHEDULERS, Scheduler
+from mpidist.jobs.script import fill_in
+from mpidist.jobs.site import NAME, Default, read_site, shown_path, site_files
+
+_EPILOG = f"""examples:
+  mpidist job slurm --nodes 4 --gpus-per-node 4 --cores 8 --time 4h train.py -- --epochs 90
+  mpidist job slurm --nodes 2 --ranks-per-node 8 --requeue 10 -o job.sh train.py -- --checkpoint {{checkpoints}}
+
+In the script's arguments {{folder}} is the job's own folder, {{checkpoints}} one in it, and {{task}} the number of an
+array's task. Defaults of a site are in the table [job] of {NAME}, here or in ~/.config/mpidist: any option, by its
+name (partition = "gpu", setup = ["module load openmpi"]).
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as it was asked for, and the text of its script."""
+
+    request: Request
+    scheduler: Scheduler
+    text: str
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``mpidist job``'s arguments."""
+    found = argparse.ArgumentParser(
+        prog="mpidist job",
+        usage="mpidist job SCHEDULER [options] SCRIPT [-- arguments] | status|logs|cancel [JOB] | --show-site",
+        description=f"Print the script of a batch job, for {', '.join(SCHEDULERS)}.",
+        epilog=_EPILOG,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=120),
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    add = found.add_argument
+    add("words", nargs="*", metavar="SCHEDULER SCRIPT", help="who runs the job, and a Python file")
+    for name, option in OPTIONS.items():
+        add(f"--{name}", action="append", metavar=option.metavar, help=option.what, dest=name)
+    add("-o", "--output", default=None, metavar="FILE", help="write the script there; a file that differs is kept")
+    add("--submit", action="store_true", default=False, help="write the script (NAME.sh), and submit it")
+    add("--site", default=None, metavar="FILE", help=f"defaults from this file only, not from {NAME}")
+    add("--show-site", action="store_true", default=False, help="print the defaults, and where they come from")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print, write or submit the script, or look after a job; return the exit status; Local."""
+    if argv and argv[0] in VERBS:
+        return _say_errors(lambda: VERBS[argv[0]](argv[1:]))
+    asked, arguments = parse(argv)
+    try:
+        defaults = read_site(site_files(os.environ, Path.cwd(), asked.site), OPTIONS)
+        if asked.show_site:
+            print(_show(defaults))
+            return 0
+        job = make_job(vars(asked), arguments, defaults)
+    except (ValueError, ModuleNotFoundError) as error:
+        parser().error(str(error))
+    problems = find_problems(job.scheduler, job.text)
+    for problem in problems:
+        print(f"mpidist job: {problem}", file=sys.stderr)
+    path = asked.output or (f"{job.request.name}.sh" if asked.submit else None)
+    if path is None:
+        print(job.text, end="")
+        return 0
+    if asked.submit and problems:
+        return 1
+    if not _write(Path(path), job.text):
+        return 1
+    if asked.submit:
+        return _say_errors(lambda: _submit(job.request, path))
+    line = f"{job.scheduler.submit[0]} {'< ' if job.scheduler.reads_script else ''}{shlex.quote(path)}"
+    print(f"mpidist job: wrote {path}; submit it: {line}", file=sys.stderr)
+    return 0
+
+
+def _submit(request: Request, path: str) -> int:
+    """Submit the script, and say how the job is looked after."""
+    job = submit(request, path)
+    print(f"mpidist job: submitted {path} as job {job.job}; its output: {job.output}")
+    print(f"mpidist job: mpidist job status {job.job}, mpidist job logs -f {job.job}, mpidist job cancel {job.job}")
+    return 0
+
+
+def _say_errors(action: Callable[[], int]) -> int:
+    """Return the exit status of an action; one that fails says why, in one line."""
+    try:
+        return action()
+    except ValueError as error:
+        print(f"mpidist job: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # of someone who has seen enough of `logs -f`
+        return 128 + signal.SIGINT
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and what follows ``--``; leave by way of the parser where an option is unknown."""
+    words = list(argv)
+    cut = words.index("--") if "--" in words else len(words)
+    asked, unknown = parser().parse_known_intermixed_args(words[:cut])
+    if unknown:
+        known = [option for action in parser()._actions for option in action.option_strings]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1, cutoff=0.7)
+        hint = (
+            f"did you mean {close[0]}?" if close else f"arguments of the script come after --: train.py -- {unknown[0]}"
+        )
+        parser().error(f"there is no option {unknown[0]}; {hint}")
+    return asked, words[cut + 1 :]
+
+
+def make_job(asked: Mapping[str, Any], arguments: Sequence[str], defaults: Mapping[str, Default]) -> Job:
+    """Return the job that options ask for; ValueError, with the accepted form, where they ask for none."""
+    words = asked.get("words", [])
+    scheduler = find_scheduler(words[0]) if words else None
+    if scheduler is None or len(words) != 2:
+        got = " ".join(words) or "nothing"
+        raise ValueError(f"expected a scheduler and a Python file, as in: mpidist job slurm train.py; got {got}")
+    given = {name: asked[name] for name in OPTIONS if name in asked}
+    used = {name: default for name, default in defaults.items() if name not in given}
+    sources = {name: f"--{name}" for name in given}
+    sources |= {name: f"{default.file}: {name}" for name, default in used.items()}
+    fields = read_options({**{name: default.values for name, default in used.items()}, **given}, sources)
+    request = Request(words[0], words[1], tuple(arguments), **{**_implied(scheduler, words[1], fields), **fields})
+    line = shlex.join(command_line(words[0], given, words[1], arguments))
+    return Job(request, scheduler, fill_in(request, line, _site_line(used)))
+
+
+def _implied(scheduler: Scheduler, script: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what follows from other options, from this interpreter and from its MPI, where it is not given."""
+    in_container = bool(fields.get("apptainer") or fields.get("pyxis"))
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(script).stem)
+    implied = {
+        "ranks_per_node": fields.get("gpus_per_node") or 1,
+        "name": stem if stem[:1].isalpha() else f"job-{stem}",
+        "python": "python3" if in_container else sys.executable,
+    }
+    if scheduler.plugins and "mpi" not in fields:
+        implied["mpi"] = _plugin(scheduler, in_container)
+    return implied
+
+
+def _plugin(scheduler: Scheduler, in_container: bool) -> str:
+    """Return how the ranks of this interpreter's MPI find each other; ValueError where that cannot be told."""
+    forms = ", ".join(f"{plugin} for {mpi}" for mpi, plugin in scheduler.plugins.items())
+    expected = f"expected --mpi HOW: {forms}"
+    if in_container:
+        raise ValueError(f"the MPI in a container cannot be seen from here; {expected}")
+    mpi = probe_mpi()
+    plugin = scheduler.plugins.get(family(mpi.library or mpi.vendor))
+    if plugin is None:
+        raise ValueError(f"mpi4py loads {mpi.title or f'no MPI here ({mpi.error})'}; {expected}")
+    return plugin
+
+
+def _site_line(used: Mapping[str, Default]) -> str:
+    """Return which options came from which files, for the header of a script."""
+    files = dict.fromkeys(default.file for default in used.values())
+    names = {file: ", ".join(name for name, default in used.items() if default.file == file) for file in files}
+    return "; ".join(f"{shown_path(file)}: {names[file]}" for file in files)
+
+
+def _show(defaults: Mapping[str, Default]) -> str:
+    if not defaults:
+        return f"no defaults: there is no {NAME} with a table [job] here, nor in ~/.config/mpidist"
+    rows = [(name, " | ".join(default.values), shown_path(default.file)) for name, default in defaults.items()]
+    return table([("option", "value", "from"), *rows], left=(0, 1, 2))
+
+
+def _write(path: Path, text: str) -> bool:
+    """Write a script that can be run; a file that differs is kept, and said."""
+    try:
+        if path.exists() and path.read_text() == text:
+            return True
+        with open(path, "x") as file:
+            file.write(text)
+        path.chmod(0o755)
+        return True
+    except FileExistsError:
+        print(f"mpidist job: {path} exists and differs: remove it, or give another name with -o", file=sys.stderr)
+    except OSError as error:
+        print(f"mpidist job: {path} cannot be written: {error.strerror}", file=sys.stderr)
+    return False

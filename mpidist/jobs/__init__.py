@@ -1,0 +1,1 @@
+"""Batch jobs: what a job asks for, the script that a scheduler takes for it, and the jobs that were submitted."""
