@@ -137,6 +137,8 @@ prove: $(VENV)/.installed
 test-all: export EVERY_GRID = 1
 test-all: export MPICH_JOBS = tests/jobs
 test-all: export MPICH_SIZES = 1 2 3 4 8
+test-all: export LIMIT = 3600
+test-all: export MPICH_LIMIT = 3600
 test-all: export REQUIRE =
 test-all:
 	.ci/run environment test-unit test-1 test-2 test-3 test-4 test-8 test-jobs test-benchmarks \

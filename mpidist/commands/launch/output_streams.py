@@ -23,8 +23,8 @@ from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
 
-#: Notes the process, connects the pipes there are, takes the job's folder of shared memory if it is on this machine, and
-#: becomes the program; $0 is the folder, $@ the program.  MPICH gives ranks but 0 an input that never ends.
+#: Notes the process, connects the pipes there are, takes the job's folder of shared memory if it is on this machine,
+#: and becomes the program; $0 is the folder, $@ the program.  MPICH gives ranks but 0 an input that never ends.
 _CONNECT = f"""\
 r="${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-none}}}}"
 if [ -p "$0/$r.2" ]; then echo $$ >"$0/$r.process"; fi
