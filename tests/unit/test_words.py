@@ -28,7 +28,7 @@ EVERYDAY = set(
     core counted crossing current curve
     data deadline death default dependency derived destination device differ dtype during
     elsewhere ended entered entry error evaluation event exact
-    failed failure fault file fixed folder foreign found framework from function fused
+    failed failure fault file fixed foreign found framework from function fused
     gathered generated given
     handover here hint host hostlist
     identity implausible implementation info injected input
