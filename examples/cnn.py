@@ -92,3 +92,7 @@ def loss(parameters: Any, images: Any, labels: Any, batch_size: int) -> Any:
 
 
 value_and_grad = differentiate(loss)
+
+
+if __name__ == "__main__":
+    raise SystemExit("cnn.py has a model of train.py: python examples/train.py --model cnn")

@@ -47,3 +47,7 @@ def shifted(images: Any, moves: Any) -> Any:
     padded = numpy.pad(images, ((0, 0), (1, 1), (1, 1)))
     each, span = numpy.arange(len(images))[:, None, None], numpy.arange(SIDE)
     return padded[each, (moves[:, :1] + span)[:, :, None], (moves[:, 1:] + span)[:, None, :]]
+
+
+if __name__ == "__main__":
+    raise SystemExit("digits.py has the data of the examples; train a model on them: python examples/train.py")

@@ -41,6 +41,14 @@ def who_is_who(strategy: Any) -> list[tuple[str, ...]]:
     return [("rank", "host", "node", "role", "device"), *table]
 
 
+def shared_cores(ranks: Sequence[Sequence[str]], cores: int) -> str:
+    """Return that the ranks of this host share its cores, which is slow; empty if each has one of its own."""
+    here = sum(row[1] == socket.gethostname() for row in ranks[1:])
+    if here <= cores:
+        return ""
+    return f"{here} ranks share {cores} cores: this shows that it works, not speed; fewer ranks are as quick or quicker"
+
+
 def on_terminal() -> bool:
     """Return whether somebody watches.  Open MPI gives ranks a terminal of their own: there mpirun's output counts."""
     if not sys.stdout.isatty() or "OMPI_COMM_WORLD_RANK" not in os.environ:
@@ -52,27 +60,38 @@ def on_terminal() -> bool:
 
 
 class Progress:
-    """A bar with loss and examples/s on a terminal, a line an epoch elsewhere; nothing where `visible` is false."""
+    """A bar with loss and examples/s on a terminal, a line an epoch elsewhere; nothing where `visible` is false.
 
-    def __init__(self, epochs: int, first_epoch: int, rows: int, visible: bool) -> None:
-        self._epochs, self._rows, self._visible = epochs, rows, visible
-        self._last = time.perf_counter()
+    `steps` are those that were made before, by the run that this one resumes.
+    """
+
+    def __init__(self, epochs: int, rows: int, batch_size: int, steps: int, visible: bool) -> None:
+        self._epochs, self._rows, self._batch_size, self._visible = epochs, rows, batch_size, visible
+        self._steps_an_epoch = -(-rows // batch_size)
+        self._last, self._rows_before = time.perf_counter(), self._rows_after(steps)
         self._bar: Any = None
         if visible and rich_progress is not None and on_terminal():
             columns = ("epoch {task.completed}/{task.total}", rich_progress.BarColumn(), "{task.description}")
             self._bar = rich_progress.Progress(*columns)
-            self._task = self._bar.add_task("", total=epochs, completed=first_epoch)
+            self._task = self._bar.add_task("", total=epochs, completed=steps // self._steps_an_epoch)
             self._bar.start()
 
-    def show(self, epoch: int, loss: float) -> None:
-        """Show that an epoch is complete."""
-        now = time.perf_counter()
-        text = f"loss {loss:.4f}  {self._rows / (now - self._last):.0f} examples/s"
-        self._last = now
+    def _rows_after(self, steps: int) -> int:
+        """Return how many rows the first `steps` steps take; the last batch of an epoch may be smaller."""
+        epochs, more = divmod(steps, self._steps_an_epoch)
+        return epochs * self._rows + min(more * self._batch_size, self._rows)
+
+    def show(self, steps: int, loss: float) -> None:
+        """Show how far it is after `steps` steps in all: at the end of an epoch, or within one."""
+        now, rows = time.perf_counter(), self._rows_after(steps)
+        complete, more = divmod(steps, self._steps_an_epoch)
+        part = f", {more} of {self._steps_an_epoch} steps" if more else ""
+        text = f"loss {loss:.4f}  {(rows - self._rows_before) / (now - self._last):.0f} examples/s"
+        self._last, self._rows_before = now, rows
         if self._bar is not None:
-            self._bar.update(self._task, completed=epoch, description=text)
+            self._bar.update(self._task, completed=complete, description=text)
         elif self._visible:
-            print(f"epoch {epoch}/{self._epochs}  {text}", flush=True)
+            print(f"epoch {complete + bool(more)}/{self._epochs}{part}  {text}", flush=True)
 
     def __enter__(self) -> Progress:
         return self
@@ -80,3 +99,7 @@ class Progress:
     def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+if __name__ == "__main__":
+    raise SystemExit("display.py is a part of train.py: python examples/train.py")

@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import digits
-import jax
-import jax.numpy as jnp
-import numpy
-import optax
+import needed
 
-import mpidist
-import mpidist.jax
+needed.packages("jax", "optax", install="pip install '.[jax,examples]' optax")
+
+import digits  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy  # noqa: E402
+import optax  # noqa: E402
+
+import mpidist  # noqa: E402
+import mpidist.jax  # noqa: E402
 
 BATCH = 96
 WIDTHS = (64, 64, 64, 10)

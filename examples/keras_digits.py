@@ -13,6 +13,10 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import argparse  # noqa: E402
 
+import needed  # noqa: E402
+
+needed.packages("keras", os.environ["KERAS_BACKEND"], install="pip install '.[keras,jax,examples]', or keras,torch")
+
 import digits  # noqa: E402
 import keras  # noqa: E402
 

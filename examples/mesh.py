@@ -92,6 +92,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", type=int, default=2, help="ranks that share a replica's weights; default: 2")
     parser.add_argument("--epochs", type=int, default=20)
     arguments = parser.parse_args(argv)
+    if mpidist.size() % arguments.devices:
+        refusal = f"{mpidist.size()} ranks are not a whole number of replicas of {arguments.devices} ranks each"
+        cure = f"start {arguments.devices}, {2 * arguments.devices}, ... ranks, or give another number of --devices"
+        parser.exit(2, f"mesh.py: {refusal}: {cure}\n" if mpidist.rank() == 0 else None)
     losses, layers = train(arguments.devices, arguments.epochs)
     extended = layers.kernel.strategy.extended
     if extended.replica_id == extended.logical_device == 0:

@@ -48,3 +48,7 @@ def value_and_grad(parameters: Any, images: Any, labels: Any, batch_size: int) -
     d_scores = (numpy.exp(log_probability) - labels) / batch_size
     d_hidden = (d_scores @ w2.T) * slope
     return loss, [x.T @ d_hidden, d_hidden.sum(axis=0), hidden.T @ d_scores, d_scores.sum(axis=0)]
+
+
+if __name__ == "__main__":
+    raise SystemExit("mlp.py has a model of train.py: python examples/train.py --model mlp")

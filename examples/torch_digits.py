@@ -13,14 +13,17 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
-from torch.nn import functional
-
-import mpidist
-import mpidist.torch
-
 sys.path.insert(0, str(Path(__file__).parent))
-import digits
+import needed
+
+needed.packages("torch", install="pip install '.[torch,examples]'")
+
+import digits  # noqa: E402
+import torch  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import mpidist  # noqa: E402
+import mpidist.torch  # noqa: E402
 
 BATCH = 96
 

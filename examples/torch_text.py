@@ -11,13 +11,20 @@ ranks train to the same loss, also where the parts differ in length.
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from pydoc_data.topics import topics
 
-import torch
-from torch.nn import functional
+sys.path.insert(0, str(Path(__file__).parent))
+import needed
 
-import mpidist
-import mpidist.torch
+needed.packages("torch", install="pip install '.[torch]'")
+
+import torch  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import mpidist  # noqa: E402
+import mpidist.torch  # noqa: E402
 
 ROWS, LENGTH, WIDTH = 30, 48, 96
 

@@ -155,11 +155,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if is_chief:
             print(f"resumed from {restored}" if restored else "no checkpoint yet: starting anew", flush=True)
 
-    start, epoch = time.perf_counter(), training.batches.epoch
-    with display.Progress(arguments.epochs, epoch, len(training.train_rows.images), is_chief) as progress:
+    start, rows, steps = time.perf_counter(), len(training.train_rows.images), training.optimizer.iterations
+    with display.Progress(arguments.epochs, rows, arguments.batch_size, steps, is_chief) as progress:
         while training.batches.epoch < arguments.epochs and not training.is_stopped():
             loss = training.train_epoch()
-            progress.show(training.batches.epoch, loss)
+            progress.show(training.optimizer.iterations, loss)
             if manager is not None:
                 manager.save(training.optimizer.iterations)
     seconds = time.perf_counter() - start
@@ -171,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         steps, replicas = training.optimizer.iterations, strategy.num_replicas_in_sync
         result = [("model", arguments.model), ("replicas", replicas), ("steps", steps), ("seconds", f"{seconds:.1f}")]
         display.print_table([*result, ("test accuracy", f"{accuracy:.4f}")], gap=" ")
+        if crowd := display.shared_cores(ranks, os.cpu_count() or 1):
+            print(crowd)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ _TURN_BYTES, _MOST_CALLS = 1 << 22, 200
 #: Calls before the first that is timed.
 _WARM_UPS = 10
 
+#: The upper quartile divided by the lower one from which on a row says more about the machine than about the contender.
+_NOISY = 2
+
 OURS = "mpidist"
 
 _EPILOG = """examples:
@@ -43,7 +46,8 @@ _EPILOG = """examples:
   mpidist bench -n 4 --json bench.json
   mpirun -n 8 mpidist bench              by a launcher of your own; srun alike
 
-The ratio is the time divided by that of the best Allreduce. The exit status is 1 if a sum was wrong.
+The ratio is the time divided by that of the best Allreduce. A line below the table says so if the machine was noisy: if
+in some row the upper quartile is more than twice the lower one. The exit status is 1 if a sum was wrong.
 """
 
 
@@ -150,6 +154,8 @@ def _measured(options: argparse.Namespace) -> int:
         rows += found
         if comm.rank == 0:
             print("\n".join(map(line, found)), flush=True)
+    if comm.rank == 0 and (told := noise(rows)):
+        print(told, flush=True)
     if comm.rank == 0 and options.json is not None:
         found_rows = [asdict(row) for row in rows]
         text = {"format": "mpidist bench 2", "mpi": title, "ranks": comm.size, "machine": machine(), "rows": found_rows}
@@ -241,6 +247,18 @@ class Turns:
         wrong = sum(int(numpy.count_nonzero(each != expected)) for each in results)
         self._wrong[who] = self._wrong.get(who, 0) + comm.allreduce(wrong)
         return seconds / self._calls
+
+
+def noise(rows: Sequence[Timing]) -> str:
+    """Return that the machine was noisy, as the quartiles have it; empty if it was not."""
+    wide = [row for row in rows if row.high > _NOISY * row.low]
+    if not wide:
+        return ""
+    return (
+        f"# noisy: in {len(wide)} of {len(rows)} rows the upper quartile is more than {_NOISY} times the lower one. "
+        "Their ratios mean little.\n"
+        "# Other programs run, or ranks share cores: see uptime; start fewer ranks, or raise --rounds"
+    )
 
 
 def heading() -> str:

@@ -19,12 +19,17 @@ COMMANDS = {
     "simulate": ("mpidist.commands.simulate", "what a collective takes on any number of ranks, and the best algorithm"),
 }
 
+_EXAMPLES = """examples:
+  mpidist run -n 4 train.py --epochs 3     a Python file on 4 ranks
+  mpidist info                             which MPI, and which launcher belongs to it
+  mpidist run --help                       the options of a command"""
+
 
 def usage() -> str:
     """Return the page that ``mpidist --help`` prints."""
     lines = [f"  {name:<8} {what}" for name, (_, what) in COMMANDS.items()]
-    heading, footing = "usage: mpidist COMMAND [options]", "mpidist COMMAND --help tells more"
-    return "\n".join([heading, "", "commands:", *lines, "", footing])
+    heading = "usage: mpidist COMMAND [options] | mpidist --version"
+    return "\n".join([heading, "", "commands:", *lines, "", _EXAMPLES])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

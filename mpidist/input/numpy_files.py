@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,11 @@ from mpidist.input.stage import Positions
 
 #: A zip file's local header before the name; it ends with the lengths of name and extra bytes.
 _LOCAL_HEADER = struct.Struct("<26x2H")
+
+
+#: One header at a time: NumPy parses it as Python, and CPython before 3.11.8 and 3.12.2 fails now and then where two
+#: threads do so at once ("AST constructor recursion depth mismatch").
+_HEADERS = threading.Lock()
 
 
 class ArrayTable(Table):
@@ -35,7 +41,8 @@ def _copied(array: Any, rows: Positions) -> numpy.ndarray:
 
 def npy_table(paths: Any) -> ArrayTable:
     """Return the rows of ``.npy`` files side by side.  Local."""
-    arrays = structure.map_leaves(lambda path: numpy.load(path, mmap_mode="r", allow_pickle=False), paths)
+    with _HEADERS:
+        arrays = structure.map_leaves(lambda path: numpy.load(path, mmap_mode="r", allow_pickle=False), paths)
     return ArrayTable(", ".join(structure.leaves(paths)), arrays)
 
 
@@ -50,7 +57,7 @@ def npz_table(path: str, names: Any = None) -> ArrayTable:
             member = archive.getinfo(known[name])
             if member.compress_type == zipfile.ZIP_STORED:
                 return _mapped(path, member)
-            with archive.open(member) as file:
+            with archive.open(member) as file, _HEADERS:
                 return numpy.lib.format.read_array(file, allow_pickle=False)
 
         return ArrayTable(path, structure.map_leaves(load, names or {name: name for name in known}))
@@ -62,7 +69,8 @@ def _mapped(path: str, member: zipfile.ZipInfo) -> numpy.ndarray:
         file.seek(member.header_offset)
         name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
         file.seek(member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
-        shape, in_columns, dtype = _header_reader(file)(file)
+        with _HEADERS:
+            shape, in_columns, dtype = _header_reader(file)(file)
         if dtype.hasobject:
             raise ValueError(f"{member.filename} in {path} holds Python objects, which are not read")
         if 0 in shape:

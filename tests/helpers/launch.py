@@ -102,7 +102,10 @@ def run_command(
     # no binding: several jobs may share the cores of a testing machine
     cores = Cores(visible_cores().count, restricted=True)
     line = command_line(launcher().path, launcher().vendor, ranks, cores, environ, os.geteuid() == 0)
-    return run_process([*line.arguments, *command], {**environ, **line.environ}, timeout_seconds)
+    # of its own, as `mpidist run` gives it: jobs that run at a time may have the same names in /dev/shm
+    with tempfile.TemporaryDirectory(prefix="sm_segments.", dir=_SHARED_MEMORY, ignore_cleanup_errors=True) as segments:
+        own = {"OMPI_MCA_btl_sm_backing_directory": segments}
+        return run_process([*line.arguments, *command], {**environ, **line.environ, **own}, timeout_seconds)
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:

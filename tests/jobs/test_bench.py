@@ -29,7 +29,7 @@ def test_it_starts_ranks_itself_and_writes_a_file(tmp_path):
         *(("list", 100_666_368, who) for who in ("mpidist", "Allreduce each", "Allreduce packed")),
     ]
     assert {row["wrong"] for row in found["rows"]} == {0}
-    assert len(result.stdout.splitlines()) == 2 + 7
+    assert len([each for each in result.stdout.splitlines() if not each.startswith("#")]) == 7
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

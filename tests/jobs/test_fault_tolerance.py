@@ -213,6 +213,7 @@ world = transports.world()
 world.control.vital_ranks = frozenset({0, 1})
 world.control.duties = {1: ("ps 0", "start the job again")}
 (line,) = open_connections(world, [1 - world.rank]).values()
+world.transport.exchange(b"", world.control.watch("both have the connection"))
 if world.rank == 1:
     line.send(b"the first", line.area(64))
     line.send(b"the second")

@@ -119,36 +119,42 @@ def test_no_shared_memory_is_left_behind(tmp_path, options):
     assert said == (launcher().vendor == "MPICH" and not options)
 
 
-#: Rank 0 notes the session folder of its launcher, and kills a process.
-SESSION = """
+#: Rank 0 notes the session folder of its launcher, and the shared memory of MPI, and kills a process.
+FOLDERS = """
 import os, signal, sys, threading
-if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0:
     folder, launcher = os.environ["PMIX_SERVER_TMPDIR"], os.getppid()
     with open("/proc/%d/stat" % launcher) as file:
         run = int(file.read().rpartition(")")[2].split()[1])
-    with open(os.path.join(os.environ["NOTES"], "folder"), "w") as file:
-        file.write(folder if os.path.isdir(folder) else "none")
+    with open("/proc/self/maps") as file:
+        segments = [line.split(None, 5)[5].strip() for line in file if "/sm_segment." in line]
+    with open(os.path.join(os.environ["NOTES"], "folders"), "w") as file:
+        file.write("\\n".join([folder if os.path.isdir(folder) else "none", *{{*map(os.path.dirname, segments)}}]))
     os.kill({}, signal.SIGKILL)
 threading.Event().wait()
 """
 
-has_session_folder = pytest.mark.skipif(
-    launcher().vendor != "Open MPI" or not Path("/proc/self/maps").exists(), reason="Open MPI's, on Linux"
+has_folders = pytest.mark.skipif(
+    launcher().vendor != "Open MPI" or not Path("/proc/self/maps").exists(), reason="of Open MPI, on Linux"
 )
 
 
-@has_session_folder
+@has_folders
 @pytest.mark.parametrize("killed", ["os.getpid()", "launcher", "run"])
-def test_a_job_has_a_session_folder_of_its_own_that_goes_with_it(tmp_path, killed):
+def test_a_job_has_folders_of_its_own_that_go_with_it(tmp_path, killed):
     place = tmp_path / ("long" * 40)
     place.mkdir()
-    result = run(tmp_path, SESSION.format(killed), ranks=2, TMPDIR=str(place), NOTES=str(tmp_path))
+    result = run(tmp_path, FOLDERS.format(killed), ranks=2, TMPDIR=str(place), NOTES=str(tmp_path))
     assert result.returncode != 0
-    assert (tmp_path / "folder").read_text().startswith(f"{place}/mpidist-run-")
+    session, segments = (tmp_path / "folders").read_text().split("\n")
+    assert session.startswith(f"{place}/mpidist-run-")
     assert list(place.iterdir()) == []
+    assert segments.startswith("/dev/shm/sm_segments.") and not Path(segments).exists()
 
 
-@has_session_folder
+@has_folders
 @pytest.mark.parametrize("way", ["variable", "argument", "file"])
 def test_a_session_folder_stays_where_the_user_has_placed_it(tmp_path, way):
     name, place = "prte_tmpdir_base", tmp_path / "placed"
@@ -159,3 +165,11 @@ def test_a_session_folder_stays_where_the_user_has_placed_it(tmp_path, way):
     script = "import os; print(os.environ['PMIX_SERVER_TMPDIR'])"
     result = run(tmp_path, script, *options, ranks=1, HOME=str(tmp_path), **variables)
     assert result.stdout.startswith(f"{place}/ompi."), result.stderr
+
+
+@has_folders
+def test_shared_memory_stays_where_the_user_has_placed_it(tmp_path):
+    script = FOLDERS.format("os.getpid()")
+    result = run(tmp_path, script, ranks=2, NOTES=str(tmp_path), OMPI_MCA_btl_sm_backing_directory=str(tmp_path))
+    assert result.returncode != 0
+    assert (tmp_path / "folders").read_text().split("\n")[1:] == [str(tmp_path)]

@@ -26,6 +26,7 @@ from tests.helpers.pages import GUIDE, PAGES, ROOT, blocks
 from tests.helpers.parsed import parsed
 
 README = (ROOT / "README.md").read_text()
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text()
 RESULTS = ROOT / "benchmarks" / "results"
 
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -176,18 +177,144 @@ def test_calls_of_a_gradient_are_in_files_of_the_package_and_counted_as_the_page
     assert [row for row in rows if f"| {row} |" not in page] == []
 
 
+def median_of(launches: list[dict[str, float]], who: str, to: str | None = None) -> float:
+    """Return the median over launches of a contender's time, or of its ratio to another one's."""
+    return statistics.median(each[who] / (each[to] if to else 1) for each in launches)
+
+
+def launches_of(file: str, work: str, nbytes: int | None = None) -> list[dict[str, float]]:
+    """Return for each launch in a file of results the microseconds of each contender."""
+    found = json.loads((RESULTS / f"{file}.json").read_text())
+    chosen = found["launches"] if "launches" in found else found["new"]
+    launches = [
+        {
+            each["who"]: each["time_us"]
+            for each in launch["rows"]
+            if each["work"] == work and nbytes in (None, each["size"])
+        }
+        for launch in chosen
+        if launch["subcommand"] != "native"
+    ]
+    return [launch for launch in launches if launch]
+
+
+def cells(page: str, title: str) -> list[str]:
+    """Return the cells of the row of a table that begins with a title, which is not among them."""
+    (row,) = re.findall(rf"^\| {re.escape(title)} \|(.*)\|$", page, re.MULTILINE)
+    return [cell.strip() for cell in row.split("|")]
+
+
+_MICROSECONDS = {"us": 1, "ms": 1e3}
+
+
+def _is_rounded(shown: str, measured: float) -> bool:
+    """Return whether a figure is another one to as many digits as it has, or without its zeros at the end."""
+    digits = shown.replace(".", "").strip("0") if "." not in shown else shown.replace(".", "").lstrip("0")
+    return float(shown) == float(f"{measured:.{len(digits)}g}")
+
+
+@pytest.mark.parametrize(
+    ("shown", "measured", "expected"),
+    [
+        *(("44600", 44641.5, True), ("44600", 44661.5, False), ("363", 362.9, True), ("1.74", 1.7427, True)),
+        *(("0.68", 0.6815, True), ("0.69", 0.6815, False), ("3360", 3362.3, True), ("3370", 3362.3, False)),
+        *(("2.50", 2.5016, True), ("2.50", 2.516, False), ("86", 85.85, True)),
+    ],
+)
+def test_how_a_figure_is_rounded(shown, measured, expected):
+    assert _is_rounded(shown, measured) is expected
+
+
+#: The rows of the README's table: how each begins, the file and the work in it, the contender and its unit.
+_SPEED = (
+    ("gradients of ResNet-50: 161 arrays, 102 MB", "gradients-2", "resnet50", None, "Gloo DDP", "ms"),
+    ("the same", "gradients-2", "resnet50", None, "Allreduce each", "ms"),
+    ("1000 gradients of 1 KB", "gradients-2", "small", None, "Allreduce packed", "ms"),
+    ("one array of 16 MiB", "all-reduce-openmpi-2", "all_reduce", 1 << 24, "Allreduce", "ms"),
+    ("one array of 4 B", "all-reduce-openmpi-2", "all_reduce", 4, "Allreduce", "us"),
+    ("steps of Adam on a parameter server", "ps-4", "1 float, Adam", None, "TensorFlow", "a second"),
+)
+
+
+@pytest.mark.parametrize(("title", "file", "work", "nbytes", "peer", "unit"), _SPEED)
+def test_the_table_of_readme_has_what_was_measured(title, file, work, nbytes, peer, unit):
+    ours, _, theirs, ratio, number = cells(README, title)
+    launches = launches_of(file, work, nbytes)
+    assert len(launches) == 3
+    for cell, who in ((ours, "mpidist"), (theirs, peer)):
+        figure = cell.removesuffix(f" {unit}").replace(" ", "")
+        time = median_of(launches, who)
+        assert _is_rounded(figure, 1e6 / time if unit == "a second" else time / _MICROSECONDS[unit])
+    assert _is_rounded(ratio, median_of(launches, peer, "mpidist"))
+    (command,) = re.findall(rf"^{number}\. `python -m (.*)`$", README, re.MULTILINE)
+    ran = json.loads((RESULTS / f"{file}.json").read_text())["launches"][0]["command"]
+    assert sorted(command.split()) == sorted(" ".join(ran).partition(" --json")[0].split())
+
+
+def test_the_table_of_readme_has_no_other_rows():
+    (table,) = re.findall(r"^\| Measured \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    assert [line.split(" | ")[0][2:] for line in table.splitlines()[2:] if line] == [row[0] for row in _SPEED]
+
+
+@pytest.mark.parametrize(
+    ("title", "who"),
+    [
+        ("copy", "copy"),
+        ("mpidist", "mpidist"),
+        ("mpidist, in `gradient_buffers`", "mpidist, in buffers"),
+        ("mpi4py's `Allreduce`, each array", "Allreduce each"),
+        ("mpi4py's `Allreduce`, packed", "Allreduce packed"),
+        ("mpi4py's `Iallreduce`, packed", "Iallreduce packed"),
+        ("PyTorch's Gloo, one flat tensor", "Gloo flat"),
+        ("PyTorch's DistributedDataParallel over Gloo", "Gloo DDP"),
+        ("PyTorch's Gloo, each tensor", "Gloo each"),
+        ("TensorFlow, ring", "TensorFlow RING"),
+    ],
+)
+def test_lists_of_gradients_take_what_was_measured(title, who):
+    for cell, work in zip(cells(BENCHMARKS, title), ("resnet50", "small"), strict=True):
+        launches = launches_of("gradients-2", work)
+        time, ratio = median_of(launches, who), median_of(launches, who, "copy")
+        shown = re.fullmatch(r"([\d.]+) ms(?: \(([\d.]+)x\))?", cell)
+        assert _is_rounded(shown[1], time / 1e3) and _is_rounded(shown[2] or "1", ratio)
+
+
+@pytest.mark.parametrize(
+    ("title", "nbytes"), [("4 B", 4), ("64 KiB", 1 << 16), ("1 MiB", 1 << 20), ("16 MiB", 1 << 24)]
+)
+def test_one_array_takes_what_was_measured(title, nbytes):
+    shown = cells(BENCHMARKS, title)
+    of_mpi = [("pairs-2", "one array", 7), ("all-reduce-mpich-2", "all_reduce", 3)]
+    for (file, work, count), time, ours in zip(of_mpi, shown[::2], shown[1::2], strict=True):
+        launches = launches_of(file, work, nbytes)
+        assert len(launches) == count
+        figure, unit = time.split()
+        assert _is_rounded(figure, median_of(launches, "Allreduce") / _MICROSECONDS[unit])
+        if ours.startswith("+"):
+            more = statistics.median(each["mpidist"] - each["Allreduce"] for each in launches)
+            assert ours == f"+{more:.1f} us"
+        else:
+            assert ours == f"{median_of(launches, 'mpidist', 'Allreduce'):.2f}x"
+
+
 @pytest.mark.parametrize(
     ("title", "work"), [("SGD", "1 float"), ("SGD with momentum", "1 float, momentum"), ("Adam", "1 float, Adam")]
 )
 def test_steps_on_parameter_servers_are_the_medians_over_the_launches(title, work):
-    row = re.search(rf"^\| {title} \| ([\d ]+) \| (\d+) \|$", README, re.MULTILINE)
-    assert row is not None
-    launches = json.loads((RESULTS / "ps-4.json").read_text())["launches"]
-    times = [{each["who"]: each["time_us"] for each in launch["rows"] if each["work"] == work} for launch in launches]
-    rate = statistics.median(1e6 / each["mpidist"] for each in times)
-    ratio = statistics.median(each["TensorFlow"] / each["mpidist"] for each in times)
-    assert len(times) == 3
-    assert (float(row[1].replace(" ", "")), float(row[2])) == (float(f"{rate:.3g}"), round(ratio))
+    rate, ratio = cells(BENCHMARKS, title)
+    launches = launches_of("ps-4", work)
+    assert len(launches) == 3
+    assert _is_rounded(rate.replace(" ", ""), 1e6 / median_of(launches, "mpidist"))
+    assert _is_rounded(ratio, median_of(launches, "TensorFlow", "mpidist"))
+
+
+# -- the release ------------------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    package = re.search(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert citation[1] == package[1] == mpidist.__version__
 
 
 # -- environment variables --------------------------------------------------------------------------------------------

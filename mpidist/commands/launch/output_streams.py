@@ -18,17 +18,21 @@ from typing import NamedTuple
 
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.launcher_notes import LauncherNotes
+from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
 
-#: Notes the process, connects the pipes there are and becomes the program; $0 is the folder, $@ the program.
-_CONNECT = """\
-r="${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-none}}"
+#: Notes the process, connects the pipes there are, takes the job's folder of shared memory if it is on this machine,
+#: and becomes the program; $0 is the folder, $@ the program.  MPICH gives ranks but 0 an input that never ends.
+_CONNECT = f"""\
+r="${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-none}}}}"
 if [ -p "$0/$r.2" ]; then echo $$ >"$0/$r.process"; fi
-if [ -p "$0/$r.0" ]; then exec <"$0/$r.0"; fi
+if [ -p "$0/$r.0" ]; then exec <"$0/$r.0"; elif [ "$r" -gt 0 ] 2>/dev/null; then exec </dev/null; fi
 if [ -p "$0/$r.1" ]; then exec >"$0/$r.1"; fi
 if [ -p "$0/$r.2" ]; then exec 2>"$0/$r.2"; fi
+s="{SEGMENTS}${{0##*/{RUN}}}"
+if [ -d "$s" ]; then export OMPI_MCA_btl_sm_backing_directory="${{OMPI_MCA_btl_sm_backing_directory:-$s}}"; fi
 exec "$@\""""
 
 _READ_BYTES = 1 << 16
@@ -54,7 +58,7 @@ class OutputStreams:
     ) -> None:
         self._ranks, self._destination, self._error_fn, self._tagged = ranks, destination, error_fn, tagged
         self._selector = selectors.DefaultSelector()
-        self.folder = tempfile.mkdtemp(prefix="mpidist-run-")
+        self.folder = tempfile.mkdtemp(prefix=RUN)
         self._shown: dict[Origin, bytes] = {}
         self._errors: dict[Origin, bytes] = {}
         self._notes: dict[Origin, LauncherNotes] = defaultdict(LauncherNotes)

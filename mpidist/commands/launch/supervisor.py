@@ -22,10 +22,10 @@ from mpidist.commands.launch.input_stream import STDIN, InputStream
 from mpidist.commands.launch.killed_ranks import KilledRanks
 from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.leftovers import Leftovers
+from mpidist.commands.launch.mpi_files import open_mpi_folders, remove_segments
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
 from mpidist.commands.launch.rank_deaths import RankDeath, RankDeaths
 from mpidist.commands.launch.rank_processes import TOKEN, end_processes, ranks_of, send
-from mpidist.commands.launch.session_folder import session_place
 from mpidist.commands.launch.start_up import StartUp
 from mpidist.commands.launch.watchdog import OVER, start_watchdog
 from mpidist.options import RUN_FOLDER, settings
@@ -129,7 +129,7 @@ class _Job:
         self.removed: list[str] = []
         folder = self.streams.folder
         self.watchdog = start_watchdog(self.token, folder)
-        variables = {**environ, TOKEN: self.token, RUN_FOLDER: folder, **session_place(launcher, environ, folder)}
+        variables = {**environ, TOKEN: self.token, RUN_FOLDER: folder, **open_mpi_folders(launcher, environ, folder)}
         self.process = self._started(launcher, program, variables, STDOUT in descriptors, takes_input)
         for pipe, descriptor in ((self.process.stdout, STDOUT), (self.process.stderr, STDERR)):
             if pipe is not None:
@@ -230,6 +230,7 @@ class _Job:
         self.leftovers.take_notes(self.streams.folder)
         self._asked = asked_status(self.streams.folder)
         self.removed = self.leftovers.remove()
+        remove_segments(self.streams.folder)
         self.streams.close()
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from mpidist.commands.launch.leftovers import Leftovers
+from mpidist.commands.launch.mpi_files import remove_segments
 from mpidist.commands.launch.rank_processes import end_processes
 
 #: What a job that has ended by itself writes to its watchdog.
@@ -42,4 +43,5 @@ def watch(token: str, folder: str) -> None:
         leftovers.look()
         end_processes(token)
         leftovers.remove()
+        remove_segments(folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -392,7 +392,8 @@ def _directory(model_dir: Any, config: RunConfig) -> Path:
     if config.is_evaluator:
         raise ValueError("an evaluator needs model_dir: the folder in which the others save")
     found = agreement.from_chief(lambda: tempfile.mkdtemp(prefix="mpidist-estimator-"), "temporary folder")
-    _log.warning("Using temporary folder as model directory: %s", found)
+    if config.is_chief:  # of all ranks one tells
+        _log.warning("Using temporary folder as model directory: %s", found)
     return Path(found)
 
 

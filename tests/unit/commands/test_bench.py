@@ -57,6 +57,15 @@ def test_options_are_passed_to_the_ranks(monkeypatch, tmp_path):
     assert options.json == tmp_path / "x.json" and options.ranks is None
 
 
+def test_a_noisy_machine_is_told():
+    def row(low, high):
+        return bench.Timing("array", 1, 1024, "mpidist", 0.02, low, high, 0.5, 0)
+
+    assert bench.noise([row(0.01, 0.02), row(0.02, 0.03)]) == ""
+    told = bench.noise([row(0.01, 0.02), row(6e-6, 387e-6), row(0.01, 0.021)])
+    assert told.startswith("# noisy: in 2 of 3 rows the upper quartile is more than 2 times the lower one")
+
+
 def test_a_row_of_the_table_has_time_quartiles_speed_and_ratio():
     row = bench.Timing("list", 160, 10**8, "mpidist", 0.02, 0.01, 0.04, 0.5, 0)
     assert bench.line(row).split() == [

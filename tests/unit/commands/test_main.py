@@ -23,6 +23,7 @@ def test_help_lists_the_commands(arguments, status, capsys):
     printed = capsys.readouterr().out
     for name, (_, what) in COMMANDS.items():
         assert f"{name} " in printed and what in printed
+    assert "mpidist --version" in printed and "mpidist run -n 4 train.py" in printed
 
 
 def test_version(capsys):

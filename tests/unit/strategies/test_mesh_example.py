@@ -65,4 +65,16 @@ def test_what_it_prints(capsys):
 
 def test_ranks_that_make_up_no_whole_replica():
     with pytest.raises(ValueError, match=r"ranks \[2\] belong to no replica.*another number of ranks"):
-        run_ranks(3, mesh.main, ["--epochs", "2"])
+        run_ranks(3, mesh.train, 2, 2)
+
+
+def test_a_wrong_number_of_ranks_is_told_once_and_without_a_traceback(capsys):
+    def refused():
+        with pytest.raises(SystemExit) as left:
+            mesh.main(["--epochs", "2"])
+        return left.value.code
+
+    assert run_ranks(3, refused) == [2, 2, 2]
+    told = capsys.readouterr().err
+    assert told.startswith("mesh.py: 3 ranks are not a whole number of replicas of 2 ranks each: start 2, 4, ... ranks")
+    assert told.count("\n") == 1

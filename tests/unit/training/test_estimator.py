@@ -557,7 +557,7 @@ def test_a_temporary_folder_is_the_same_on_all_ranks(caplog):
 
     (first, second) = run_ranks(2, main)
     assert first == second and first[0] == first[1] and first[2] == 1
-    assert "Using temporary folder as model directory" in caplog.text
+    assert caplog.text.count("Using temporary folder as model directory") == 1
 
 
 def test_params_are_copies(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -139,6 +140,61 @@ def test_script_says_who_is_who_and_what_the_batches_are(capsys):
     assert [line.rsplit(maxsplit=1)[0] for line in result] == ["model", "replicas", "steps", "seconds", "test accuracy"]
 
 
+def test_a_part_of_an_epoch_is_told_as_one(capsys):
+    train.main(["--model", "mlp", "--epochs", "3", "--steps", "16"])  # 12 steps an epoch
+    told = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert told == ["epoch 1/3", "epoch 2/3, 4 of 12 steps"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "shown", "rows"),
+    [
+        (0, (12, 24), (1437, 1437)),
+        (0, (12, 16), (1437, 4 * 128)),
+        (16, (24, 36), (1437 - 4 * 128, 1437)),  # resumed in the second epoch
+        (0, (11, 12), (11 * 128, 1437 - 11 * 128)),  # the last batch is smaller
+    ],
+)
+def test_examples_a_second_are_of_the_rows_that_were_seen(steps, shown, rows, capsys, monkeypatch):
+    seconds = iter([10.0, 12.0, 16.0])
+    monkeypatch.setattr(display.time, "perf_counter", lambda: next(seconds))
+    with display.Progress(3, 1437, 128, steps, visible=True) as progress:
+        for each in shown:
+            progress.show(each, 0.5)
+    told = [int(re.search(r"(\d+) examples/s", line)[1]) for line in capsys.readouterr().out.splitlines()]
+    assert told == [round(rows[0] / 2), round(rows[1] / 4)]
+
+
+def test_ranks_that_share_cores_are_told_that_this_is_no_speed():
+    here, header = display.socket.gethostname(), ("rank", "host")
+    ranks = [header, *((str(rank), here) for rank in range(8)), ("8", here + "-2")]
+    assert display.shared_cores(ranks, 8) == ""
+    assert display.shared_cores(ranks, 2).startswith("8 ranks share 2 cores: this shows that it works, not speed")
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp", "digits", "display", "needed"])
+def test_a_module_that_is_no_program_says_which_one_to_start(name):
+    done = subprocess.run([sys.executable, str(EXAMPLES / f"{name}.py")], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"{name}\.py .*: python examples/train\.py.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("torch_digits", "torch"), ("torch_text", "torch"), ("jax_digits", "jax optax"), ("keras_digits", "keras jax")],
+)
+def test_a_framework_that_is_missing_is_told_by_one_rank_with_the_extra_that_installs_it(name, missing, rank):
+    hide = "".join(f"sys.modules[{each!r}] = None; " for each in missing.split())
+    run = f"runpy.run_path({str(EXAMPLES / name)!r} + '.py', run_name='__main__')"
+    code = f"import sys, runpy; sys.path.insert(0, {str(EXAMPLES)!r}); {hide}{run}"
+    environ = {**os.environ, "PMI_RANK": rank, "KERAS_BACKEND": "jax"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    needs = f"this example needs {missing.replace(' ', ', ')}: pip install '.[{missing.split()[0]}"
+    assert done.stderr.startswith(needs) if rank == "0" else done.stderr == ""
+
+
 def test_resuming_ends_where_the_whole_run_ends(tmp_path, capsys):
     common = ["--model", "mlp", "--epochs", "4"]
     train.main([*common, "--save-parameters", str(tmp_path / "whole.npz")])
@@ -176,6 +232,6 @@ def test_resume_needs_a_directory(capsys):
 
 def test_no_bar_where_nobody_watches(capsys):
     assert not display.on_terminal()
-    with display.Progress(3, 0, 10, visible=False) as progress:
+    with display.Progress(3, 10, 5, 0, visible=False) as progress:
         progress.show(1, 0.5)
     assert capsys.readouterr().out == ""
