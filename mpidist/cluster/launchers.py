@@ -80,6 +80,9 @@ SLURM = LauncherTable(
     needs=("SLURM_STEP_ID",),
 )
 
+#: MPI -> the way of ``srun --mpi`` that makes one world of its ranks.
+PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
+
 #: Asked in this order; a launcher that is itself started through another one stands before that.  An mpirun inside a
 #: batch job starts its daemons through srun, so that ranks inherit step variables which describe the daemons.
 LAUNCHERS = (
@@ -190,7 +193,7 @@ def _cure(launcher: Launcher, mpi: str) -> str:
     )
     if launcher.name != SLURM.name:
         return f"Start with {beside}"
-    plugin = {"Open MPI": "pmix", "MPICH": "pmi2"}.get(family(mpi))
+    plugin = PLUGINS.get(family(mpi))
     if plugin is None or plugin == launcher.plugin:
         return f"Try the other plugins that `srun --mpi=list` shows, or start from a batch script with {beside}"
     return f"Start with `srun --mpi={plugin}`, or from a batch script with {beside}"

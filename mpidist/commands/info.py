@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib import metadata
+from typing import Any
 
 import mpidist
 from mpidist.cluster.launchers import detect_launcher
@@ -58,12 +59,20 @@ def software_rows() -> list[Row]:
 
 
 def _h5py() -> str:
+    found = find_h5py()
+    if "error" in found:
+        return f"not usable ({found['error']}), so no checkpoints: pip install h5py"
+    parallel = "with parallel I/O" if found["parallel"] else "without parallel I/O (checkpoints do not need it)"
+    return f"{found['version']}, HDF5 {found['hdf5']}, {parallel}"
+
+
+def find_h5py() -> dict[str, Any]:
+    """Return the versions of h5py and HDF5 and whether they are parallel, or the error of the import."""
     try:
         import h5py
     except ImportError as error:
-        return f"not usable ({error}), so no checkpoints: pip install h5py"
-    parallel = "with parallel I/O" if h5py.get_config().mpi else "without parallel I/O (checkpoints do not need it)"
-    return f"{h5py.__version__}, HDF5 {h5py.version.hdf5_version}, {parallel}"
+        return {"error": str(error)}
+    return {"version": h5py.__version__, "hdf5": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
 
 
 def mpi_rows(mpi: MpiFound) -> list[Row]:

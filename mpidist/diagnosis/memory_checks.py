@@ -1,0 +1,71 @@
+"""Checks of memory: what the ranks of a node share, what is left of it, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpidist.diagnosis.case import Case
+from mpidist.diagnosis.finding import Finding, ok, warn
+
+#: What a node's ranks should find free in /dev/shm, and each of them in memory.
+SHARED_BYTES, RANK_BYTES = 256 * 2**20, 512 * 2**20
+
+#: Files that a process should be able to open, besides a few for each rank: connections are files.
+_FILES, _FILES_A_RANK = 256, 4
+
+
+def check_shared_memory(case: Case) -> Iterator[Finding]:
+    """Find nodes with little or no /dev/shm."""
+    least, found = None, False
+    for host, ranks in case.ranks_of_host.items():
+        shared = case.ranks[ranks[0]].shared_memory
+        if shared is None:
+            yield warn(f"{host} has no /dev/shm: its ranks exchange messages", "docker run --shm-size=1g")
+        elif shared[0] < SHARED_BYTES:
+            yield warn(f"{host}: /dev/shm has {_gib(shared[0])}", "docker run --shm-size=1g")
+        elif shared[1] < SHARED_BYTES:
+            yield warn(f"{host}: {_gib(shared[1])} of /dev/shm are free", "ls -l /dev/shm, and rm what is yours")
+        else:
+            least = shared[1] if least is None else min(least, shared[1])
+            continue
+        found = True
+    if not found and least is not None:
+        yield ok(f"{_gib(least)} or more of /dev/shm free on each node")
+
+
+def check_memory(case: Case) -> Iterator[Finding]:
+    """Find nodes on which little memory is left for each rank."""
+    shares = []
+    for host, ranks in case.ranks_of_host.items():
+        rooms = [room for rank in ranks if (room := case.ranks[rank].memory_bytes) is not None]
+        if not rooms:
+            continue
+        shares.append(share := min(rooms) // len(ranks))
+        if share < RANK_BYTES:
+            cure = "sbatch --mem=0" if "SLURM_JOB_ID" in case.own.environ else "mpidist run with fewer ranks, -n 1"
+            yield warn(f"{host}: {_gib(share)} are left for each of {len(ranks)} ranks", cure)
+    if shares and min(shares) >= RANK_BYTES:
+        yield ok(f"{_gib(min(shares))} or more left for each rank")
+
+
+def check_limits(case: Case) -> Iterator[Finding]:
+    """Find limits of ulimit that stop a job in the middle."""
+    limits, found = case.own.limits, []
+    for rank in case.ranks:
+        for name, limit in rank.limits.items():
+            if limit is not None and limits.get(name) is not None:
+                limits = {**limits, name: min(limit, limits[name] or limit)}
+    if limits.get("memory") is not None:
+        found.append(warn(f"memory of a process is limited to {_gib(limits['memory'] or 0)}", "ulimit -v unlimited"))
+    if limits.get("locked") is not None and any(rank.ports for rank in case.ranks):
+        found.append(warn(f"memory for InfiniBand is limited to {_gib(limits['locked'] or 0)}", "ulimit -l unlimited"))
+    files, needed = limits.get("files"), _FILES + _FILES_A_RANK * case.size
+    if files is not None and files < needed:
+        found.append(
+            warn(f"a process may open {files} files, and {case.size} ranks may need {needed}", "ulimit -n 4096")
+        )
+    yield from found or [ok("of memory and of open files: none in the way")]
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
