@@ -173,6 +173,9 @@ class Settings:
 #: The variable of `Settings.run_folder`.
 RUN_FOLDER = "MPIDIST_RUN_FOLDER"
 
+#: The variable of `Settings.timeout_seconds`.
+TIMEOUT = "MPIDIST_TIMEOUT_SECONDS"
+
 #: The variable of `Settings.fault_tolerant`.
 FAULT_TOLERANT = "MPIDIST_FAULT_TOLERANT"
 

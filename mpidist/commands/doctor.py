@@ -22,6 +22,7 @@ from mpidist.diagnosis.checks import CHECKS, diagnose
 from mpidist.diagnosis.finding import FAIL, OK, WARN, Finding, fail, status
 from mpidist.diagnosis.trials import try_together
 from mpidist.errors import LaunchError, MpidistError
+from mpidist.options import TIMEOUT
 from mpidist.world import world_communicator
 
 _EPILOG = """examples:
@@ -39,7 +40,7 @@ _PATIENCE, _LAUNCH_PATIENCE = "60", 180.0
 def main(argv: Sequence[str]) -> int:
     """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
     options = _parser().parse_args(argv)
-    os.environ.setdefault("MPIDIST_TIMEOUT_SECONDS", _PATIENCE)
+    os.environ.setdefault(TIMEOUT, _PATIENCE)
     try:
         launcher = detect_launcher()
     except LaunchError as error:

@@ -21,11 +21,13 @@ from pathlib import Path
 import numpy
 
 import mpidist
+from mpidist.cluster.devices import may_see_gpus
 from mpidist.commands.card_page import ask_cuda
 from mpidist.commands.info import find_h5py
 from mpidist.commands.launch.cores import visible_cores
 from mpidist.commands.launch.probe import without_launcher
 from mpidist.diagnosis.case import Folder, Observation
+from mpidist.options import RUN_FOLDER, RUN_TOKEN
 from mpidist.runtime.memory_room import room_bytes
 
 #: How the variables begin that findings look at.
@@ -35,7 +37,7 @@ _VARIABLES = (
 )
 
 #: Variables of which each rank has its own.
-_OWN = ("MPIDIST_RUN_TOKEN", "MPIDIST_RUN_FOLDER")
+_OWN = (RUN_TOKEN, RUN_FOLDER)
 
 #: Files of libraries for linear algebra, and the functions that tell how many threads they have.
 _LIBRARY = re.compile(r"(openblas|mkl_rt|blis)[^/]*$")
@@ -69,10 +71,9 @@ def observe(folder: str, mpi: str, asks_mpi: bool) -> Observation:
     asks_mpi : bool
         Whether MPI is asked about arrays in GPU memory, in a child process.
     """
-    cores, h5py, cuda = visible_cores(), find_h5py(), {}
-    has_driver = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")))
-    if has_driver and os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() not in ("", "-1", "NoDevFiles"):
-        cuda = ask_cuda()
+    cores, h5py = visible_cores(), find_h5py()
+    has_driver = may_see_gpus(is_installed=lambda package: True)
+    cuda = ask_cuda() if has_driver else {}
     return Observation(
         host=platform.node(),
         software=_software(mpi, h5py.get("version", "none")),
@@ -88,7 +89,7 @@ def observe(folder: str, mpi: str, asks_mpi: bool) -> Observation:
         ports=_ports(),
         h5py=h5py,
         folder=_folder(folder),
-        has_driver=bool(cuda),
+        has_driver=has_driver,
         cuda=cuda,
         mpi_takes_cards=_asks_about_cards() if asks_mpi and cuda.get("cards") else "",
     )
@@ -199,7 +200,7 @@ def _lock_error(file: int) -> str:
 
 def _asks_about_cards(timeout_seconds: float = 60.0) -> str:
     """Return "yes", or why MPI does not take arrays in GPU memory, by the end of a child that tries."""
-    command, environ = [sys.executable, "-c", _CARD_CHILD], {**without_launcher(os.environ), "MPIDIST_NO_MPI": "1"}
+    command, environ = [sys.executable, "-c", _CARD_CHILD], without_launcher(os.environ)
     try:
         child = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout_seconds)
     except subprocess.TimeoutExpired:

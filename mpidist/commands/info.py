@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -34,12 +35,25 @@ def main(argv: Sequence[str]) -> int:
         prog="mpidist info",
         description="One page about this machine. Under mpirun it shows the world of all ranks, once.",
     )
-    parser.parse_args(argv)
+    parser.add_argument("--json", action="store_true", help="print the page as JSON")
+    options = parser.parse_args(argv)
     rank, world_rows = world_page()
     if rank == 0:
-        mpi = probe_mpi(start=True)
-        sections = (software_rows(), mpi_rows(mpi), world_rows, card_rows(ask_cuda()), machine_rows(), settings_rows())
-        print("\n\n".join([*(render(section) for section in sections), *all_reduces()]), flush=True)
+        sections = {
+            "software": software_rows(),
+            "mpi": mpi_rows(probe_mpi(start=True)),
+            "world": world_rows,
+            "gpus": card_rows(ask_cuda()),
+            "machine": machine_rows(),
+            "settings": settings_rows(),
+        }
+        chosen = all_reduces()
+        if options.json:
+            print(
+                json.dumps({**{name: dict(rows) for name, rows in sections.items()}, "all_reduces": chosen}, indent=1)
+            )
+        else:
+            print("\n\n".join([*map(render, sections.values()), *chosen]), flush=True)
     return 0
 
 

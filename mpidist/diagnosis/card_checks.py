@@ -26,7 +26,7 @@ def check_cards(case: Case) -> Iterator[Finding]:
     yield from shared
     if not shared:
         counts = {len(each.cuda.get("cards", ())) for each in case.ranks}
-        yield ok(f"{' or '.join(map(str, sorted(counts)))} seen by each rank, none shared without need")
+        yield ok(f"{' or '.join(map(str, sorted(counts)))} seen by each rank, and no two ranks share one")
 
 
 def _shared(case: Case) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Link:
+class NodePair:
     """What two nodes can send to each other, and the interface of the first through which it went."""
 
     nodes: tuple[str, str]
@@ -65,7 +65,7 @@ class Joint:
     reduction_error: str = ""  # why the all-reduce is wrong, or failed
     reduction_bytes: int = 0
     clocks: Mapping[str, float] = field(default_factory=dict)  # by node: seconds ahead of the first one's clock
-    links: tuple[Link, ...] = ()
+    pairs: tuple[NodePair, ...] = ()
     blind: tuple[str, ...] = ()  # nodes that do not see a file that rank 0 has written to the folder
 
     @cached_property

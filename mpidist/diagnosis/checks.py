@@ -43,7 +43,7 @@ CHECKS = (
     Check("memory", memory_checks.check_memory),
     Check("limits", memory_checks.check_limits),
     Check("interfaces", network_checks.check_interfaces),
-    Check("links", network_checks.check_links),
+    Check("node pairs", network_checks.check_pairs),
     Check("clocks", network_checks.check_clocks),
     Check("folder", file_checks.check_folder),
     Check("file locks", file_checks.check_locks),

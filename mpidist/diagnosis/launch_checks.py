@@ -53,7 +53,7 @@ def check_world(case: Case) -> Iterator[Finding]:
     if launcher is None:
         yield _alone(case)
     elif case.join_error:
-        yield fail(case.join_error, _start(case))
+        yield fail(case.join_error.split(". ")[0], _start(case))  # what it advises further is the cure
     elif launcher.size is not None and launcher.size != case.size:
         yield fail(f"{launcher.name} started {launcher.size} tasks, but the world has {case.size} ranks", _start(case))
     else:

@@ -15,12 +15,12 @@ _FILES, _FILES_A_RANK = 256, 4
 
 
 def check_shared_memory(case: Case) -> Iterator[Finding]:
-    """Find nodes with little or no /dev/shm."""
+    """Find nodes with little or no /dev/shm; MPI, NCCL and data loaders use it, mpidist itself does not."""
     least, found = None, False
     for host, ranks in case.ranks_of_host.items():
         shared = case.ranks[ranks[0]].shared_memory
         if shared is None:
-            yield warn(f"{host} has no /dev/shm: its ranks exchange messages", "docker run --shm-size=1g")
+            yield warn(f"{host} has no /dev/shm, where MPI and NCCL share memory", "docker run --shm-size=1g")
         elif shared[0] < SHARED_BYTES:
             yield warn(f"{host}: /dev/shm has {_gib(shared[0])}", "docker run --shm-size=1g")
         elif shared[1] < SHARED_BYTES:
@@ -50,21 +50,23 @@ def check_memory(case: Case) -> Iterator[Finding]:
 
 def check_limits(case: Case) -> Iterator[Finding]:
     """Find limits of ulimit that stop a job in the middle."""
-    limits, found = case.own.limits, []
-    for rank in case.ranks:
-        for name, limit in rank.limits.items():
-            if limit is not None and limits.get(name) is not None:
-                limits = {**limits, name: min(limit, limits[name] or limit)}
-    if limits.get("memory") is not None:
-        found.append(warn(f"memory of a process is limited to {_gib(limits['memory'] or 0)}", "ulimit -v unlimited"))
-    if limits.get("locked") is not None and any(rank.ports for rank in case.ranks):
-        found.append(warn(f"memory for InfiniBand is limited to {_gib(limits['locked'] or 0)}", "ulimit -l unlimited"))
-    files, needed = limits.get("files"), _FILES + _FILES_A_RANK * case.size
+    memory, locked, files = (_least(case, name) for name in ("memory", "locked", "files"))
+    found = []
+    if memory is not None:
+        found.append(warn(f"memory of a process is limited to {_gib(memory)}", "ulimit -v unlimited"))
+    if locked is not None and any(rank.ports for rank in case.ranks):
+        found.append(warn(f"memory for InfiniBand is limited to {_gib(locked)}", "ulimit -l unlimited"))
+    needed = _FILES + _FILES_A_RANK * case.size
     if files is not None and files < needed:
-        found.append(
-            warn(f"a process may open {files} files, and {case.size} ranks may need {needed}", "ulimit -n 4096")
-        )
+        text = f"a process may open {files} files, and {case.size} ranks may need {needed}"
+        found.append(warn(text, f"ulimit -n {max(4096, needed)}"))
     yield from found or [ok("of memory and of open files: none in the way")]
+
+
+def _least(case: Case, name: str) -> int | None:
+    """Return the lowest of a limit over the ranks; None where none has one."""
+    limits = (rank.limits.get(name) for rank in case.ranks)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _gib(nbytes: int) -> str:

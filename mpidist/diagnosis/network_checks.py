@@ -1,11 +1,11 @@
-"""Checks of what is between nodes: interfaces, links, clocks; and of the all-reduce over all of it."""
+"""Checks of what is between nodes: interfaces, what pairs of nodes can send, clocks; and of the all-reduce over all of it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
 
-from mpidist.diagnosis.case import Case, Link, Observation
+from mpidist.diagnosis.case import Case, NodePair, Observation
 from mpidist.diagnosis.finding import Finding, fail, ok, warn
 
 #: Variables that name interfaces, a comma between them -> whether the beginning of a name is enough.
@@ -17,7 +17,7 @@ _CHOOSING = {
     "GLOO_SOCKET_IFNAME": False,
 }
 
-#: A link with less than this share of what is usual is slow; so is one below the other: a Gbit/s, and a little off.
+#: A pair with less than this share of what is usual is slow; so is one below the other: a Gbit/s, and a little off.
 _SLOW_SHARE, _SLOW_RATE = 0.5, 1e8
 
 #: Clocks may be so far apart, in seconds: dates of files then still tell which one is newer.
@@ -65,32 +65,32 @@ def _one_a_host(case: Case) -> list[Observation]:
     return [case.ranks[ranks[0]] for ranks in case.ranks_of_host.values()]
 
 
-def check_links(case: Case) -> Iterator[Finding]:
-    """Find pairs of nodes with a slow link, and traffic beside an InfiniBand that is there."""
-    links = case.joint.links if case.joint is not None else ()
-    if not links:
+def check_pairs(case: Case) -> Iterator[Finding]:
+    """Find pairs of nodes that are slow, and traffic beside an InfiniBand that is there."""
+    pairs = case.joint.pairs if case.joint is not None else ()
+    if not pairs:
         return
-    usual = statistics.median(link.bytes_per_second for link in links)
-    slow = [link for link in links if link.bytes_per_second < max(_SLOW_SHARE * usual, _SLOW_RATE)]
-    for link in sorted(slow, key=lambda link: link.bytes_per_second)[:4]:
-        first, second = link.nodes
-        than = f", the others {_rate(usual)}" if len(links) > 1 else ", less than 1 Gbit/s"
+    usual = statistics.median(pair.bytes_per_second for pair in pairs)
+    slow = [pair for pair in pairs if pair.bytes_per_second < max(_SLOW_SHARE * usual, _SLOW_RATE)]
+    for pair in sorted(slow, key=lambda pair: pair.bytes_per_second)[:4]:
+        first, second = pair.nodes
+        than = f", the others {_rate(usual)}" if len(pairs) > 1 else ", less than 1 Gbit/s"
         yield warn(
-            f"{first} - {second}: {_rate(link.bytes_per_second)}{_through(link.through)}{than}", _without(case, slow)
+            f"{first} - {second}: {_rate(pair.bytes_per_second)}{_through(pair.through)}{than}", _without(case, slow)
         )
-    beside = [link for link in links if link.through and _has_ports(case, link.nodes[0]) and ":" not in link.through]
+    beside = [pair for pair in pairs if pair.through and _has_ports(case, pair.nodes[0]) and ":" not in pair.through]
     if beside:
         text = f"{' - '.join(beside[0].nodes)} go through {beside[0].through}, beside the InfiniBand that is active"
         yield warn(text, "export OMPI_MCA_pml=ucx")
     if not slow and not beside:
-        best = max(links, key=lambda link: link.bytes_per_second)
-        pairs = "1 pair" if len(links) == 1 else f"{len(links)} pairs"
-        yield ok(f"{pairs} of nodes: {_rate(usual)}{_through(best.through)}")
+        best = max(pairs, key=lambda pair: pair.bytes_per_second)
+        count = "1 pair" if len(pairs) == 1 else f"{len(pairs)} pairs"
+        yield ok(f"{count}: {_rate(usual)}{_through(best.through)}")
 
 
-def _without(case: Case, slow: Sequence[Link]) -> str:
-    """Return what leaves out the node that has most of the slow links."""
-    nodes = [node for link in slow for node in link.nodes]
+def _without(case: Case, slow: Sequence[NodePair]) -> str:
+    """Return what leaves out the node that has most of the slow pairs."""
+    nodes = [node for pair in slow for node in pair.nodes]
     worst = max(nodes, key=nodes.count)
     if case.launcher is not None and "Slurm" in case.launcher.name:
         return f"sbatch --exclude={worst}"

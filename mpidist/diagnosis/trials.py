@@ -1,4 +1,4 @@
-"""What the ranks of a world try together: a file that all see, clocks, links between nodes, and one all-reduce."""
+"""What the ranks of a world try together: a file that all see, clocks, what pairs of nodes can send, and one all-reduce."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.objects import all_gather_object, broadcast_object
-from mpidist.diagnosis.case import Joint, Link
+from mpidist.diagnosis.case import Joint, NodePair
 from mpidist.errors import MpidistError
 
-#: What all links may take together, in seconds, and how much is sent at a time.
-LINK_SECONDS, _LINK_BYTES = 3.0, 2**20
+#: What all pairs may take together, in seconds, and how much is sent at a time.
+PAIR_SECONDS, _PAIR_BYTES = 3.0, 2**20
 
 #: The array of the all-reduce, and the questions about the time of a clock.
 _REDUCED, _QUESTIONS = 1 << 17, 5
@@ -43,7 +43,7 @@ def try_together(communicator: Communicator, thread_level: str, folder: str) -> 
         reduction_error=_reduce(communicator),
         reduction_bytes=_REDUCED * 8,
         clocks=_clocks(communicator),
-        links=_links(communicator),
+        pairs=_pairs(communicator),
         blind=_blind(communicator, folder),
     )
 
@@ -125,8 +125,8 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
-def _links(communicator: Communicator) -> tuple[Link, ...]:
-    """Return the links between nodes; pairs that have no node in common are measured at the same time."""
+def _pairs(communicator: Communicator) -> tuple[NodePair, ...]:
+    """Return what pairs of nodes can send; pairs that have no node in common are measured at the same time."""
     leaders = _leaders(communicator)
     if len(leaders) < 2:
         return ()
@@ -134,22 +134,22 @@ def _links(communicator: Communicator) -> tuple[Link, ...]:
     found, began = [], time.monotonic()
     planned = list(rounds(len(leaders)))
     for pairs in planned:
-        late = time.monotonic() - began > LINK_SECONDS
+        late = time.monotonic() - began > PAIR_SECONDS
         if broadcast_object(communicator, late):
             break
         for first, second in pairs:
             if place in (first, second):
                 other = leaders[second if place == first else first]
-                rate, through = _rate(communicator, other, place == first, LINK_SECONDS / len(planned))
+                rate, through = _rate(communicator, other, place == first, PAIR_SECONDS / len(planned))
                 if place == first:
                     names = (communicator.topology.hosts[leaders[first]], communicator.topology.hosts[other])
-                    found.append(Link(names, rate, through))
-    return tuple(link for links in all_gather_object(communicator, found) for link in links)
+                    found.append(NodePair(names, rate, through))
+    return tuple(pair for pairs in all_gather_object(communicator, found) for pair in pairs)
 
 
 def _rate(communicator: Communicator, other: int, leads: bool, seconds: float) -> tuple[float, str]:
     """Return the bytes a second to another rank and back, and the interface that they went through."""
-    array, before = numpy.ones(_LINK_BYTES, numpy.uint8), _sent()
+    array, before = numpy.ones(_PAIR_BYTES, numpy.uint8), _sent()
     best, end, trips, goes_on = float("inf"), time.monotonic() + seconds, 0, True
     while goes_on:
         began = time.perf_counter()
@@ -165,7 +165,7 @@ def _rate(communicator: Communicator, other: int, leads: bool, seconds: float) -
         best, trips = min(best, time.perf_counter() - began), trips + 1
     grown = {name: count - before.get(name, 0) for name, count in _sent().items()}
     most = max(grown, key=lambda name: grown[name], default="")
-    return 2 * _LINK_BYTES / best, most if most and grown[most] >= trips * _LINK_BYTES // 2 else ""
+    return 2 * _PAIR_BYTES / best, most if most and grown[most] >= trips * _PAIR_BYTES // 2 else ""
 
 
 def _sent() -> dict[str, int]:

@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mpidist.cluster.launchers import PLUGINS
-
 
 @dataclass(frozen=True)
 class Scheduler:
@@ -88,7 +86,7 @@ SCHEDULERS = {
         output="{name}-{job}.out",
         array_output="{name}-{job}_*.out",
         check=("sbatch", "--test-only"),
-        plugins=PLUGINS,
+        plugins={"Open MPI": "pmix", "MPICH": "pmi2"},
     ),
     "pbs": Scheduler(
         title="PBS Pro",
