@@ -173,6 +173,9 @@ class Settings:
 #: The variable of `Settings.run_folder`.
 RUN_FOLDER = "MPIDIST_RUN_FOLDER"
 
+#: The variable of `Settings.no_mpi`.
+NO_MPI = "MPIDIST_NO_MPI"
+
 #: The variable of `Settings.timeout_seconds`.
 TIMEOUT = "MPIDIST_TIMEOUT_SECONDS"
 

@@ -22,7 +22,7 @@ from mpidist.diagnosis.checks import CHECKS, diagnose
 from mpidist.diagnosis.finding import FAIL, OK, WARN, Finding, fail, status
 from mpidist.diagnosis.trials import try_together
 from mpidist.errors import LaunchError, MpidistError
-from mpidist.options import TIMEOUT
+from mpidist.options import NO_MPI, TIMEOUT, settings
 from mpidist.world import world_communicator
 
 _EPILOG = """examples:
@@ -116,6 +116,8 @@ def _of_ranks(launcher: Launcher, options: argparse.Namespace) -> int:
     """Look at all ranks of a job, and print the page on rank 0."""
     case = Case((), launcher)
     try:
+        if settings().no_mpi:
+            raise LaunchError(f"{NO_MPI}=1 is set, so each task of {launcher.name} is a world of one rank")
         communicator = world_communicator()
         MPI = start_mpi(launcher)  # it runs already
         vendor, version = MPI.get_vendor()
@@ -139,7 +141,7 @@ def _of_ranks(launcher: Launcher, options: argparse.Namespace) -> int:
 
 def _beside(launcher: Launcher, error: Exception) -> int:
     """Say what is wrong with this rank alone; rank 0 says what is wrong with all."""
-    if "mpi4py.MPI" in sys.modules and isinstance(error, MpidistError):
+    if isinstance(error, MpidistError) and ("mpi4py.MPI" in sys.modules or settings().no_mpi):
         return 0
     print(f"mpidist doctor: rank {launcher.rank}: {error}", file=sys.stderr)
     return 2

@@ -117,7 +117,14 @@ def _version(package: str) -> str:
 
 def _environ() -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES) and name not in _OWN}
-    return {**found, "PWD": os.getcwd()}
+    return {**found, "PWD": _working_folder()}
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        return f"none ({error.strerror})"
 
 
 def _threads() -> int | None:
@@ -179,8 +186,8 @@ def _ports() -> tuple[str, ...]:
 
 def _folder(path: str) -> Folder:
     """Write and lock a file in a folder, and remove it."""
-    path = os.path.abspath(path)
     try:
+        path = os.path.abspath(path)
         with tempfile.NamedTemporaryFile(dir=path, prefix=".mpidist-doctor-") as file:
             file.write(b"written")
             file.flush()

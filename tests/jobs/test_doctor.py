@@ -33,6 +33,13 @@ def test_two_ranks_print_one_page(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_without_mpi_print_one_page():
+    result = run_command(2, [sys.executable, "-m", "mpidist", "doctor"], env={"MPIDIST_NO_MPI": "1"})
+    (line,) = broken(result)
+    assert line.startswith("FAIL  world: MPIDIST_NO_MPI=1 is set") and line.endswith("-> unset MPIDIST_NO_MPI")
+    assert result.returncode == 2
+
+
 def test_alone_it_starts_nothing_unless_it_is_asked_to(tmp_path):
     alone = json.loads(doctor("doctor", "--json", "--folder", str(tmp_path)).stdout)
     (world,) = [each for each in alone["findings"] if each["check"] == "world"]

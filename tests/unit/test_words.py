@@ -39,8 +39,8 @@ EVERYDAY = set(
     monitoring
     name neighbour nest network no norm not note
     object of on once open option order origin out outcome output own owner
-    packed page pair pretended parallel parameter part path per pickle piped pipeline placement plain planned plausibility
-    plot point probe process processor progress proof protocol
+    packed page pair pretended parallel parameter part path per pickle piped pipeline placement plain planned
+    plausibility plot point probe process processor progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered request resolution restore room
     row runner runtime

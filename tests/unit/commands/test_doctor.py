@@ -37,6 +37,15 @@ def test_a_folder_that_is_not_there(tmp_path):
     assert doctor_rank.observe(str(tmp_path / "none"), "", False).folder.error == "No such file or directory"
 
 
+def test_a_working_folder_that_was_removed(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    seen = doctor_rank.observe(".", "", False)
+    assert seen.environ["PWD"] == "none (No such file or directory)"
+    assert seen.folder.error == "No such file or directory"
+
+
 def test_a_folder_without_locks(tmp_path, monkeypatch):
     def refuse(file, how):
         raise OSError(37, "No locks available")

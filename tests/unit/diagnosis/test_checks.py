@@ -133,6 +133,14 @@ def test_a_finding_is_one_line():
             *("world", FAIL, "4 tasks, each alone in a world of 1", "srun --mpi=pmix python -m mpidist doctor"),
         ),
         (
+            replace(
+                ranks_with(0, environ={"MPIDIST_NO_MPI": "1"}, case=replace(HEALTHY, ranks=RANKS[:1])),
+                joint=None,
+                join_error="each task is a world of one",
+            ),
+            *("world", FAIL, "each task is a world of one", "unset MPIDIST_NO_MPI"),
+        ),
+        (
             replace(HEALTHY, launcher=Launcher("mpiexec (Hydra)", size=8, rank=0)),
             *("world", FAIL, "started 8 tasks, but the world has 4 ranks", "mpidist run -n 8 -m mpidist doctor"),
         ),
@@ -342,7 +350,7 @@ def folder(**facts) -> Folder:
             "folder",
             WARN,
             "1 MiB free",
-            "df -h /scratch/me, and make room",
+            "df -h /scratch/me",
         ),
         (
             ranks_with(1, folder=folder(lock_error="ENOLCK No locks")),
