@@ -174,6 +174,12 @@ class Settings:
 #: The variable of `Settings.run_folder`.
 RUN_FOLDER = "MPIDIST_RUN_FOLDER"
 
+#: The variable of `Settings.no_mpi`.
+NO_MPI = "MPIDIST_NO_MPI"
+
+#: The variable of `Settings.timeout_seconds`.
+TIMEOUT = "MPIDIST_TIMEOUT_SECONDS"
+
 #: The variable of `Settings.fault_tolerant`.
 FAULT_TOLERANT = "MPIDIST_FAULT_TOLERANT"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib import metadata
+from typing import Any
 
 import mpidist
 from mpidist.cluster.launchers import detect_launcher
@@ -33,12 +35,25 @@ def main(argv: Sequence[str]) -> int:
         prog="mpidist info",
         description="One page about this machine. Under mpirun it shows the world of all ranks, once.",
     )
-    parser.parse_args(argv)
+    parser.add_argument("--json", action="store_true", help="print the page as JSON")
+    options = parser.parse_args(argv)
     rank, world_rows = world_page()
     if rank == 0:
-        mpi = probe_mpi(start=True)
-        sections = (software_rows(), mpi_rows(mpi), world_rows, card_rows(ask_cuda()), machine_rows(), settings_rows())
-        print("\n\n".join([*(render(section) for section in sections), *all_reduces()]), flush=True)
+        sections = {
+            "software": software_rows(),
+            "mpi": mpi_rows(probe_mpi(start=True)),
+            "world": world_rows,
+            "gpus": card_rows(ask_cuda()),
+            "machine": machine_rows(),
+            "settings": settings_rows(),
+        }
+        chosen = all_reduces()
+        if options.json:
+            print(
+                json.dumps({**{name: dict(rows) for name, rows in sections.items()}, "all_reduces": chosen}, indent=1)
+            )
+        else:
+            print("\n\n".join([*map(render, sections.values()), *chosen]), flush=True)
     return 0
 
 
@@ -58,12 +73,20 @@ def software_rows() -> list[Row]:
 
 
 def _h5py() -> str:
+    found = find_h5py()
+    if "error" in found:
+        return f"not usable ({found['error']}), so no checkpoints: pip install h5py"
+    parallel = "with parallel I/O" if found["parallel"] else "without parallel I/O (checkpoints do not need it)"
+    return f"{found['version']}, HDF5 {found['hdf5']}, {parallel}"
+
+
+def find_h5py() -> dict[str, Any]:
+    """Return the versions of h5py and HDF5 and whether they are parallel, or the error of the import."""
     try:
         import h5py
     except ImportError as error:
-        return f"not usable ({error}), so no checkpoints: pip install h5py"
-    parallel = "with parallel I/O" if h5py.get_config().mpi else "without parallel I/O (checkpoints do not need it)"
-    return f"{h5py.__version__}, HDF5 {h5py.version.hdf5_version}, {parallel}"
+        return {"error": str(error)}
+    return {"version": h5py.__version__, "hdf5": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
 
 
 def mpi_rows(mpi: MpiFound) -> list[Row]:

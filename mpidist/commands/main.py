@@ -12,6 +12,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "run": ("mpidist.commands.run", "start a program on N ranks with the mpirun that belongs to mpi4py"),
     "info": ("mpidist.commands.info", "one page about this machine: MPI, launcher, topology, versions, GPUs"),
+    "doctor": ("mpidist.commands.doctor", "what is wrong with this machine or this job, and the command that mends it"),
     "tune": ("mpidist.commands.tune", "measure the ranks' all-reduces, so that launches choose their algorithms by it"),
     "bench": ("mpidist.commands.bench", "all-reduces of these ranks, against the Allreduce of their own MPI"),
     "job": ("mpidist.commands.job", "the script of a batch job, filled in, checked and submitted"),

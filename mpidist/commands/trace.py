@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("folder", nargs="?", help="where the ranks have written")
     parser.add_argument("--output", metavar="FILE", help=f"the merged timeline: default FOLDER/{TIMELINE}")
+    parser.add_argument("--json", action="store_true", help="print the shares and who came last as JSON")
     parser.add_argument("--cost", action="store_true", help="print what one event costs on this machine")
     options = parser.parse_args(argv)
     if options.cost:
@@ -56,6 +57,9 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         print(f"mpidist trace: {output} cannot be written: {error}", file=sys.stderr)
         return 1
+    if options.json:
+        print(json.dumps({**figures(recordings), "problems": problems, "timeline": str(output)}, indent=1))
+        return 0
     print(report(recordings))
     print(f"\ntimeline: {output}, for ui.perfetto.dev or chrome://tracing")
     return 0
@@ -287,6 +291,18 @@ def report(recordings: dict[int, Recording]) -> str:
     if dear:
         lines += ["", f"tracing took more than {COST_LIMIT:.0%} of the time of rank {', '.join(dear)}"]
     return "\n".join(lines)
+
+
+def figures(recordings: dict[int, Recording]) -> dict[str, Any]:
+    """Return by rank what `report` says, in seconds, for programs (Local)."""
+    recordings = {rank: each for rank, each in recordings.items() if len(each.events)}
+    late = lateness(recordings)
+    return {
+        "ranks": {
+            rank: {"host": each.about.host, "shares": asdict(shares(each)), "lateness": asdict(late[rank])}
+            for rank, each in recordings.items()
+        }
+    }
 
 
 def _late_rows(recordings: dict[int, Recording]) -> list[list[str]]:

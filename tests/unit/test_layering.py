@@ -44,7 +44,7 @@ LAYERS = (
     ("callbacks", "cluster_resolver", "config", "coordinator", "data", "estimator", "experimental", "feature_column"),
     ("metrics", "tpu", "autograd", "jax", "keras", "torch"),
     ("__init__",),
-    ("jobs",),
+    ("jobs", "diagnosis"),
     ("commands",),
     ("__main__",),
 )

@@ -26,9 +26,9 @@ EVERYDAY = set(
     backend backward bar base bench but by
     cache caller cancelled cause check chooser class clock command communication comparison conformance connecting
     core counted crossing current curve
-    data deadline death default dependency derived destination device differ dtype during
+    data deadline death default dependency derived destination device differ doctor dtype during
     elsewhere ended entered entry error evaluation event exact
-    failed failure fault file fixed foreign found framework from function fused
+    failed failure fault file fixed folder foreign found framework from function fused
     gathered generated given
     handover here hint host hostlist
     identity implausible implementation info injected input
@@ -39,7 +39,7 @@ EVERYDAY = set(
     monitoring
     name neighbour nest network no norm not note
     object of on once open option order origin out outcome output own owner
-    package packed page pretended parallel parameter part path per pickle piped pipeline placement plain planned
+    package packed page pair pretended parallel parameter part path per pickle piped pipeline placement plain planned
     plausibility plot point probe process processor progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered request resolution restore room

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from mpidist.commands import info
@@ -118,3 +120,14 @@ def test_what_a_launcher_set_is_taken_out_and_the_user_s_settings_stay():
     }
     kept = {"PATH", "OMPI_MCA_btl", "PMIX_MCA_gds", "OMPI_ALLOW_RUN_AS_ROOT", "MPIR_CVAR_DEBUG"}
     assert without_launcher(environ) == {name: environ[name] for name in kept}
+
+
+def test_the_page_as_json_has_the_same_rows(monkeypatch, capsys):
+    monkeypatch.setattr(info, "world_page", lambda: (0, [("world size", "1")]))
+    monkeypatch.setattr(info, "probe_mpi", lambda start: MpiFound(error="No module named 'mpi4py'"))
+    monkeypatch.setattr(info, "all_reduces", lambda: ["all-reduce by a table"])
+    assert info.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["software", "mpi", "world", "gpus", "machine", "settings", "all_reduces"]
+    assert found["world"] == {"world size": "1"} and found["all_reduces"] == ["all-reduce by a table"]
+    assert found["software"]["NumPy"] == numpy.__version__

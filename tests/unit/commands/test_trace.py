@@ -161,6 +161,17 @@ def test_missing_and_truncated_traces_are_said_and_the_rest_is_merged(tmp_path, 
     assert pids == {0, 2, 3}
 
 
+def test_the_shares_as_json(tmp_path, capsys):
+    for rank in range(2):
+        written(tmp_path, rank, 3)
+    assert main(["trace", "--json", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == ["no trace of rank 2 of 3; the others are merged"]
+    assert list(found["ranks"]) == ["0", "1"] and found["ranks"]["1"]["host"] == "host"
+    assert found["ranks"]["0"]["shares"]["steps"] == 1 and found["ranks"]["0"]["shares"]["total"] == 0.02
+    assert found["ranks"]["1"]["lateness"] == {"last": 2, "calls": 2, "mean_seconds": 1e-9}
+
+
 def test_files_of_another_job_and_of_no_job_are_left_out(tmp_path):
     import os
 

