@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 
 from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.cluster.resolvers.mpi import start_mpi
-from mpidist.collectives.objects import all_gather_object
+from mpidist.collectives.exchange.objects import all_gather_object
 from mpidist.commands.doctor_rank import observe
 from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import probe_mpi

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpidist.cluster.launchers import SLURM, family
+from mpidist.cluster.launchers import SLURM
 from mpidist.cluster.slurm_plugins import plugin_for
 from mpidist.cluster.topology import Topology
 from mpidist.diagnosis.case import Case

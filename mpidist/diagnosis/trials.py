@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.objects import all_gather_object, broadcast_object
+from mpidist.collectives.exchange.objects import all_gather_object, broadcast_object
 from mpidist.diagnosis.case import Joint, NodePair
 from mpidist.errors import MpidistError
 
