@@ -88,12 +88,6 @@ class MirroredExtended(StrategyExtended):
             return None
         return self.cross_device_ops.engine(self._options if options is None else self._options.merge(options))
 
-    def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
-        engine = self.engine(options)
-        results = None if engine is None else engine.recent(reduce_op.verb)([value])
-        return (self.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
-
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         communicator = self.communicator
         on_host = not any(is_device(variable.live) for variable in variables)
