@@ -24,7 +24,7 @@ class Bindings(PlanCache):
         bound = self.find(key)
         if bound is None:
             bound = bind(*like)
-            bound.key = key
+            bound.key, bound.timeout_seconds = key, None  # the deadline is that of each call, not of the first
         results = bound(given, timeout_seconds)
         self.use(bound)
         return results

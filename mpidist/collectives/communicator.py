@@ -94,7 +94,7 @@ class Communicator:
         lanes = _lanes(world)
         # Short all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
         self.segments = world.segments if self.topology.node_count == 1 and self.size > 1 else None
-        check = CallCheck(world, _header(world, lanes, self.transport))
+        check = CallCheck(world, self.transport, _header(world, lanes, self.transport))
         self.begin: Callable[..., Watch] = observer.begin(check.begin) if whole is None else whole.begin
         self._miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
         scratch = Scratch()
@@ -266,7 +266,7 @@ class Communicator:
 
     def _bind_buffer(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> Bound:
         self._arrays.checked(buffer, op)
-        return bind_buffer(self, buffer.reshape(-1), op, algorithm, timeout_seconds)
+        return bind_buffer(self, buffer, op, algorithm, timeout_seconds)
 
     def all_reduce_list(
         self,

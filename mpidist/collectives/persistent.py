@@ -82,6 +82,9 @@ class Bound:
         """Move the values within the begun call of `watch`, and return the results."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Keep nothing of what was filled in for a call that has failed.  Local."""
+
     def __call__(self, arrays: Any, timeout_seconds: float | None = None) -> Any:
         """Carry the collective out, after those that were started before.
 
@@ -119,6 +122,7 @@ class Bound:
             else:
                 results = UNLIKE
         except BaseException as error:
+            self.forget()
             turnstile.leave_by(error)
             raise
         turnstile.leave()

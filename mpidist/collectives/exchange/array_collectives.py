@@ -49,7 +49,8 @@ class ArrayCollectives:
 
     def gather(self, array: Any, root: int, axis: int, timeout_seconds: float | None) -> Any:
         """Return the arrays of all ranks on `root`.  Collective."""
-        key = ("gather", root, axis, type(array), array.dtype, array.shape[:axis], array.shape[axis:][1:])
+        others = array.shape[:axis], array.shape[axis:][1:]
+        key = ("gather", root, axis, type(array), array.dtype, array.ndim, others)
         return self._bindings.call(key, self.bind_gather, (array, axis, root), array, timeout_seconds)
 
     def broadcast(self, array: Any, root: int, timeout_seconds: float | None) -> None:

@@ -60,10 +60,10 @@ def bind_in_place(
 def bind_buffer(
     ranks: Ranks, buffer: Any, op: str, algorithm: str | None = None, timeout_seconds: float | None = None
 ) -> Bound:
-    """Return what reduces flat arrays like this one in place, which whoever calls it has looked at.
+    """Return what reduces arrays like this one in place, which whoever calls it has looked at.
 
-    It is called with a list of one.  Collective: every rank calls it in the same order.  Parameters and errors as for
-    `bind_in_place`.
+    It is called with a list of one, which is flat.  Collective: every rank calls it in the same order.  Parameters and
+    errors as for `bind_in_place`.
     """
     signatures = [("", buffer.dtype, tuple(buffer.shape))]
     return _bound(ranks, signatures, op, algorithm, timeout_seconds, buffer, f"all_reduce({op})", BufferIntake())
@@ -95,11 +95,10 @@ def _bound(
         return ranks.reduction(way, pieces, pieces, dtypes, plan.reduction, scale)
 
     call = Call(what, signatures, [(way.label, bucket.nbytes) for bucket in plan.buckets])
+    checks = InPlaceIntake(f"{ranks.control.own_name}: {call.what}", plan, memory) if intake is None else intake
     step = one_step(ranks, plan, way) if on_host else None
     ways = ways_of(ranks, plan, way, step, on_host, memory, reduction)
     sink = InPlaceSink(plan, [each is None for each in ways.reductions], memory, kind)
-    bound = BoundReduction(
-        ranks, call, plan, ways, intake or InPlaceIntake(what, plan, memory), sink, memory, None, scale
-    )
+    bound = BoundReduction(ranks, call, plan, ways, checks, sink, memory, None, scale)
     bound.timeout_seconds = timeout_seconds
     return bound

@@ -119,8 +119,7 @@ class InPlaceIntake:
     def takes(self, tensors: Sequence[Any]) -> bool:
         """Return True; ValueError unless these are such arrays.  Local."""
         if list(map(_shape, tensors)) != self._shapes or list(map(_dtype, tensors)) != self._dtypes:
-            found = [(str(each.dtype), each.shape) for each in tensors]
-            raise ValueError(f"{self._what} was bound to other arrays, got {found}; bind another one")
+            raise ValueError(f"{self._what} was bound to other arrays: {self._difference(tensors)}; bind another one")
         if not all(map(_is_contiguous, tensors)):
             raise ValueError(f"{self._what} is for C-contiguous arrays; pass copies of those that are not")
         if not all(getattr(each.flags, "writeable", True) for each in tensors):  # those on devices have no such flag
@@ -138,6 +137,15 @@ class InPlaceIntake:
     def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Return the arrays.  Local."""
         return tensors
+
+    def _difference(self, tensors: Sequence[Any]) -> str:
+        """Return how many arrays there are, if that is what differs, else the first of them that does."""
+        if len(tensors) != len(self._shapes):
+            return f"expected {len(self._shapes)} arrays, got {len(tensors)}"
+        pairs = zip(self._dtypes, self._shapes, tensors, strict=True)
+        expected = [(f"{dtype}{list(shape)}", f"{each.dtype}{list(each.shape)}") for dtype, shape, each in pairs]
+        at, (own, got) = next((at, pair) for at, pair in enumerate(expected) if pair[0] != pair[1])
+        return f"expected {own} as number {at}, got {got}"
 
     def _spans(self, tensors: Sequence[Any]) -> Iterable[tuple[int, int]]:
         if self._memory is not None:

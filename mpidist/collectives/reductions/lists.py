@@ -158,7 +158,7 @@ class ShortArray(Bound):
         return type(array) is numpy.ndarray and array.shape == self._shape and array.dtype == self._dtype
 
     def fill(self, tensors: Sequence[Any]) -> bool:
-        (array,) = tensors
+        array = tensors[0] if len(tensors) == 1 else None
         if type(array) is not numpy.ndarray or array.shape != self._shape:
             return False
         if array.dtype is not self._dtype and array.dtype != self._dtype:  # mostly the same object

@@ -228,6 +228,9 @@ class BoundReduction(Bound):
             place.finish(0, self._scale)
         return place.hand_out()
 
+    def forget(self) -> None:
+        self._place = None
+
     def _reduce(self, watch: Watch, tensors: Sequence[Any], place: ResultPlace) -> None:
         """Reduce bucket by bucket, where the tensors lie or packed."""
         reductions = self._ways.reductions
