@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpidist.collectives.persistent import UNLIKE
 from mpidist.collectives.reductions.plan_cache import PlanCache
 
 
@@ -21,10 +22,12 @@ class Bindings(PlanCache):
 
         Collective: every rank calls it in the same order.  Errors are those of the two, and nothing new is kept then.
         """
-        bound = self.find(key)
+        bound = self._plans.get(key)
         if bound is None:
             bound = bind(*like)
             bound.key, bound.timeout_seconds = key, None  # the deadline is that of each call, not of the first
-        results = bound(given, timeout_seconds)
+        results = bound.attempt(given, timeout_seconds)  # what `Bound.__call__` does, in fewer functions
+        if results is UNLIKE:
+            raise bound.unlike(given)
         self.use(bound)
         return results

@@ -100,7 +100,7 @@ class ListIntake:
 
 
 class InPlaceIntake:
-    """Lists of C-contiguous arrays of exact shapes and dtypes, each in memory of its own, which are written to.
+    """Lists of C-contiguous arrays of exact shapes and dtypes, which are written to.
 
     Parameters
     ----------
@@ -109,10 +109,13 @@ class InPlaceIntake:
     plan : Plan
     memory : DeviceMemory or None
         None for the host's.
+    are_apart : bool
+        Whether each must lie in memory of its own: else results are written while other values are still to be read,
+        and what arrays share is reduced twice.
     """
 
-    def __init__(self, what: str, plan: Plan, memory: DeviceMemory | None) -> None:
-        self._what, self._memory = what, memory
+    def __init__(self, what: str, plan: Plan, memory: DeviceMemory | None, are_apart: bool) -> None:
+        self._what, self._memory, self._are_apart = what, memory, are_apart
         self._shapes = [shape for _, _, shape in plan.signatures]
         self._dtypes = [dtype for _, dtype, _ in plan.signatures]
 
@@ -124,7 +127,7 @@ class InPlaceIntake:
             raise ValueError(f"{self._what} is for C-contiguous arrays; pass copies of those that are not")
         if not all(getattr(each.flags, "writeable", True) for each in tensors):  # those on devices have no such flag
             raise ValueError(f"{self._what} writes results in place of values; got an array that is read-only")
-        if len(tensors) > 1:
+        if self._are_apart and len(tensors) > 1:
             self._check_apart(self._spans(tensors))
         return True
 

@@ -168,6 +168,15 @@ def test_what_cannot_be_written_is_refused_before_anything_moves(size):
     assert run_ranks(size, step) == [True] * size
 
 
+def test_short_arrays_may_share_memory_since_all_values_are_read_before_a_result_is_written():
+    def step():
+        whole = numpy.arange(5.0)
+        bind_in_place(world_communicator(), signatures([("f8", (4,))] * 2), "sum")([whole[:4], whole[1:]])
+        return whole.tolist()
+
+    assert run_ranks(2, step) == [[0.0, 2.0, 4.0, 6.0, 8.0]] * 2
+
+
 def test_long_arrays_that_share_memory_are_refused_or_they_were_reduced_twice():
     def step():
         communicator = world_communicator()
