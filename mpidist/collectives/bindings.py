@@ -15,6 +15,11 @@ class Bindings(PlanCache):
     A key is the same on all ranks that make the same call: verb, operation, names, dtypes, shapes and options.
     """
 
+    def free_results(self) -> None:
+        """Give back the memory that is kept for results of later calls, which those then take anew.  Local."""
+        for bound in list(self):
+            bound.free_results()
+
     def call(
         self, key: Any, bind: Callable[..., Any], like: tuple[Any, ...], given: Any, timeout_seconds: float | None
     ) -> Any:

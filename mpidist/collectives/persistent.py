@@ -85,6 +85,9 @@ class Bound:
     def forget(self) -> None:
         """Keep nothing of what was filled in for a call that has failed.  Local."""
 
+    def free_results(self) -> None:
+        """Give back the memory that is kept for results of later calls.  Local."""
+
     def __call__(self, arrays: Any, timeout_seconds: float | None = None) -> Any:
         """Carry the collective out, after those that were started before.
 

@@ -44,6 +44,10 @@ class ResultSink:
         self._sets = [*self._sets, results][-_KEPT_SETS:]
         return results
 
+    def free(self) -> None:
+        """Keep no buffers.  Local."""
+        self._sets = []
+
 
 class InPlaceSink:
     """Results in place of the values.
@@ -85,6 +89,9 @@ class InPlaceSink:
     def place(self, tensors: Sequence[Any]) -> _InPlace:
         """Return these tensors as the place of results.  Local."""
         return _InPlace(self, tensors)
+
+    def free(self) -> None:
+        """Do nothing: no results are kept.  Local."""
 
 
 class _InPlace:
