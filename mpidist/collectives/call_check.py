@@ -14,6 +14,7 @@ from mpidist.errors import RankFailedError
 from mpidist.runtime.control import Watch
 from mpidist.runtime.missed_calls import MISSED, summary
 from mpidist.transports import World
+from mpidist.transports.base import Transport
 
 
 class CallCheck:
@@ -22,12 +23,14 @@ class CallCheck:
     Parameters
     ----------
     world : World
+    transport : Transport
+        Of the world, with what observes it.
     header : Header or None
         Compares the calls of several nodes whose ranks share memory.
     """
 
-    def __init__(self, world: World, header: Header | None) -> None:
-        self._transport = world.transport
+    def __init__(self, world: World, transport: Transport, header: Header | None) -> None:
+        self._transport = transport
         self._control = world.control
         self._rank = world.transport.rank
         self._between = header

@@ -94,7 +94,7 @@ class Communicator:
         lanes = _lanes(world)
         # Short all-reduces through segments are for whole worlds only: their flag barrier is the call's own.
         self.segments = world.segments if self.topology.node_count == 1 and self.size > 1 else None
-        check = CallCheck(world, _header(world, lanes, self.transport))
+        check = CallCheck(world, self.transport, _header(world, lanes, self.transport))
         self.begin: Callable[..., Watch] = observer.begin(check.begin) if whole is None else whole.begin
         self._miss: Callable[[BaseException], None] = check.miss if whole is None else whole.miss
         scratch = Scratch()
@@ -266,7 +266,7 @@ class Communicator:
 
     def _bind_buffer(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> Bound:
         self._arrays.checked(buffer, op)
-        return bind_buffer(self, buffer.reshape(-1), op, algorithm, timeout_seconds)
+        return bind_buffer(self, buffer, op, algorithm, timeout_seconds)
 
     def all_reduce_list(
         self,
@@ -385,7 +385,8 @@ class Communicator:
         timeout_seconds : float, optional
         """
         array = self._as_array(array)
-        key = ("gather", root, axis, type(array), array.dtype, array.shape[:axis], array.shape[axis:][1:])
+        others = array.shape[:axis], array.shape[axis:][1:]
+        key = ("gather", root, axis, type(array), array.dtype, array.ndim, others)
         return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root), array, timeout_seconds)
 
     def all_to_all(

@@ -62,7 +62,6 @@ class Engine:
         self._bytes_per_pack = bytes_per_pack
         self._algorithm = algorithm
         self._recent: dict[tuple[str, float | None, bool], Recent] = {}
-        self._updates: dict[bool, FusedUpdate] = {}
 
     def __call__(
         self,
@@ -173,10 +172,7 @@ class Engine:
         """
         if not self._ranks.control.settings.sharded_updates:
             return None
-        if in_one_copy not in self._updates:
-            update = FusedUpdate(self._ranks, self._algorithm, self.timeout_seconds, in_one_copy)
-            self._updates[in_one_copy] = update
-        return self._updates[in_one_copy]
+        return FusedUpdate(self._ranks, self._algorithm, self.timeout_seconds, in_one_copy)
 
     def _reduce(self, recent: Recent, tensors: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
         """Reduce a list that is like the last one, or is not."""

@@ -82,6 +82,12 @@ class Bound:
         """Move the values within the begun call of `watch`, and return the results."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Keep nothing of what was filled in for a call that has failed.  Local."""
+
+    def free_results(self) -> None:
+        """Give back the memory that is kept for results of later calls.  Local."""
+
     def __call__(self, arrays: Any, timeout_seconds: float | None = None) -> Any:
         """Carry the collective out, after those that were started before.
 
@@ -119,6 +125,7 @@ class Bound:
             else:
                 results = UNLIKE
         except BaseException as error:
+            self.forget()
             turnstile.leave_by(error)
             raise
         turnstile.leave()

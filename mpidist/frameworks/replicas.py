@@ -174,10 +174,18 @@ class _ByStrategy:
 
     def __init__(self, reduce: Callable[[list[Any]], list[Any]]) -> None:
         self._reduce = reduce
+        self._under_way: Callable[[], Any] = lambda: None
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         return self._reduce(list(arrays))
 
     def start(self, arrays: list[Any]) -> Handle:
-        """Return a handle."""
-        return Handle(lambda: self._reduce(list(arrays)))
+        """Return a handle; RuntimeError while there is another one, as for `Bound`: callers put values in one place."""
+        if self._under_way() is not None:
+            raise RuntimeError("a reduction is under way; wait() for its handle before the next start")
+
+        def finish() -> list[Any]:
+            return self._reduce(list(arrays))
+
+        self._under_way = ref(finish)  # the handle has it until it is waited for or dropped
+        return Handle(finish)

@@ -235,7 +235,12 @@ class Optimizer(Rule):
 
         The same answer on all ranks.
         """
-        return self.elementwise and self._of_updates.pays_in_reduction(self._lists.of(variables))
+        return self.elementwise and self._updates_of(variables).pays_in_reduction(self._lists.of(variables))
+
+    def _updates_of(self, variables: Sequence[Any]) -> Updates:
+        """Return what carries out steps on variables of their strategy, from now on.  Local."""
+        self._updates = variables[0].strategy.extended.updates(self, self._updates)
+        return self._updates
 
     def reduce_and_update(
         self, gradients: list[Any], variables: list[Any], *, are_sums: bool = False, scale: float = 1.0
@@ -258,8 +263,8 @@ class Optimizer(Rule):
         if accumulation.count > 1:
             whole = accumulation.add(gradients, variables)
         if whole is not None:
-            self._updates = variables[0].strategy.extended.updates(self, self._updates)
-            self._updates.step(self, self._stages, whole, self._lists.of(variables), are_sums=are_sums, scale=scale)
+            updates, listed = self._updates_of(variables), self._lists.of(variables)
+            updates.step(self, self._stages, whole, listed, are_sums=are_sums, scale=scale)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

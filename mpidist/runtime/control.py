@@ -67,9 +67,9 @@ class ControlChannel:
     call : int
         Number of the last collective call begun by this rank.
     turnstile : Turnstile
-    at_end : list of callable
-        What is called when this rank says that it ends: by `leave`, `fail` or `end`, and so more than once.
         To be entered around every collective call.
+    at_end : list of callable
+        What is called before this rank says that it ends: by `leave`, `fail` or `end`, and so more than once.
     vital_ranks : frozenset of int
         The ranks that a fault-tolerant job cannot do without; to be set alike on all ranks.  While it is empty, the job
         can do without none.
@@ -212,23 +212,23 @@ class ControlChannel:
 
         Without `tell` only the ranks of the board learn it: for errors that every rank raises by itself.
         """
+        self._close()
         if (
             self.board.state(self.board_index) != states.EXPIRED
         ):  # then the others raise that error, not this consequence
             self.board.set_state(self.board_index, states.FAILED, text)
         if tell and self.arbiter is not None:
             self.arbiter.tell_failed(text)
-        self._close()
         for part in self._parts:
             part.fail(text, tell)
 
     def leave(self) -> None:
         """Tell all ranks that this one takes part in no further call; Local."""
+        self._close()
         if self.board.state(self.board_index) == states.RUNNING:
             self.board.set_state(self.board_index, states.LEFT)
             if self.arbiter is not None:
                 self.arbiter.tell_left()
-        self._close()
         for part in self._parts:
             part.leave()
 
@@ -240,7 +240,7 @@ class ControlChannel:
             part.end()
 
     def _close(self) -> None:
-        """Call what is to be called when this rank ends, however it does."""
+        """Call what is to be called when this rank ends, while nobody else ends the job for it."""
         for each in self.at_end:
             each()
 

@@ -262,10 +262,6 @@ class StrategyExtended:
             buffer[...] = 0
         return buffers
 
-    def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
-        return self.reduce_arrays(reduce_op, [value], options)[0]
-
     @property
     def collectives(self) -> Communicator:
         """The communicator of the replicas; here of one rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import finalize
 
 import numpy
 
@@ -62,6 +63,8 @@ class MirroredExtended(StrategyExtended):
         self.cross_device_ops = cross_device_ops
         self._worker_devices = worker_devices
         self._options = CommunicationOptions() if options is None else options
+        # The communicator goes on, and keeps what it has bound; but who was given the results is no more.
+        finalize(self, communicator.bindings.free_results).atexit = False
         self._call_inside = communicator.observer.function(STEP, context.call_inside)
         cross_device_ops.options = self._options
         # A subclass that overrides `reduce_arrays` wants every gradient to pass through it.
@@ -87,12 +90,6 @@ class MirroredExtended(StrategyExtended):
         if not self._is_plain:
             return None
         return self.cross_device_ops.engine(self._options if options is None else self._options.merge(options))
-
-    def reduce_array(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Return one NumPy array reduced over all replicas, as a new one.  Collective."""
-        engine = self.engine(options)
-        results = None if engine is None else engine.recent(reduce_op.verb)([value])
-        return (self.reduce_arrays(reduce_op, [value], options) if results is None else results)[0]
 
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         communicator = self.communicator

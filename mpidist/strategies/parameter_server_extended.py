@@ -271,9 +271,6 @@ class ServedExtended(StrategyExtended):
         """Have the servers make the steps of an optimizer that came from another process.  Local."""
         optimizer._updates = ServedUpdates(self._registry, optimizer, number)
 
-    def fused_update(self) -> None:
-        """Return None: the servers update."""
-
     def _make_gradient_buffers(self, variables: Sequence[DistributedVariable]) -> list[Any]:
         return StrategyExtended._make_gradient_buffers(self, variables)  # gradients go to the servers
 

@@ -42,11 +42,11 @@ def broadcast_object(
     root = operator.index(root_rank)
     if not 0 <= root < communicator.size:
         raise ValueError(f"{communicator.control.own_name}: root_rank {root} is no rank of a world of this size")
-    bound, is_root = _bound(communicator, f"broadcast_object(root_rank={root})", root), communicator.rank == root
+    name, is_root = f"broadcast_object(root_rank={root})", communicator.rank == root
     content, error = _packed(root_object) if is_root else (_NOTHING, None)
-    joined, _ = _called(communicator, bound, content, timeout_seconds)
-    _raise_problems(communicator, bound.call, {root: joined}, error)
-    return root_object if is_root else _unpacked(communicator, bound.call, root, joined)
+    joined, _ = _joined(communicator, name, root, content, timeout_seconds)
+    _raise_problems(communicator, name, {root: joined}, error)
+    return root_object if is_root else _unpacked(communicator, name, root, joined)
 
 
 def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seconds: float | None = None) -> list[Any]:
@@ -60,15 +60,14 @@ def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seco
         An object cannot be pickled: on all ranks.  It cannot be unpickled: on the rank that cannot.
     CollectiveMismatchError, TransportTimeoutError, RankFailedError
     """
-    bound = _bound(communicator, "all_gather_object", None)
-    content, error = _packed(rank_object)
-    joined, lengths = _called(communicator, bound, content, timeout_seconds)
+    name, (content, error) = "all_gather_object", _packed(rank_object)
+    joined, lengths = _joined(communicator, name, None, content, timeout_seconds)
     found, start = {}, 0
     for rank, length in enumerate(lengths):
         found[rank] = joined[start : start + length]
         start += length
-    _raise_problems(communicator, bound.call, found, error)
-    return [_unpacked(communicator, bound.call, rank, piece) for rank, piece in found.items()]
+    _raise_problems(communicator, name, found, error)
+    return [_unpacked(communicator, name, rank, piece) for rank, piece in found.items()]
 
 
 # -- bytes of different lengths ----------------------------------------------------------------------------------------
@@ -81,26 +80,19 @@ class _NodeObjects(NodeGather):
         return super().move(watch, array), self._lengths
 
 
+def _joined(
+    communicator: Communicator, name: str, root: int | None, content: Any, timeout_seconds: float | None
+) -> Any:
+    """Return the joined bytes, and the length of each rank's; only `root` gives some, if there is one.  Collective."""
+    return communicator.bindings.call((name,), _bound, (communicator, name, root), content, timeout_seconds)
+
+
 def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBound:
-    """Return the gathering of that name, which is kept; only `root` gives something, if there is one."""
-    key = "object", name
-    found = communicator.bindings.find(key)
-    if found is None:
-        segments, call = communicator.segments, Call(name)
-        if segments is not None:
-            found = _NodeObjects(communicator, segments, call, _NOTHING, 0, None, OwnResults())
-        else:
-            move = _sent_to_all if root is None else partial(_sent_from, root)
-            found = SentCollective(communicator, call, _NOTHING, 0, move)
-        found.key = key
-    return found
-
-
-def _called(communicator: Communicator, bound: ArrayBound, content: Any, timeout_seconds: float | None) -> Any:
-    """Return what was joined, and the length of each rank's bytes.  Collective."""
-    results = bound(content, timeout_seconds)
-    communicator.bindings.use(bound)
-    return results
+    segments, call = communicator.segments, Call(name)
+    if segments is not None:
+        return _NodeObjects(communicator, segments, call, _NOTHING, 0, None, OwnResults())
+    move = _sent_to_all if root is None else partial(_sent_from, root)
+    return SentCollective(communicator, call, _NOTHING, 0, move)
 
 
 def _sent_from(root: int, transport: Transport, content: Any, watch: Watch) -> tuple[Any, list[int]]:
@@ -137,7 +129,7 @@ def _packed(value: Any) -> tuple[Any, Exception | None]:
         return numpy.frombuffer(_FAILED + text, numpy.uint8), error
 
 
-def _raise_problems(communicator: Communicator, call: Call, found: Mapping[int, Any], own: Exception | None) -> None:
+def _raise_problems(communicator: Communicator, name: str, found: Mapping[int, Any], own: Exception | None) -> None:
     """Raise on all ranks if an object could not be pickled; names the ranks whose objects these are."""
     control = communicator.control
     bad = [rank for rank, content in found.items() if content[0] == _FAILED[0]]
@@ -146,20 +138,20 @@ def _raise_problems(communicator: Communicator, call: Call, found: Mapping[int, 
     text = found[bad[0]][1:].tobytes().decode(errors="replace")
     more = f" (nor can those of {control.names(bad[1:])})" if bad[1:] else ""
     error = ObjectError(
-        f"{control.own_name}: {call.what}: the object of {control.name(bad[0])} cannot be pickled{more}: {text}. "
+        f"{control.own_name}: {name}: the object of {control.name(bad[0])} cannot be pickled{more}: {text}. "
         "Give an object of plain values and arrays, whose classes and functions are at the top level of a module"
     )
     error.on_all_ranks = True
     raise error from own
 
 
-def _unpacked(communicator: Communicator, call: Call, rank: int, content: Any) -> Any:
+def _unpacked(communicator: Communicator, name: str, rank: int, content: Any) -> Any:
     """Return the object of `rank`; raise, on this rank alone, where it cannot be made here."""
     control = communicator.control
     try:
         return pickle.loads(content)
     except Exception as error:  # any: it comes from the user's class
         raise ObjectError(
-            f"{control.own_name}: {call.what}: the object of {control.name(rank)} cannot be unpickled here: "
+            f"{control.own_name}: {name}: the object of {control.name(rank)} cannot be unpickled here: "
             f"{type(error).__name__}: {error}. Every rank needs the modules of the object's classes"
         ) from error

@@ -14,6 +14,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.intake import BufferIntake, InPlaceIntake
+from mpidist.collectives.reductions.lists import ShortArray
 from mpidist.collectives.reductions.plan import Bucket, Signature, build
 from mpidist.collectives.reductions.reduction import BoundReduction, Intake, one_step, scale_of, ways_of
 from mpidist.collectives.reductions.sinks import InPlaceSink
@@ -60,10 +61,10 @@ def bind_in_place(
 def bind_buffer(
     ranks: Ranks, buffer: Any, op: str, algorithm: str | None = None, timeout_seconds: float | None = None
 ) -> Bound:
-    """Return what reduces flat arrays like this one in place, which whoever calls it has looked at.
+    """Return what reduces arrays like this one in place, which whoever calls it has looked at.
 
-    It is called with a list of one.  Collective: every rank calls it in the same order.  Parameters and errors as for
-    `bind_in_place`.
+    It is called with a list of one, which is flat, and a deadline.  Collective: every rank calls it in the same order.
+    Parameters and errors as for `bind_in_place`.
     """
     signatures = [("", buffer.dtype, tuple(buffer.shape))]
     return _bound(ranks, signatures, op, algorithm, timeout_seconds, buffer, f"all_reduce({op})", BufferIntake())
@@ -96,10 +97,13 @@ def _bound(
 
     call = Call(what, signatures, [(way.label, bucket.nbytes) for bucket in plan.buckets])
     step = one_step(ranks, plan, way) if on_host else None
+    if intake is not None and step is not None and plan.buckets[0].dtype == signatures[0][1]:
+        only = plan.buckets[0]
+        return ShortArray(ranks, call, ("", only.dtype, (only.elements,)), step, scale=scale, is_in_place=True)
+    if intake is None:
+        intake = InPlaceIntake(f"{ranks.control.own_name}: {call.what}", plan, memory, are_apart=step is None)
     ways = ways_of(ranks, plan, way, step, on_host, memory, reduction)
     sink = InPlaceSink(plan, [each is None for each in ways.reductions], memory, kind)
-    bound = BoundReduction(
-        ranks, call, plan, ways, intake or InPlaceIntake(what, plan, memory), sink, memory, None, scale
-    )
+    bound = BoundReduction(ranks, call, plan, ways, intake, sink, memory, None, scale)
     bound.timeout_seconds = timeout_seconds
     return bound

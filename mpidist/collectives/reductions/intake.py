@@ -100,7 +100,7 @@ class ListIntake:
 
 
 class InPlaceIntake:
-    """Lists of C-contiguous arrays of exact shapes and dtypes, each in memory of its own, which are written to.
+    """Lists of C-contiguous arrays of exact shapes and dtypes, which are written to.
 
     Parameters
     ----------
@@ -109,23 +109,25 @@ class InPlaceIntake:
     plan : Plan
     memory : DeviceMemory or None
         None for the host's.
+    are_apart : bool
+        Whether each must lie in memory of its own: else results are written while other values are still to be read,
+        and what arrays share is reduced twice.
     """
 
-    def __init__(self, what: str, plan: Plan, memory: DeviceMemory | None) -> None:
-        self._what, self._memory = what, memory
+    def __init__(self, what: str, plan: Plan, memory: DeviceMemory | None, are_apart: bool) -> None:
+        self._what, self._memory, self._are_apart = what, memory, are_apart
         self._shapes = [shape for _, _, shape in plan.signatures]
         self._dtypes = [dtype for _, dtype, _ in plan.signatures]
 
     def takes(self, tensors: Sequence[Any]) -> bool:
         """Return True; ValueError unless these are such arrays.  Local."""
         if list(map(_shape, tensors)) != self._shapes or list(map(_dtype, tensors)) != self._dtypes:
-            found = [(str(each.dtype), each.shape) for each in tensors]
-            raise ValueError(f"{self._what} was bound to other arrays, got {found}; bind another one")
+            raise ValueError(f"{self._what} was bound to other arrays: {self._difference(tensors)}; bind another one")
         if not all(map(_is_contiguous, tensors)):
             raise ValueError(f"{self._what} is for C-contiguous arrays; pass copies of those that are not")
         if not all(getattr(each.flags, "writeable", True) for each in tensors):  # those on devices have no such flag
             raise ValueError(f"{self._what} writes results in place of values; got an array that is read-only")
-        if len(tensors) > 1:
+        if self._are_apart and len(tensors) > 1:
             self._check_apart(self._spans(tensors))
         return True
 
@@ -138,6 +140,15 @@ class InPlaceIntake:
     def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Return the arrays.  Local."""
         return tensors
+
+    def _difference(self, tensors: Sequence[Any]) -> str:
+        """Return how many arrays there are, if that is what differs, else the first of them that does."""
+        if len(tensors) != len(self._shapes):
+            return f"expected {len(self._shapes)} arrays, got {len(tensors)}"
+        pairs = zip(self._dtypes, self._shapes, tensors, strict=True)
+        expected = [(f"{dtype}{list(shape)}", f"{each.dtype}{list(each.shape)}") for dtype, shape, each in pairs]
+        at, (own, got) = next((at, pair) for at, pair in enumerate(expected) if pair[0] != pair[1])
+        return f"expected {own} as number {at}, got {got}"
 
     def _spans(self, tensors: Sequence[Any]) -> Iterable[tuple[int, int]]:
         if self._memory is not None:

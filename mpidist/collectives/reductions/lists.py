@@ -110,7 +110,9 @@ def bind_list(
     like = ListIntake(tensors, any_strides, in_memory_order and not question.is_packed, is_long, pack_flat)
     call, scale = _call(plan, like.sources.orders, way, question), scale_of(ranks, op, question.postscale)
     if is_array and segment is not None:
-        return ShortArray(ranks, call, question, signatures[0], segment, scale)
+        short = ShortArray(ranks, call, signatures[0], segment, question.prescale, scale)
+        short.question = question
+        return short
     rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides and segment is not None else None
     pack_checked = None if rows is None else ranks.observer.function(PACK, rows.pack_arrays)
     memory = None if on_host else memory_of(like.kind)
@@ -130,23 +132,42 @@ def bind_list(
 
 
 class ShortArray(Bound):
-    """The all-reduce of one short array in one step through shared memory; the result is an array of its own."""
+    """The all-reduce of one short array in one step through shared memory.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    call : Call
+    signature : Signature
+    step : SegmentAllReduce
+    prescale, scale : float, optional
+        What values are multiplied by before, and results after the reduction.
+    is_in_place : bool
+        Whether the result lies where the values lay; by default it is an array of its own.
+
+    Attributes
+    ----------
+    question : Question or None
+        What a new array was asked for by.
+    """
+
+    question: Any = None
 
     def __init__(
         self,
         ranks: Ranks,
         call: Call,
-        question: Question,
         signature: Signature,
         step: SegmentAllReduce,
-        scale: float | None,
+        prescale: float | None = None,
+        scale: float | None = None,
+        is_in_place: bool = False,
     ) -> None:
         super().__init__(ranks, call)
-        self.question = question
         self.nbytes = 2 * BYTES_PER_TENSOR
         self._slot, self._combine, self._control = step.slot, step.combine, ranks.control
         _, self._dtype, self._shape = signature
-        self._prescale, self._scale = question.prescale, scale
+        self._prescale, self._scale, self._is_in_place = prescale, scale, is_in_place
 
     def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; errors as for `Bound`, and for an array that is unlike."""
@@ -158,7 +179,7 @@ class ShortArray(Bound):
         return type(array) is numpy.ndarray and array.shape == self._shape and array.dtype == self._dtype
 
     def fill(self, tensors: Sequence[Any]) -> bool:
-        (array,) = tensors
+        array = tensors[0] if len(tensors) == 1 else None
         if type(array) is not numpy.ndarray or array.shape != self._shape:
             return False
         if array.dtype is not self._dtype and array.dtype != self._dtype:  # mostly the same object
@@ -170,7 +191,7 @@ class ShortArray(Bound):
         return True
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
-        out = numpy.empty(self._shape, self._dtype)
+        out = tensors[0] if self._is_in_place else numpy.empty(self._shape, self._dtype)
         self._combine(watch, out)
         if self._scale is not None:
             numpy.multiply(out, self._scale, out=out)

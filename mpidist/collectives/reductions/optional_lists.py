@@ -51,3 +51,8 @@ class OptionalList(Bound):
         """Move the values, and return the results: None where all ranks had None."""
         filled, self._given = self._given, []
         return self._zeros.emptied(self._all.move(watch, filled))
+
+    def forget(self) -> None:
+        """Keep no arrays.  Local."""
+        self._given = []
+        self._all.forget()

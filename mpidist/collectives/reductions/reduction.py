@@ -143,6 +143,9 @@ class Sink(Protocol):
         """Return where the results of a call with these tensors go.  Local."""
         ...
 
+    def free(self) -> None:
+        """Give back what is kept for results of later calls.  Local; at any time, also in the middle of a call."""
+
 
 class BoundReduction(Bound):
     """The all-reduce of lists of tensors that are like one list.
@@ -188,7 +191,7 @@ class BoundReduction(Bound):
         self._ranks, self._control, self._plan, self._memory = ranks, ranks.control, plan, memory
         self._ways, self._one_step = ways, ways.one_step
         self._intake, self._pack = intake, pack_checked or intake.pack
-        self._place_for = sink.place
+        self._place_for, self._free = sink.place, sink.free
         self._prescale, self._scale = prescale, scale
         self._scratch = Scratch()
         self._multiplied: list[Any] = []
@@ -227,6 +230,12 @@ class BoundReduction(Bound):
             self._one_step.combine(watch, place.buffers[0])
             place.finish(0, self._scale)
         return place.hand_out()
+
+    def forget(self) -> None:
+        self._place = None
+
+    def free_results(self) -> None:
+        self._free()
 
     def _reduce(self, watch: Watch, tensors: Sequence[Any], place: ResultPlace) -> None:
         """Reduce bucket by bucket, where the tensors lie or packed."""

@@ -44,9 +44,13 @@ class ResultSink:
         self._sets = [*self._sets, results][-_KEPT_SETS:]
         return results
 
+    def free(self) -> None:
+        """Keep no buffers.  Local."""
+        self._sets = []
+
 
 class InPlaceSink:
-    """Results in place of the values; also the `ResultPlace` of the call that is under way.
+    """Results in place of the values.
 
     Parameters
     ----------
@@ -57,27 +61,47 @@ class InPlaceSink:
         None for the host's.
     kind : array or None
         Of whose kind the buffers of a device are.
+
+    Attributes
+    ----------
+    plan : Plan
+    packings : list of Packing or None
+        By bucket, for arrays of a device.
+    alone : dict of int to int
+        By bucket that is one array, reduced in its own dtype, and so is its own buffer: the position of that array.
+    buffers : list of array or None
+        By bucket, for those that have one here.
+    replays : dict of int to Replay
     """
 
     def __init__(self, plan: Plan, are_packed: Sequence[bool], memory: DeviceMemory | None, kind: Any) -> None:
-        self._plan = plan
-        self._packings = None if memory is None else [memory.packing(bucket.offsets) for bucket in plan.buckets]
-        # A bucket of one array, which is reduced in its own dtype, is its own buffer.
-        self._alone = [
-            packed and len(bucket.tensors) == 1 and plan.signatures[bucket.tensors[0]][1] == bucket.dtype
-            for bucket, packed in zip(plan.buckets, are_packed, strict=True)
-        ]
-        self.buffers = _buffers(plan, [a and not b for a, b in zip(are_packed, self._alone, strict=True)], kind)
-        self._replays: dict[int, Replay] = {}
-        self._tensors: Sequence[Any] = ()
+        self.plan = plan
+        self.packings = None if memory is None else [memory.packing(bucket.offsets) for bucket in plan.buckets]
+        self.alone = {
+            index: bucket.tensors[0]
+            for index, (bucket, is_packed) in enumerate(zip(plan.buckets, are_packed, strict=True))
+            if is_packed and len(bucket.tensors) == 1 and plan.signatures[bucket.tensors[0]][1] == bucket.dtype
+        }
+        wanted = [is_packed and index not in self.alone for index, is_packed in enumerate(are_packed)]
+        self.buffers = _buffers(plan, wanted, kind)
+        self.replays: dict[int, Replay] = {}
 
-    def place(self, tensors: Sequence[Any]) -> InPlaceSink:
-        """Return this sink, for these tensors.  Local."""
-        self._tensors = tensors
-        for index, is_alone in enumerate(self._alone):
-            if is_alone:
-                self.buffers[index] = tensors[self._plan.buckets[index].tensors[0]].reshape(-1)
-        return self
+    def place(self, tensors: Sequence[Any]) -> _InPlace:
+        """Return these tensors as the place of results.  Local."""
+        return _InPlace(self, tensors)
+
+    def free(self) -> None:
+        """Do nothing: no results are kept.  Local."""
+
+
+class _InPlace:
+    """The `ResultPlace` of one call: the tensors that it was given."""
+
+    def __init__(self, sink: InPlaceSink, tensors: Sequence[Any]) -> None:
+        self._sink, self._tensors = sink, tensors
+        self.buffers = list(sink.buffers)
+        for index, position in sink.alone.items():
+            self.buffers[index] = tensors[position].reshape(-1)
 
     def targets(self, index: int, members: Sequence[Any]) -> Sequence[Any]:
         """Return the tensors of a bucket."""
@@ -85,34 +109,32 @@ class InPlaceSink:
 
     def holds(self, index: int) -> bool:
         """Whether a bucket lies in its buffer."""
-        return self._alone[index]
+        return index in self._sink.alone
 
     def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> tuple[Replay, Any]:
         """Return what reduces buffers like `index` over messages, and that buffer."""
-        if index not in self._replays:
-            self._replays[index] = bind(self.buffers[index], True)
-        return self._replays[index], self.buffers[index]
+        replays, buffer = self._sink.replays, self.buffers[index]
+        if index not in replays:
+            replays[index] = bind(buffer, True)
+        return replays[index], buffer
 
     def finish(self, index: int, scale: float | None) -> None:
         """Put the reduced values of a bucket where they belong."""
-        flat, bucket, tensors = self.buffers[index], self._plan.buckets[index], self._tensors
+        flat, bucket, tensors = self.buffers[index], self._sink.plan.buckets[index], self._tensors
         if scale is not None:
             arrays.namespace(flat).multiply(flat, scale, out=flat)
-        if self._alone[index]:
+        if index in self._sink.alone:
             return
-        if self._packings is not None:
-            self._packings[index].unpack(flat, [tensors[each] for each in bucket.tensors])
+        packings = self._sink.packings
+        if packings is not None:
+            packings[index].unpack(flat, [tensors[each] for each in bucket.tensors])
             return
         for each, start, stop in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
             tensors[each].reshape(-1)[...] = flat[start:stop]
 
     def hand_out(self) -> Sequence[Any]:
-        """Return the tensors, which are not kept."""
-        tensors, self._tensors = self._tensors, ()
-        for index, is_alone in enumerate(self._alone):
-            if is_alone:
-                self.buffers[index] = None
-        return tensors
+        """Return the tensors."""
+        return self._tensors
 
 
 def _buffers(plan: Plan, wanted: Sequence[bool], kind: Any) -> list[Any]:

@@ -48,12 +48,12 @@ class Slice(NamedTuple):
     owned: list[tuple[int, int]]
 
 
-class FusedUpdate:
-    """Plans updates over the ranks of a communicator.
+class FusedUpdate(NamedTuple):
+    """Plans updates over the ranks of a communicator.  Two that plan the same are equal.
 
-    Parameters
+    Attributes
     ----------
-    ranks : Ranks
+    communicator : Ranks
     algorithm : str, optional
         As in `Communicator.all_reduce`.
     timeout_seconds : float, optional
@@ -61,17 +61,10 @@ class FusedUpdate:
         Whether the parameters are arrays that all ranks see: what one rank has updated is there for the others.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        algorithm: str | None = None,
-        timeout_seconds: float | None = None,
-        in_one_copy: bool = False,
-    ) -> None:
-        self.communicator = ranks
-        self.in_one_copy = in_one_copy
-        self._algorithm = algorithm
-        self._timeout_seconds = timeout_seconds
+    communicator: Ranks
+    algorithm: str | None = None
+    timeout_seconds: float | None = None
+    in_one_copy: bool = False
 
     def pays(self, nbytes: int) -> bool:
         """Return whether slices may pay for gradients of so many bytes.  Local; the same answer on all ranks."""
@@ -90,16 +83,16 @@ class FusedUpdate:
         if not is_plain or not self.pays(nbytes):
             return None
         signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
-        communicator.prepare(Call("apply_gradients", signatures), self._algorithm, self._timeout_seconds)
+        communicator.prepare(Call("apply_gradients", signatures), self.algorithm, self.timeout_seconds)
         plan = build(signatures, "sum", ONE_PACK)
         if not all(bucket.elements for bucket in plan.buckets):  # of a dtype there are empty tensors only
             return None
         largest = max(bucket.nbytes for bucket in plan.buckets)
-        algorithm = communicator.way(largest, self._algorithm).algorithm
+        algorithm = communicator.way(largest, self.algorithm).algorithm
         if algorithm not in SEGMENTED:
             return None
         way = Way(algorithm, SEGMENT_BYTES)
-        return PlannedUpdate(plan, communicator, way, self._timeout_seconds, self.in_one_copy)
+        return PlannedUpdate(plan, communicator, way, self.timeout_seconds, self.in_one_copy)
 
 
 class PlannedUpdate:

@@ -221,6 +221,11 @@ class StagedArray(ArrayBound):
             return given
         return self._back(result)
 
+    def forget(self) -> None:
+        """Keep no copy.  Local."""
+        self._given = None
+        self._inner.forget()
+
     def _back(self, result: Any) -> Any:
         if isinstance(result, tuple):
             return (self._back(result[0]), *result[1:])

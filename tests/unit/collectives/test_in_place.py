@@ -127,6 +127,23 @@ def test_arrays_of_another_kind_are_refused_before_anything_moves(size, given):
     assert all(run_ranks(size, step))
 
 
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ([("f4", (2, 3)), ("f4", (4, 1))], r"expected float32\[4\] as number 1, got float32\[4, 1\]"),
+        ([("f4", (2, 3)), ("f8", (4,))], r"expected float32\[4\] as number 1, got float64\[4\]"),
+        ([("f4", (2, 3))], "expected 2 arrays, got 1"),
+    ],
+)
+def test_what_was_expected_is_said_of_the_first_array_that_differs(given, text):
+    def step():
+        bound = bind_in_place(world_communicator(), signatures([("f4", (2, 3)), ("f4", (4,))]))
+        with pytest.raises(ValueError, match=rf"rank \d.*w0 float32\[2, 3\] and 1 more.*{text}"):
+            bound([numpy.zeros(shape, dtype) for dtype, shape in given])
+
+    run_ranks(2, step)
+
+
 def test_a_mean_of_integers_has_no_place():
     with pytest.raises(UnsupportedDtypeError, match="mean of int64 arrays is float64"):
         run_ranks(1, lambda: bind_in_place(world_communicator(), [("", numpy.dtype("i8"), (2,))], "mean"))
@@ -149,6 +166,15 @@ def test_what_cannot_be_written_is_refused_before_anything_moves(size):
         return True
 
     assert run_ranks(size, step) == [True] * size
+
+
+def test_short_arrays_may_share_memory_since_all_values_are_read_before_a_result_is_written():
+    def step():
+        whole = numpy.arange(5.0)
+        bind_in_place(world_communicator(), signatures([("f8", (4,))] * 2), "sum")([whole[:4], whole[1:]])
+        return whole.tolist()
+
+    assert run_ranks(2, step) == [[0.0, 2.0, 4.0, 6.0, 8.0]] * 2
 
 
 def test_long_arrays_that_share_memory_are_refused_or_they_were_reduced_twice():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpidist.collectives.call import Call
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.persistent import Once
+from mpidist.collectives.persistent import Once, UnlikeArraysError
 from mpidist.collectives.reductions import sinks
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
 from mpidist.testing import run_ranks
@@ -255,6 +255,21 @@ def test_ranks_that_have_no_memory_for_results_stay_in_step(signatures, monkeypa
 
     monkeypatch.setattr(sinks, "ResultSet", no_memory)
     assert run_ranks(2, on_rank) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_bound_array_refuses_lists_of_another_length(size):
+    def on_rank():
+        communicator = world_communicator()
+        bound, calls = Engine(communicator).bind([numpy.ones(3)]), communicator.control.call
+        for arrays in ([], [numpy.ones(3)] * 2):
+            for call in (bound, bound.start):
+                with pytest.raises(UnlikeArraysError, match="bind another one"):
+                    call(arrays)
+        assert communicator.control.call == calls
+        return float(bound([numpy.ones(3)])[0][0])
+
+    assert run_ranks(size, on_rank) == [float(size)] * size
 
 
 def test_the_deadline_of_a_bound_list_is_that_of_all_its_calls():

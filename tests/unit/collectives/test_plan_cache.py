@@ -1,5 +1,6 @@
 """Which plans are kept: bounded in bytes, by the calls alone, and without anything that needs a garbage collector."""
 
+import gc
 import random
 import tracemalloc
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpidist
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.reductions import plan_cache
 from mpidist.collectives.reductions.plan_cache import PlanCache
@@ -170,3 +172,29 @@ def test_no_part_of_a_bound_list_outlives_it(in_place, length, algorithm):
 
     for parts in run_ranks(2, on_rank):
         assert len(parts) >= 3 and set(parts) == {None}
+
+
+def test_memory_of_results_goes_with_the_strategy_and_later_calls_take_it_anew():
+    length = 1 << 20
+
+    def step():
+        results = mpidist.get_replica_context().all_reduce("sum", [numpy.ones(length), numpy.ones(3)])
+        assert all((each == 2).all() for each in results)
+
+    def on_rank():
+        communicator = world_communicator()
+        for _ in range(2):
+            mpidist.MirroredStrategy().run(step)
+            communicator.barrier()
+            gc.collect()
+            communicator.barrier()
+        kept = [bound for bound in communicator.bindings if bound.nbytes > 8 * length]
+        return tracemalloc.get_traced_memory()[0], len(kept)
+
+    tracemalloc.start()
+    try:
+        found = run_ranks(2, on_rank)
+    finally:
+        tracemalloc.stop()
+    assert all(kept == 1 for _, kept in found)  # the plan itself is still there
+    assert all(grown < 8 * length for grown, _ in found)  # of two ranks, of which each had as much

@@ -222,6 +222,26 @@ def test_state_saved_from_slices_is_restored_at_another_number_of_ranks():
             numpy.testing.assert_allclose(found[f"{number}/momentum"], state[f"{number}/momentum"] * 0.9, rtol=1e-14)
 
 
+def test_slices_stay_where_they_are_however_many_deadlines_other_calls_have():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        rank = strategy.extended.communicator.rank
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(600))
+            optimizer = SGD(1.0, momentum=0.5)
+
+        def step(seconds):
+            options = mpidist.CommunicationOptions(timeout_seconds=seconds)
+            mpidist.get_replica_context().all_reduce("sum", numpy.ones(3), options)
+            optimizer.apply_gradients([(numpy.ones(600), variable)])
+
+        for number in range(70):  # what is left of the time is one number more often than another
+            strategy.run(step, args=(900.0 - (number if rank else number // 2),))
+        return [each is not None and each.is_active for each in optimizer._updates._sharded._plans.values()]
+
+    assert run_ranks(2, run) == [[True]] * 2
+
+
 def test_a_shape_that_differs_is_named_and_tears_nothing():
     def run():
         strategy = mpidist.MultiWorkerMirroredStrategy()

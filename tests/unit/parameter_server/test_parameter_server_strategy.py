@@ -11,6 +11,7 @@ import pytest
 
 import mpidist
 from mpidist.cluster_resolver import MPIClusterResolver, SimpleClusterResolver
+from mpidist.collectives.reductions import update
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.experimental.partitioners import FixedShardsPartitioner
 from mpidist.optimizers import LossScaleOptimizer
@@ -388,6 +389,21 @@ def test_an_error_of_the_servers_reaches_all_ranks_of_a_worker():
         return True
 
     assert job(on_rank, 3, ranks_per_worker=2) == [True, True]
+
+
+def test_servers_update_for_an_optimizer_that_was_made_outside_of_the_scope(monkeypatch):
+    monkeypatch.setattr(update, "LEAST_BYTES", 1)
+
+    def on_rank(strategy):
+        optimizer = mpidist.optimizers.SGD(0.5)
+        with strategy.scope():
+            v = mpidist.Variable(numpy.zeros((200, 3), "float32"))
+        gradient = numpy.full((200, 3), 1.0 + strategy.extended.replica_id, "float32")
+        is_in_reduction = optimizer.updates_in_reduction([v])
+        strategy.run(lambda: optimizer.apply_gradients([(gradient, v)]))
+        return is_in_reduction, numpy.unique(v.value).tolist()
+
+    assert job(on_rank, 3, ranks_per_worker=2) == [(False, [-1.5])] * 2
 
 
 class Refuses(mpidist.optimizers.SGD):

@@ -202,3 +202,12 @@ def test_a_deadline_names_nobody_where_all_have_come_and_wait():
         while True:
             for watch in watches:
                 watch.tick()
+
+
+@pytest.mark.parametrize("end", [lambda channel: channel.fail("boom"), lambda channel: channel.leave()])
+def test_what_is_to_be_done_at_the_end_is_done_before_others_hear_of_it_and_may_end_the_job(end):
+    channel, seen = _channels(2)[0], []
+    channel.at_end.append(lambda: seen.append(channel.board.state(channel.board_index)))
+    before = channel.board.state(channel.board_index)
+    end(channel)
+    assert seen == [before] and channel.board.state(channel.board_index) != before
