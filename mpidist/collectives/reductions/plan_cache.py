@@ -6,7 +6,7 @@ ranks have together.  Results are another matter, see `ResultSet`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -45,6 +45,7 @@ class PlanCache:
     def __init__(self) -> None:
         self._plans: dict[Any, Any] = {}
         self._calls = 0
+        self._bytes = self._largest = 0  # of all plans, and of the largest
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._plans.values())
@@ -67,16 +68,29 @@ class PlanCache:
             is_new = plan.key not in self._plans
             self._plans[plan.key] = plan
         plan.last_call = calls
-        if is_new or not calls % _CALLS_BETWEEN:
+        if is_new:
+            size = _size(plan)
+            self._bytes += size
+            self._largest = max(self._largest, size)
+        if (is_new and self._bytes > _room(self._largest)) or not calls % _CALLS_BETWEEN:
             self._drop()
 
     def _drop(self) -> None:
         """Drop what was used least recently, while it is unused for long or more than may be kept."""
         latest = sorted(self._plans.values(), key=attrgetter("last_call"), reverse=True)
-        while self._calls - latest[-1].last_call >= _UNUSED_CALLS or _are_too_long(latest):
-            del self._plans[latest.pop().key]
+        sizes = list(map(_size, latest))
+        # an eighth is left free, or each new list of many would have all of them sorted
+        eighths = 7 if sum(sizes) > _room(max(sizes)) else 8
+        while self._calls - latest[-1].last_call >= _UNUSED_CALLS or 8 * sum(sizes) > eighths * _room(max(sizes)):
+            del self._plans[latest.pop().key], sizes[-1]
+        self._bytes, self._largest = sum(sizes), max(sizes)
 
 
-def _are_too_long(plans: Sequence[Kept]) -> bool:
-    sizes = [plan.nbytes + _PLAN_BYTES for plan in plans]
-    return sum(sizes) > max(_LEAST_BYTES, _TIMES_LARGEST * max(sizes))
+def _room(largest: int) -> int:
+    """Return how many bytes may be kept with a plan of so many."""
+    return max(_LEAST_BYTES, _TIMES_LARGEST * largest)
+
+
+def _size(plan: Kept) -> int:
+    """Return what a plan counts."""
+    return plan.nbytes + _PLAN_BYTES

@@ -54,7 +54,15 @@ def test_no_more_than_a_few_plans_of_one_size_are_kept():
     cache = PlanCache()
     for key in range(64):
         cache.use(SimpleNamespace(key=key, nbytes=100 << 20, last_call=0))
-    assert [plan.key for plan in cache] == [61, 62, 63]
+    assert [plan.key for plan in cache] == [62, 63]
+
+
+def test_ever_new_plans_are_not_sorted_each_time(monkeypatch):
+    cache, drop, drops = PlanCache(), PlanCache._drop, []
+    monkeypatch.setattr(PlanCache, "_drop", lambda self: (drops.append(len(self)), drop(self)))
+    for key in range(2000):
+        cache.use(SimpleNamespace(key=key, nbytes=100, last_call=0))
+    assert max(drops) <= 256 and len(drops) <= 2000 / 32 + 2000 / 256  # an eighth of 256 at a time, and now and then
 
 
 def test_what_is_not_used_any_more_is_dropped_whatever_room_there_is():
