@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 #: MPI, by `family` -> the value of ``srun --mpi`` for it.
-_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
+PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
 
 
 def family(mpi: str) -> str:
@@ -20,7 +20,7 @@ def family(mpi: str) -> str:
 
 def plugin_for(mpi: str) -> str | None:
     """Return the plugin for an MPI, by its name or version text; None for one that is not known."""
-    return _PLUGINS.get(family(mpi))
+    return PLUGINS.get(family(mpi))
 
 
 def offered_plugins() -> tuple[str, ...]:

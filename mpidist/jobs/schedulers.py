@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpidist.cluster.slurm_plugins import PLUGINS
+
 
 @dataclass(frozen=True)
 class Scheduler:
@@ -86,7 +88,7 @@ SCHEDULERS = {
         output="{name}-{job}.out",
         array_output="{name}-{job}_*.out",
         check=("sbatch", "--test-only"),
-        plugins={"Open MPI": "pmix", "MPICH": "pmi2"},
+        plugins=PLUGINS,
     ),
     "pbs": Scheduler(
         title="PBS Pro",
