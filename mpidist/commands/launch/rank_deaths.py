@@ -179,10 +179,13 @@ class RankDeaths:
         own = [each for each in since if each.status not in (None, 0, -signal.SIGTERM)]
         return [death for each in own if (death := first_death([each], platform.node())) is not None]
 
+    def all_ended(self) -> bool:
+        """Whether every rank was seen to end."""
+        return len({death.rank for death in self._seen}) == self._count
+
     def all_ended_badly(self) -> bool:
         """Whether every rank was seen to end, and none of them well."""
-        ranks = {death.rank for death in self._seen}
-        return len(ranks) == self._count and all(death.status for death in self._seen)
+        return self.all_ended() and all(death.status for death in self._seen)
 
     def first(self) -> RankDeath | None:
         """Return the first rank that did not end well; None where a rank on another machine may have been before it."""

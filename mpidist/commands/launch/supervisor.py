@@ -44,7 +44,8 @@ _GRACE_SECONDS = 2.0
 #: Lines of a rank's error output that are kept to be shown where it goes to a file.
 _LAST_LINES = 20
 
-#: How long a launcher may take to end after MPI has said that it ends the job: over several hosts it may never do.
+#: How long a launcher may take to end after its ranks have, or after MPI has said that it ends the job.  It may never
+#: do: over several hosts, or where all ranks fail at once, upon which Open MPI's can wait on a lock of its own.
 _ENDING_SECONDS = 10.0
 
 
@@ -115,7 +116,7 @@ class _Job:
         self.notes: dict[int | None, LauncherNotes] = defaultdict(LauncherNotes)
         self.killed = KilledRanks()
         self.passed_on: list[int] = []
-        self.timed_out, self.stuck = False, ""
+        self.timed_out, self.outlived, self.stuck = False, False, ""
         self._ending_since: float | None = None
         self._asked: int | None = None
         chosen = settings(environ)
@@ -167,7 +168,7 @@ class _Job:
     def wait(self, timeout_seconds: float | None) -> None:
         """Show the job's output until the launcher has ended, or end it when its time is up."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self.process.poll() is None and not self.stuck and not self.destination.unread:
+        while self.process.poll() is None and not (self.stuck or self.outlived or self.destination.unread):
             self.deaths.look()
             self.streams.pump(_TURN_SECONDS)
             self._tell_deaths()
@@ -193,10 +194,17 @@ class _Job:
             print(f"mpidist run: warning: {verdict.message}", file=sys.stderr)
 
     def _judge_end(self, now: float) -> None:
-        if not self.killed.ending:
+        ended = self.deaths.all_ended()
+        if not (ended or self.killed.ending):
             return
         self._ending_since = self._ending_since or now
-        if now - self._ending_since > _ENDING_SECONDS:
+        if now - self._ending_since <= _ENDING_SECONDS:
+            return
+        if ended:
+            self.outlived = True
+            late = f"the launcher did not end within {_ENDING_SECONDS:g} s after all ranks had, and was ended"
+            print(f"mpidist run: warning: {late}", file=sys.stderr)
+        else:
             self.stuck = (
                 "a connection between ranks broke, as when one is killed, and MPI ended the job; its launcher did not "
                 f"end within {_ENDING_SECONDS:g} s, and was ended"
@@ -244,7 +252,7 @@ class _Job:
         interrupted = any(signum in _FATAL for signum in self.passed_on)
         # who ended because it was told to is not to blame; neither are ranks that have lost their launcher
         told_to = interrupted or self.timed_out or self.stuck or self.destination.unread or self._asked is not None
-        lost = 0 if told_to else max(0, -self.process.returncode)
+        lost = 0 if told_to else max(0, -self._returned())
         failure, death = (self.failures.first(), None) if told_to or lost else self._blame()
         status = self._status(interrupted, death)
         ways = (self.timed_out, interrupted, self.destination.unread, self.tolerant)
@@ -283,10 +291,10 @@ class _Job:
         if seen is not None and seen.status is None and said is not None:  # it ended before it was watched
             seen = replace(seen, status=said.status)
         # that nobody knows how a rank has ended is no news of a job that went well
-        return None if seen is not None and seen.status is None and self.process.returncode == 0 else seen or said
+        return None if seen is not None and seen.status is None and self._returned() == 0 else seen or said
 
     def _status(self, interrupted: bool, death: RankDeath | None) -> int:
-        status = self.process.returncode
+        status = self._returned()
         if self.timed_out:
             return TIMED_OUT
         if self._asked is not None:
@@ -305,6 +313,13 @@ class _Job:
         if status == 0 and failed:  # Open MPI 5.0.11 can exit 0 although a rank was lost, or a whole host
             return 1
         return 128 - status if status < 0 else status
+
+    def _returned(self) -> int:
+        """Return the launcher's status; where it was ended after its ranks, theirs."""
+        if not self.outlived:
+            return self.process.returncode
+        first = self.deaths.first()
+        return 0 if first is None else 1 if first.shell_status is None else first.shell_status
 
     def _own_status(self) -> int:
         """Return the exit status that a rank which was told to end has chosen; 0 if none has: 1 is any exception's."""

@@ -6,6 +6,7 @@ is over.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sys
 
 from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.mpi_files import remove_segments
-from mpidist.commands.launch.rank_processes import end_processes
+from mpidist.commands.launch.rank_processes import TOKEN, end_processes
 
 #: What a job that has ended by itself writes to its watchdog.
 OVER = b"over"
@@ -28,6 +29,8 @@ def start_watchdog(token: str, folder: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # a job may be started by a rank of another: it is not to end with that one, but to end what that one leaves
+        env={name: value for name, value in os.environ.items() if name != TOKEN},
         start_new_session=True,
     )
 

@@ -88,6 +88,16 @@ def test_the_watchdog_stays_when_all_processes_of_the_job_are_told_to_end(job, t
     assert process.wait(timeout=20) == -9
 
 
+def test_the_watchdog_outlives_a_job_that_has_started_this_one(job, tmp_path, monkeypatch):
+    token, process, _ = job
+    outer = uuid.uuid4().hex
+    monkeypatch.setenv(TOKEN, outer)
+    watchdog = start_watchdog(token, str(tmp_path))
+    assert end_processes(outer) == []
+    watchdog.communicate(b"", timeout=20)
+    assert process.wait(timeout=20) == -9
+
+
 def _ignored(process):
     """Return the mask of the signals that a process ignores."""
     return re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process}/status").read_text())[1]

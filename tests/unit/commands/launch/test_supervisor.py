@@ -56,6 +56,27 @@ with noting_exit(detect_launcher()): {leave}
 """
 
 
+#: A launcher that hears nothing, and stays when its two ranks have ended.
+LOCKED = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for rank in (0, 1): subprocess.Popen(sys.argv[1:], env={**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)})
+while True: time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_launcher_that_stays_when_its_ranks_have_ended_is_ended_and_their_status_counts(monkeypatch, capfd, status):
+    monkeypatch.setattr(supervisor, "_ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "_GRACE_SECONDS", 0.2)
+    program = ["sh", "-c", f"echo 'ValueError: told' >&2; sleep 0.2; exit {status}"]
+    ended = supervisor.supervise([sys.executable, "-c", LOCKED], program, 2, os.environ, 30.0)
+    assert (ended.status, ended.timed_out, ended.lost, ended.stuck) == (status, False, 0, "")
+    assert (ended.death is None) == (status == 0)
+    said = "mpidist run: warning: the launcher did not end within 0.2 s after all ranks had, and was ended\n"
+    assert capfd.readouterr().err.endswith(said)
+
+
 @pytest.mark.parametrize("reported", ["0", "143"])
 @pytest.mark.parametrize(
     ("leave", "status"),
