@@ -1,4 +1,4 @@
-"""What bound collectives call the communicator that they are bound to; its module imports theirs, so here is its name."""
+"""What bound collectives call the communicator that they are bound to, whose module imports theirs."""
 
 from __future__ import annotations
 

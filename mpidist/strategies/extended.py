@@ -90,6 +90,7 @@ class StrategyExtended:
         self.card_text = card_text(0 if communicator is None else communicator.rank, self.cards)
         self._arenas = Arenas()
         self._lone_communicator: Communicator | None = None
+        self.adapters: dict[str, Any] = {}  # by name: what is kept of this strategy above, as long as it is there
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
 
     # -- running ------------------------------------------------------------------------------------------------------
