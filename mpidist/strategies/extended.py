@@ -14,6 +14,7 @@ from mpidist.arrays import empty, is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
+from mpidist.collectives.verbs import like_given
 from mpidist.context import T
 from mpidist.device.cards import card_text
 from mpidist.input.agreement import Agreement
@@ -27,7 +28,6 @@ from mpidist.optimizers.updates.local import LocalUpdates
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
 from mpidist.strategies.devices_of_ranks import take_device
-from mpidist.strategies.reduction import like_given
 from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 from mpidist.variables.components import component
 
