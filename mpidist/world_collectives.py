@@ -11,7 +11,7 @@ from typing import Any
 
 from mpidist import arrays
 from mpidist.collectives.reductions.adjustment import Adjustment
-from mpidist.collectives.verbs import of_leaves
+from mpidist.collectives.structures import of_leaves
 from mpidist.options import ReduceOp
 from mpidist.world import launched_communicator, world_communicator
 

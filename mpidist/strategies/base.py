@@ -17,7 +17,7 @@ from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.engine import Repeat, no_repeat
 from mpidist.collectives.reductions.adjustment import Adjustment
-from mpidist.collectives.verbs import like_given, of_leaves
+from mpidist.collectives.structures import like_given, of_leaves
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution, reduction

@@ -14,7 +14,7 @@ from mpidist.arrays import empty, is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.verbs import like_given
+from mpidist.collectives.structures import like_given
 from mpidist.context import T
 from mpidist.device.cards import card_text
 from mpidist.input.agreement import Agreement

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist import context, nest
 from mpidist.arrays import plain
-from mpidist.collectives.verbs import of_leaves
+from mpidist.collectives.structures import of_leaves
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.persistent_collective import PersistentCollective
 from mpidist.variables.components import dense_component

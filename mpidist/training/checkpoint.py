@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, context
-from mpidist.collectives.from_first import from_first
+from mpidist.collectives.from_chief import from_chief
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError, listed
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
@@ -435,7 +435,7 @@ def together(chief_fn: Any, what: str) -> Any:
             cause = _first_cause(error)
         raise cause  # not in the handler, which would add what closing the file has raised
 
-    found = from_first(world_communicator(), call, "checkpoint")
+    found = from_chief(world_communicator(), call, "checkpoint")
     if found.kind:
         raise _error(found.kind, f"{what}: rank {CHIEF}: {found.text}") from found.error
     return found.result

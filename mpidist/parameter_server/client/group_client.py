@@ -13,7 +13,7 @@ import numpy
 
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.from_first import from_first
+from mpidist.collectives.from_chief import from_chief
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.client.server_end import error_kind
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
@@ -221,7 +221,7 @@ class GroupClient:
 
     def _first(self, fn: Callable[[Any], Any]) -> Any:
         """Call `fn` with the client on the first rank, and return its result, which JSON can hold, on all."""
-        return from_first(self._communicator, lambda: fn(self._client), "servers").checked(error_kind)
+        return from_chief(self._communicator, lambda: fn(self._client), "servers").checked(error_kind)
 
 
 def _raise(error: Exception | None) -> None:

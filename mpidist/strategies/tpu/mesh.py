@@ -10,7 +10,7 @@ import numpy
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.group import GroupCommunicator
-from mpidist.collectives.verbs import of_leaves
+from mpidist.collectives.structures import of_leaves
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.options import ReduceOp
 from mpidist.strategies.base import ReplicaContext, Strategy

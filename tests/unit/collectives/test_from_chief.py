@@ -2,19 +2,19 @@
 
 import builtins
 
-from mpidist.collectives.from_first import from_first
+from mpidist.collectives.from_chief import from_chief
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 
 
 def outcome(fn):
-    return run_ranks(3, lambda: from_first(world_communicator(), fn, "a try"))
+    return run_ranks(3, lambda: from_chief(world_communicator(), fn, "a try"))
 
 
 def test_a_result_is_known_to_all_and_made_by_the_first_alone():
     def on_rank():
         communicator = world_communicator()
-        return from_first(communicator, lambda: [communicator.rank, {"a": 1.5}], "a try")
+        return from_chief(communicator, lambda: [communicator.rank, {"a": 1.5}], "a try")
 
     assert [tuple(each) for each in run_ranks(3, on_rank)] == [([0, {"a": 1.5}], "", "", None)] * 3
 
@@ -27,7 +27,7 @@ def test_an_error_is_raised_on_all_with_its_type_and_on_the_first_it_is_itself()
 
     def on_rank():
         try:
-            from_first(world_communicator(), fail, "a try").checked(lambda kind: getattr(builtins, kind))
+            from_chief(world_communicator(), fail, "a try").checked(lambda kind: getattr(builtins, kind))
         except Exception as raised:
             return raised
 

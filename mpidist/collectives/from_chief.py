@@ -1,4 +1,4 @@
-"""What the first rank does for all: its result, or its error, is known to every rank."""
+"""What the chief does for all ranks: its result, or its error, is known to every rank."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from mpidist.collectives.communicator import Communicator
 
 
-class Outcome(NamedTuple):
-    """What became of a call on the first rank; the same on all ranks.
+class ChiefResult(NamedTuple):
+    """What became of a call on the chief; the same on all ranks.
 
     Attributes
     ----------
@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
     kind, text : str
         The type of the error and what it says; empty where there was none.
     error : Exception or None
-        The error itself, on the first rank.
+        The error itself, on the chief.
     """
 
     result: Any = None
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     error: Exception | None = None
 
     def checked(self, kind_of: Callable[[str], type[Exception]]) -> Any:
-        """Return the result; raise the error on the first rank, and one of ``kind_of(kind)`` on the others.  Local."""
+        """Return the result; raise the error on the chief, and one of ``kind_of(kind)`` on the others.  Local."""
         if self.error is not None:
             raise self.error
         if self.kind:
@@ -36,8 +36,8 @@ class Outcome(NamedTuple):
         return self.result
 
 
-def from_first(communicator: Communicator, fn: Callable[[], Any], what: str) -> Outcome:
-    """Call a function on rank 0, and return on all ranks what became of it.
+def from_chief(communicator: Communicator, fn: Callable[[], Any], what: str) -> ChiefResult:
+    """Call a function on the chief, rank 0, and return on all ranks what became of it.
 
     Collective: every rank calls it in the same order.
 
@@ -57,4 +57,4 @@ def from_first(communicator: Communicator, fn: Callable[[], Any], what: str) -> 
         except Exception as error:  # whatever it is, the other ranks are waiting for word of it
             own, told = error, json.dumps([None, type(error).__name__, str(error)])
     result, kind, text = json.loads(communicator.exchange(told.encode(), what)[0])
-    return Outcome(result, kind, text, own)
+    return ChiefResult(result, kind, text, own)
