@@ -38,7 +38,7 @@ def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, buck
     return share.astype(bucket.result)
 
 
-def all_gather(transport: Transport, array: Any, axis: int, watch: Watch) -> Any:
+def _gather_to_all(transport: Transport, array: Any, axis: int, watch: Watch) -> Any:
     """Return the arrays of all ranks, joined along `axis`, in which they may differ."""
     if transport.size == 1:
         return array.copy()
@@ -56,7 +56,7 @@ def all_gather(transport: Transport, array: Any, axis: int, watch: Watch) -> Any
 def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int | None) -> Any:
     """Return the arrays of all ranks, joined along `axis`, on `root`; None on the others.  A root of None is all."""
     if root is None:
-        return all_gather(transport, array, axis, watch)
+        return _gather_to_all(transport, array, axis, watch)
     if transport.size == 1:
         return array.copy()
     own = arrays.namespace(array).ascontiguousarray(array)

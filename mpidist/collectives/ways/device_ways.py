@@ -135,7 +135,7 @@ class DeviceReduction:
         if link is None or isinstance(link, str) or not link.can_reduce(self._dtype, self._op):
             self._stage(watch, flat)
         else:
-            link.all_reduce(flat, self._op, watch)
+            link.reduce(flat, self._op, watch)
 
     def _stage(self, watch: Watch, flat: Any) -> None:
         """Reduce piece by piece through the host."""
