@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from docutils import nodes
+
 import mpidist
 
 project = "mpidist"
@@ -31,6 +33,7 @@ myst_heading_anchors = 3
 
 
 def setup(app: Any) -> None:
+    app.connect("doctree-read", _add_dark_pictures, priority=400)  # before images are collected, at 500
     app.connect("autodoc-process-docstring", _qualify_types, priority=400)  # before napoleon, at 500
 
 
@@ -41,3 +44,14 @@ def _qualify_types(app: Any, what: str, name: str, obj: Any, options: Any, lines
     for number, line in enumerate(lines):
         line = re.sub(r" : (?:Mesh)?Topology\b", f" : {topology}", line)
         lines[number] = re.sub(r" : dtype\b", " : numpy.dtype", line)
+
+
+def _add_dark_pictures(app: Any, doctree: Any) -> None:
+    """Put the dark picture beside each light one; the theme shows the one that fits."""
+    for light in list(doctree.findall(nodes.image)):
+        if light["uri"].endswith("-light.svg"):
+            dark = light.deepcopy()
+            dark["uri"] = light["uri"].replace("-light.svg", "-dark.svg")
+            light["classes"].append("only-light")
+            dark["classes"].append("only-dark")
+            light.parent.insert(light.parent.index(light) + 1, dark)
