@@ -13,10 +13,19 @@ project = "mpidist"
 author = "the mpidist authors"
 release = version = mpidist.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"mpidist {release}"
+html_logo = html_favicon = "_static/logo.svg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#2466b0", "color-brand-content": "#2466b0"},
+    "dark_css_variables": {"color-brand-primary": "#78b0f0", "color-brand-content": "#78b0f0"},
+}
+# What is copied of a terminal are the commands, without prompts and output.
+copybutton_exclude = ".linenos, .gp, .go"
 
 # `name` in a docstring is a name of Python, linked where the reference has it.
 default_role = "py:obj"
@@ -29,6 +38,7 @@ napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 

@@ -69,7 +69,7 @@ def _rank(drawing: Drawing, rank: int) -> None:
     drawing.arrow((own_x, 348), (own_x, 396), colour="rank", width=2.2)
     drawing.arrow((other_x, 348), (across, 396), colour="shared", width=2.2)
     drawing.box(left, 280, width, 66, "rank", radius=6)
-    drawing.words(left + width / 2, 307, f"add A, B: update {own}", colour="on", bold=True)
+    drawing.words(left + width / 2, 307, f"add {own}, update {own}", colour="on", bold=True)
     drawing.words(left + width / 2, 330, f"optimizer's state of {own} only", SMALL, "on")
     _halves(drawing, left, 398, width, "weights ", rank)
 
