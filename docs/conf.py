@@ -18,6 +18,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"mpidist {release}"
 html_logo = html_favicon = "_static/logo.svg"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {

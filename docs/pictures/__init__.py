@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.pictures import bars, failure, layers, rounds, steps
+from docs.pictures import bars, failure, layers, roles, rounds, steps
 from docs.pictures.svg import THEMES, Drawing, Theme
 
 FOLDER = Path(__file__).resolve().parent
@@ -18,6 +18,8 @@ PICTURES: dict[str, Callable[[Theme], Drawing]] = {
     "recursive_doubling": rounds.recursive_doubling,
     "two_levels": rounds.two_levels,
     "failure": failure.failure,
+    "coordinator": roles.coordinator,
+    "between_graph": roles.between_graph,
     "layers": layers.layers,
     "gradients": bars.gradients,
     "servers": bars.servers,
