@@ -45,6 +45,7 @@ myst_heading_anchors = 3
 
 def setup(app: Any) -> None:
     app.connect("doctree-read", _add_dark_pictures, priority=400)  # before images are collected, at 500
+    app.connect("html-page-context", _let_names_wrap)
     app.connect("autodoc-process-docstring", _qualify_types, priority=400)  # before napoleon, at 500
 
 
@@ -66,3 +67,15 @@ def _add_dark_pictures(app: Any, doctree: Any) -> None:
             light["classes"].append("only-light")
             dark["classes"].append("only-dark")
             light.parent.insert(light.parent.index(light) + 1, dark)
+
+
+#: Where a name may be cut: `mpidist.|Mirrored|Strategy`, `MPIDIST_|TIMEOUT_|SECONDS`.
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[._/(=,])(?=\w)")
+
+
+def _let_names_wrap(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the lines of a table be cut between the words of a name; what is copied is the name."""
+    if "body" in context:
+        context["body"] = re.sub(
+            r'(?<=<span class="pre">)[^<]+(?=</span>)', lambda name: _WORDS.sub("<wbr>", name[0]), context["body"]
+        )
