@@ -61,6 +61,7 @@ help:
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make test-netns jobs over two virtual hosts whose link is limited to 100 Mbit/s; needs root and iproute2"
 	@echo "make jobscripts  writes jobscripts/ anew, after a change of a template of mpidist job"
+	@echo "make pictures   draws docs/pictures/ anew, after a change of what they show"
 	@echo "make bench      all-reduce algorithms against MPI's own"
 	@echo "make clean      removes the environments and everything built"
 
@@ -201,6 +202,11 @@ docs: $(VENV)/.installed
 .PHONY: jobscripts
 jobscripts: $(VENV)/.installed
 	$(VENV)/bin/python -m tests.helpers.jobscripts
+
+# after a change of what they show: imports, schedules, results of benchmarks
+.PHONY: pictures
+pictures: $(VENV)/.installed
+	$(VENV)/bin/python -m docs.pictures
 
 bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks all-reduce -n 2

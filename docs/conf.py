@@ -5,16 +5,28 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from docutils import nodes
+
 import mpidist
 
 project = "mpidist"
 author = "the mpidist authors"
 release = version = mpidist.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"mpidist {release}"
+html_logo = html_favicon = "_static/logo.svg"
+html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#2466b0", "color-brand-content": "#2466b0"},
+    "dark_css_variables": {"color-brand-primary": "#78b0f0", "color-brand-content": "#78b0f0"},
+}
+# What is copied of a terminal are the commands, without prompts and output.
+copybutton_exclude = ".linenos, .gp, .go"
 
 # `name` in a docstring is a name of Python, linked where the reference has it.
 default_role = "py:obj"
@@ -27,10 +39,13 @@ napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 
 def setup(app: Any) -> None:
+    app.connect("doctree-read", _add_dark_pictures, priority=400)  # before images are collected, at 500
+    app.connect("html-page-context", _let_names_wrap)
     app.connect("autodoc-process-docstring", _qualify_types, priority=400)  # before napoleon, at 500
 
 
@@ -41,3 +56,26 @@ def _qualify_types(app: Any, what: str, name: str, obj: Any, options: Any, lines
     for number, line in enumerate(lines):
         line = re.sub(r" : (?:Mesh)?Topology\b", f" : {topology}", line)
         lines[number] = re.sub(r" : dtype\b", " : numpy.dtype", line)
+
+
+def _add_dark_pictures(app: Any, doctree: Any) -> None:
+    """Put the dark picture beside each light one; the theme shows the one that fits."""
+    for light in list(doctree.findall(nodes.image)):
+        if light["uri"].endswith("-light.svg"):
+            dark = light.deepcopy()
+            dark["uri"] = light["uri"].replace("-light.svg", "-dark.svg")
+            light["classes"].append("only-light")
+            dark["classes"].append("only-dark")
+            light.parent.insert(light.parent.index(light) + 1, dark)
+
+
+#: Where a name may be cut: `mpidist.|Mirrored|Strategy`, `MPIDIST_|TIMEOUT_|SECONDS`.
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[._/(=,])(?=\w)")
+
+
+def _let_names_wrap(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the lines of a table be cut between the words of a name; what is copied is the name."""
+    if "body" in context:
+        context["body"] = re.sub(
+            r'(?<=<span class="pre">)[^<]+(?=</span>)', lambda name: _WORDS.sub("<wbr>", name[0]), context["body"]
+        )

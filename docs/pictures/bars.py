@@ -1,0 +1,97 @@
+"""What was measured, as bars: medians over the launches of a file in ``benchmarks/results``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from docs.pictures.svg import SMALL, WIDTH, Drawing, Theme
+
+_RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+
+_LEFT, _ROW = 176, 26
+
+
+class Bar(NamedTuple):
+    """A line: how it is named, in which colour it is, its length, and what is written behind it."""
+
+    name: str
+    colour: str
+    length: float
+    value: str
+
+
+#: What the file calls a contender -> its name in the picture, and its colour.
+_GRADIENTS = {
+    "copy": ("a plain copy", "faint"),
+    "mpidist, in buffers": ("mpidist, in buffers", "rank"),
+    "mpidist": ("mpidist", "rank"),
+    "Allreduce each": ("mpi4py, each array", "muted"),
+    "Iallreduce packed": ("mpi4py, Iallreduce", "muted"),
+    "Allreduce packed": ("mpi4py, packed", "muted"),
+    "Gloo flat": ("Gloo, one tensor", "muted"),
+    "Gloo DDP": ("PyTorch's DDP, Gloo", "muted"),
+}
+_SERVERS = {
+    "messages of MPI": ("bare MPI messages", "faint"),
+    "mpidist": ("mpidist", "rank"),
+    "TensorFlow": ("TensorFlow", "muted"),
+}
+
+
+def microseconds(file: str, work: str, who: str) -> float:
+    """Return the median over the launches of a file of what a contender took for a work."""
+    launches = json.loads((_RESULTS / f"{file}.json").read_text())["launches"]
+    return median(
+        row["time_us"] for each in launches for row in each["rows"] if (row["work"], row["who"]) == (work, who)
+    )
+
+
+def gradients(theme: Theme) -> Drawing:
+    panels = {}
+    for title, work in (("ResNet-50: 161 arrays, 102 MB", "resnet50"), ("1000 arrays of 1 KB", "small")):
+        times = {who: microseconds("gradients-2", work, who) / 1e3 for who in _GRADIENTS}
+        panels[title] = [
+            Bar(*_GRADIENTS[who], time, f"{time:#.3g} ms") for who, time in sorted(times.items(), key=_second)
+        ]
+    return _draw(
+        theme, "Summing the gradients of a model", "Milliseconds on 2 ranks of one machine: shorter is better.", panels
+    )
+
+
+def servers(theme: Theme) -> Drawing:
+    panels = {}
+    for title, work in (("SGD", "1 float"), ("SGD with momentum", "1 float, momentum"), ("Adam", "1 float, Adam")):
+        rates = {who: 1e6 / microseconds("ps-4", work, who) for who in _SERVERS}
+        panels[title] = [Bar(*_SERVERS[who], rate, f"{float(f'{rate:.3g}'):,.0f}") for who, rate in rates.items()]
+    return _draw(
+        theme, "Steps on a parameter server", "Steps a second, 4 processes on 2 cores: longer is better.", panels
+    )
+
+
+def _second(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
+def _draw(theme: Theme, title: str, below: str, panels: dict[str, list[Bar]]) -> Drawing:
+    height = 70 + sum(44 + _ROW * len(bars) for bars in panels.values())
+    drawing = Drawing(theme, f"{title}. {below}", height)
+    drawing.heading(title, below)
+    y = 70.0
+    for heading, bars in panels.items():
+        drawing.words(20, y + 20, heading, bold=True, at="start")
+        longest = max(bar.length for bar in bars)
+        for number, bar in enumerate(bars):
+            _bar(drawing, y + 32 + _ROW * number, bar, longest)
+        y += 44 + _ROW * len(bars)
+    return drawing
+
+
+def _bar(drawing: Drawing, y: float, bar: Bar, longest: float) -> None:
+    length = max((WIDTH - _LEFT - 88) * bar.length / longest, 1.5)
+    is_ours = bar.colour == "rank"
+    drawing.words(_LEFT - 10, y + 15, bar.name, SMALL, "ink" if is_ours else "muted", at="end", bold=is_ours)
+    drawing.box(_LEFT, y + 1, length, _ROW - 8, bar.colour, radius=min(3, length / 2))
+    drawing.words(_LEFT + length + 7, y + 15, bar.value, SMALL, at="start", bold=is_ours)
