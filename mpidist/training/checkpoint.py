@@ -433,20 +433,13 @@ def together(chief_fn: Any, what: str) -> Any:
         try:
             result = chief_fn()
         except Exception as found:  # whatever it is, the other ranks are waiting for word of it
-            error = _first_cause(found)
+            error = hdf5_file.first_cause(found)
     text = "" if error is None else json.dumps([type(error).__name__, str(error)])
     answer = communicator.exchange(text.encode(), what="checkpoint")[CHIEF].decode()
     if answer:
         kind, reason = json.loads(answer)
         raise _error(kind, f"{what}: rank {CHIEF}: {reason}") from error
     return result
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the first error of the file system; closing a file on a full disk raises it again and again."""
-    while not isinstance(error, MpidistError) and isinstance(error.__context__, OSError):
-        error = error.__context__
-    return error
 
 
 def _error(kind: str, message: str) -> CheckpointError:
