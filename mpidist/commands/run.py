@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.allocation import Allocation, given_allocation
+from mpidist.cluster.slurm_plugins import plugin_for
 from mpidist.commands.launch.command_line import (
     CommandLine,
     command_line,
@@ -171,6 +172,8 @@ def _run(arguments: argparse.Namespace, defaults: Mapping[str, Default]) -> int:
         as_it_is = not (arguments.tag or arguments.log_dir)
         terminal = as_it_is and sys.stdout.isatty() and launcher.vendor == "Open MPI"
         allocation = _allocation()
+        if allocation is not None and allocation.components > 1:
+            _tell_components(allocation, plugin_for(mpi.title) or "PLUGIN")
         line = _complete(launcher, arguments, allocation, terminal)
         _tell(mpi, launcher, line, program, arguments, sources(defaults))
         if arguments.dry_run:
@@ -255,6 +258,14 @@ def _allocation() -> Allocation | None:
     except ClusterResolutionError as error:
         print(f"mpidist run: warning: {error}; cores are counted as on this machine", file=sys.stderr)
         return None
+
+
+def _tell_components(allocation: Allocation, plugin: str) -> None:
+    """Say what mpirun does not see of a heterogeneous job."""
+    groups, seen = ",".join(map(str, range(allocation.components))), ", ".join(allocation.shares)
+    sees = f"the {allocation.title} has {allocation.components} components, and mpirun sees the first one only ({seen})"
+    cure = f"in all of them ranks start by srun --mpi={plugin} --het-group={groups}"
+    print(f"mpidist run: warning: {sees}; {cure}", file=sys.stderr)
 
 
 def _hosts(arguments: argparse.Namespace) -> dict[str, int]:

@@ -212,3 +212,18 @@ def test_each_launcher_is_told_in_its_words(vendor, options, expected, capsys, m
     line = capsys.readouterr().out
     assert expected in line
     assert line.startswith("env ") and " 'A=1 2' " in line.partition("mpirun")[0]
+
+
+def test_run_in_a_heterogeneous_job_says_which_component_it_sees(capsys, monkeypatch):
+    monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound("4", "Open MPI", "Open MPI", (5,)))
+    monkeypatch.setattr(run, "find_mpirun", lambda mpi: Mpirun("mpirun", "Open MPI", (5,)))
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NTASKS": "4"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    assert run.main(["-n", "4", "--dry-run", "-m", "platform"]) == 0
+    assert "component" not in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")
+    assert run.main(["-n", "4", "--dry-run", "-m", "platform"]) == 0
+    said = capsys.readouterr().err
+    assert "the Slurm job 7 has 2 components, and mpirun sees the first one only (gpu1, gpu2)" in said
+    assert "srun --mpi=pmix --het-group=0,1" in said
