@@ -432,20 +432,13 @@ def together(chief_fn: Any, what: str) -> Any:
         try:
             return chief_fn()
         except Exception as error:
-            cause = _first_cause(error)
+            cause = hdf5_file.first_cause(error)
         raise cause  # not in the handler, which would add what closing the file has raised
 
     found = from_chief(world_communicator(), call, "checkpoint")
     if found.kind:
         raise _error(found.kind, f"{what}: rank {CHIEF}: {found.text}") from found.error
     return found.result
-
-
-def _first_cause(error: Exception) -> Exception:
-    """Return the first error of the file system; closing a file on a full disk raises it again and again."""
-    while not isinstance(error, MpidistError) and isinstance(error.__context__, OSError):
-        error = error.__context__
-    return error
 
 
 def _error(kind: str, message: str) -> CheckpointError:
