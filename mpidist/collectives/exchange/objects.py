@@ -18,7 +18,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
-from mpidist.collectives.exchange.gathers import NodeGather
+from mpidist.collectives.exchange.node_exchange import CountedExchange
 from mpidist.collectives.exchange.own_results import OwnResults
 from mpidist.collectives.ways.executor import Executor
 from mpidist.errors import ObjectError
@@ -73,13 +73,6 @@ def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seco
 # -- bytes of different lengths ----------------------------------------------------------------------------------------
 
 
-class _NodeObjects(NodeGather):
-    """The gathering through the shared memory of a node; it returns what was joined, and the length of each rank's."""
-
-    def move(self, watch: Watch, array: Any) -> tuple[Any, list[int]]:
-        return super().move(watch, array), self._lengths
-
-
 def _joined(
     communicator: Communicator, name: str, root: int | None, content: Any, timeout_seconds: float | None
 ) -> Any:
@@ -90,7 +83,7 @@ def _joined(
 def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBound:
     segments, call = communicator.segments, Call(name)
     if segments is not None:
-        return _NodeObjects(communicator, segments, call, _NOTHING, 0, None, OwnResults())
+        return CountedExchange(communicator, segments, call, _NOTHING, OwnResults(), axis=0)
     move = _sent_to_all if root is None else partial(_sent_from, root)
     return SentCollective(communicator, call, _NOTHING, 0, move)
 

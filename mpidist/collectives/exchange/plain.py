@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
@@ -70,9 +71,14 @@ def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int 
     return arrays.namespace(array).concatenate(parts, axis=axis).astype(array.dtype, copy=False)
 
 
-def all_to_all(transport: Transport, array: Any, splits: Sequence[int], watch: Watch) -> tuple[Any, list[int]]:
-    """Return the rows that all ranks have for this one, in rank order, and how many each of them gave."""
+def all_to_all(transport: Transport, given: Any, watch: Watch) -> tuple[Any, list[int]]:
+    """Return the rows that all ranks have for this one, in rank order, and how many each of them gave.
+
+    `given` is an array, or an array and its splits as a tuple.
+    """
     size, rank = transport.size, transport.rank
+    array, splits = given if type(given) is tuple else (given, None)
+    splits = checked_splits(len(array), splits, size)
     others = [each for each in range(size) if each != rank]
     counts = numpy.array(splits, numpy.int64).reshape(size, 1)
     received = counts.copy()
@@ -115,6 +121,34 @@ def broadcast(transport: Transport, array: Any, root: int, watch: Watch) -> None
     """Give all ranks the array of rank `root`, in place."""
     if transport.size > 1 and array.size:
         Executor(schedule_of("broadcast", "binomial"), transport, array.reshape(-1), root=root).run(watch)
+
+
+def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[int]:
+    """Return how many rows each rank gets; equal parts by default.  Local.
+
+    Raises
+    ------
+    ValueError
+        There is not one split a rank, one is negative, or they do not add up to `rows`; without splits, `rows` is no
+        multiple of `size`.
+    TypeError
+        A split is no whole number.
+    """
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"all_to_all of {rows} rows on {size} ranks: they cannot be dealt out evenly; pass splits, the number "
+                "of rows for each rank"
+            )
+        return [rows // size] * size
+    found = [operator.index(each) for each in splits]
+    if len(found) != size:
+        raise ValueError(f"all_to_all on {size} ranks got {len(found)} splits; give the number of rows for each rank")
+    if min(found) < 0:
+        raise ValueError(f"all_to_all got the splits {found}; the number of rows for a rank cannot be negative")
+    if sum(found) != rows:
+        raise ValueError(f"all_to_all got splits of {sum(found)} rows, {found}, for an array of {rows} rows")
+    return found
 
 
 def checked_axis(array: Any, axis: int, name: str = "all_gather") -> int:

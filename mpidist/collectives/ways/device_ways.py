@@ -190,14 +190,10 @@ class StagedArray(ArrayBound):
         inner: ArrayBound,
         in_place: bool = False,
     ) -> None:
-        super().__init__(ranks, inner.call, like, axis)
+        super().__init__(ranks, inner.call, like, axis, inner.is_dealt)
         self._ways, self._memory, self._inner, self._in_place = ways, memory, inner, in_place
         self._like = arrays.empty(0, like.dtype, like)
         self._given: Any = None
-
-    def check(self, given: Any) -> None:
-        """Raise ValueError for another kind of array."""
-        super().check(given[0] if isinstance(given, tuple) else given)
 
     def enter(self, given: Any) -> None:
         """Begin work on the array.  Local."""
