@@ -15,8 +15,10 @@ from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
 from mpidist.collectives.exchange.node_exchange import CountedExchange, NodeExchange
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.exchange.own_results import OwnResults
-from mpidist.collectives.exchange.reduce_scatters import bind_reduce_scatter
+from mpidist.collectives.exchange.reduce_scatters import NodeReduceScatter
 from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.plan import build
+from mpidist.collectives.ways.chooser import ONE_PACK
 from mpidist.collectives.ways.device_ways import StagedArray
 from mpidist.runtime.control import Watch
 
@@ -72,10 +74,14 @@ class ArrayCollectives:
         like = self.checked(like, "sum" if op == "mean" else op)
         plain.checked_axis(like, 0, "reduce_scatter")
         staged = self._staged(like, None, lambda host: self.bind_reduce_scatter(host, op))
-        segments = self._segments_for(like)
-        if segments is not None and not Outbox(segments, self._ranks.rank).has_parts:
-            segments = None
-        return staged or bind_reduce_scatter(self._ranks, segments, like, op, self._results)
+        if staged is not None:
+            return staged
+        signature = ("", like.dtype, tuple(like.shape))
+        plan, call = build([signature], op, ONE_PACK), Call(f"reduce_scatter({op})", [signature])
+        (bucket,), segments = plan.buckets, self._segments_for(like)
+        if segments is None or not Outbox(segments, self._ranks.rank).has_parts:
+            return SentCollective(self._ranks, call, like, None, partial(plain.reduce_scatter, op=op, bucket=bucket))
+        return NodeReduceScatter(self._ranks, segments, call, like, (op, plan.reduction, bucket), self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
         """Return a new all_to_all: it returns the rows that this rank got, and how many each rank gave."""
