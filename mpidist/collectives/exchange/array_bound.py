@@ -37,10 +37,9 @@ class ArrayBound(Bound):
         self._type, self._dtype, self._shape, self._axis = type(like), like.dtype, tuple(like.shape), axis
         self._size, self.is_dealt = ranks.size, is_dealt
 
-    def fill(self, array: Any) -> bool:
-        """Return True, and show the others what is short enough; ValueError for another kind of array.  Local."""
-        self.check(array)
-        self.show(array)
+    def fill(self, given: Any) -> bool:
+        """Return True; ValueError for another kind of array.  Local."""
+        self.check(given)
         return True
 
     def check(self, given: Any) -> None:
@@ -55,9 +54,6 @@ class ArrayBound(Bound):
         """Take the collective's place in the order of calls; ValueError for another kind of array, else as `Bound`."""
         self.check(array)
         return super().start(array, timeout_seconds)
-
-    def show(self, array: Any) -> None:
-        """Put a short array where all ranks see it, before the call is begun.  Local."""
 
     def _is_shaped(self, shape: tuple[int, ...]) -> bool:
         if shape == self._shape:

@@ -56,10 +56,12 @@ class NodeReduceScatter(ArrayBound):
             shares = [values[:, :nbytes].view(self._wire)[:, mine] for values in slots.values]
             self._reduce_fns = [rank_order(self._op, share) for share in shares]
 
-    def show(self, array: Any) -> None:
-        """Put a short array into the call slot.  Local."""
+    def fill(self, array: Any) -> bool:
+        """Return True, and put a short array into the call slot; ValueError for another kind of array.  Local."""
+        self.check(array)
         if self._reduce_fns is not None:
             self._own[(self._control.call + 1) & 1][...] = array
+        return True
 
     def move(self, watch: Watch, array: Any) -> Any:
         out = self._results.array(self._share, self._wire)
