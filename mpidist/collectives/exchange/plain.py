@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -39,36 +39,34 @@ def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, buck
     return share.astype(bucket.result)
 
 
-def all_gather(transport: Transport, array: Any, axis: int, watch: Watch) -> Any:
-    """Return the arrays of all ranks, joined along `axis`, in which they may differ."""
-    if transport.size == 1:
+def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int | None = None) -> Any:
+    """Return the arrays of all ranks, joined along `axis`, in which they may differ; only on `root`, if there is one.
+
+    The others get None then.
+    """
+    size, rank = transport.size, transport.rank
+    if size == 1:
         return array.copy()
     lengths = _lengths(transport, array.shape[axis], watch)
-    others = list(array.shape)
-    row = prod(length for index, length in enumerate(others) if index != axis)
-    bounds = numpy.concatenate(([0], numpy.cumsum(lengths))) * row
-    joined = arrays.empty(int(bounds[-1]), array.dtype, array)
-    joined[bounds[transport.rank] : bounds[transport.rank + 1]] = array.reshape(-1)
-    ring = schedule_of("all_gather", "ring")
-    Executor(ring, transport, joined, bounds=[int(bound) for bound in bounds]).run(watch)
-    return _unflattened(joined, bounds, others, axis, lengths)
-
-
-def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int | None) -> Any:
-    """Return the arrays of all ranks, joined along `axis`, on `root`; None on the others.  A root of None is all."""
-    if root is None:
-        return all_gather(transport, array, axis, watch)
-    if transport.size == 1:
-        return array.copy()
-    own = arrays.namespace(array).ascontiguousarray(array)
-    lengths = _lengths(transport, array.shape[axis], watch)
-    if transport.rank != root:
-        transport.wait([transport.send(own, root)], watch)
+    if root not in (None, rank):
+        exchange(transport, {root: arrays.namespace(array).ascontiguousarray(array).reshape(-1)}, {}, watch)
         return None
-    shapes = [_with_length(array.shape, axis, length) for length in lengths]
-    parts = [own if rank == root else arrays.empty(shape, array.dtype, array) for rank, shape in enumerate(shapes)]
-    transport.wait([transport.receive(part, rank) for rank, part in enumerate(parts) if rank != root], watch)
-    return arrays.namespace(array).concatenate(parts, axis=axis).astype(array.dtype, copy=False)
+    row = prod(length for index, length in enumerate(array.shape) if index != axis)
+    bounds = [bound * row for bound in bounds_of(lengths)]
+    joined = arrays.empty(bounds[-1], array.dtype, array)
+    parts = [joined[start:stop] for start, stop in pairwise(bounds)]
+    parts[rank][...] = array.reshape(-1)
+    if root is None:
+        Executor(schedule_of("all_gather", "ring"), transport, joined, bounds=bounds).run(watch)
+    else:
+        exchange(transport, {}, {giver: part for giver, part in enumerate(parts) if giver != rank}, watch)
+    if axis == 0:
+        return joined.reshape([sum(lengths), *array.shape[1:]])
+    shaped = [
+        part.reshape([*array.shape[:axis], length, *array.shape[axis + 1 :]])
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    return arrays.namespace(joined).concatenate(shaped, axis=axis).astype(joined.dtype, copy=False)  # its byte order
 
 
 def all_to_all(transport: Transport, given: Any, watch: Watch) -> tuple[Any, list[int]]:
@@ -82,15 +80,15 @@ def all_to_all(transport: Transport, given: Any, watch: Watch) -> tuple[Any, lis
     others = [each for each in range(size) if each != rank]
     counts = numpy.array(splits, numpy.int64).reshape(size, 1)
     received = counts.copy()
-    receives = [transport.receive(received[each], each) for each in others]
-    transport.wait(receives + [transport.send(counts[each], each) for each in others], watch)
+    exchange(transport, {each: counts[each] for each in others}, {each: received[each] for each in others}, watch)
     lengths = received[:, 0].tolist()
     own, bounds = arrays.namespace(array).ascontiguousarray(array), bounds_of(splits)
     result, places = arrays.empty((sum(lengths), *array.shape[1:]), array.dtype, array), bounds_of(lengths)
-    receives = [transport.receive(result[places[each] : places[each + 1]], each) for each in others]
-    sends = [transport.send(own[bounds[each] : bounds[each + 1]], each) for each in others]
-    transport.wait(receives + sends, watch)
-    result[places[rank] : places[rank + 1]] = own[bounds[rank] : bounds[rank + 1]]
+    gives, parts = (
+        [joined[start:stop] for start, stop in pairwise(cuts)] for joined, cuts in ((own, bounds), (result, places))
+    )
+    exchange(transport, {each: gives[each] for each in others}, {each: parts[each] for each in others}, watch)
+    parts[rank][...] = gives[rank]
     return result, lengths
 
 
@@ -175,19 +173,3 @@ def _lengths(transport: Transport, length: int, watch: Watch) -> list[int]:
     ring = schedule_of("all_gather", "ring")
     Executor(ring, transport, lengths, bounds=range(transport.size + 1)).run(watch)
     return lengths.tolist()
-
-
-def _unflattened(joined: Any, bounds: Any, others: Sequence[int], axis: int, lengths: list[int]) -> Any:
-    """Return flat pieces, one a rank, as one array joined along `axis`."""
-    if axis == 0:
-        return joined.reshape([sum(lengths), *others[1:]])
-    pieces = []
-    for rank, length in enumerate(lengths):
-        pieces.append(joined[bounds[rank] : bounds[rank + 1]].reshape(_with_length(others, axis, length)))
-    joined_pieces = arrays.namespace(joined).concatenate(pieces, axis=axis)
-    return joined_pieces.astype(joined.dtype, copy=False)  # of another byte order
-
-
-def _with_length(shape: Sequence[int], axis: int, length: int) -> list[int]:
-    """Return a shape with another length of one axis."""
-    return [length if index == axis else size for index, size in enumerate(shape)]
