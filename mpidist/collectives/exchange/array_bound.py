@@ -36,6 +36,7 @@ class ArrayBound(Bound):
         super().__init__(ranks, call)
         self._type, self._dtype, self._shape, self._axis = type(like), like.dtype, tuple(like.shape), axis
         self._size, self.is_dealt = ranks.size, is_dealt
+        self._splits: list[int] = []
 
     def fill(self, given: Any) -> bool:
         """Return True; ValueError for another kind of array.  Local."""
@@ -48,7 +49,7 @@ class ArrayBound(Bound):
         if type(array) is not self._type or array.dtype != self._dtype or not self._is_shaped(array.shape):
             raise self.refused(array)
         if self.is_dealt:
-            plain.checked_splits(len(array), splits, self._size)
+            self._splits = plain.checked_splits(len(array), splits, self._size)
 
     def start(self, array: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; ValueError for another kind of array, else as `Bound`."""
@@ -80,7 +81,7 @@ class SentCollective(ArrayBound):
     ranks, call, like, axis, is_dealt
         As for `ArrayBound`.
     move : callable
-        ``move(transport, array, watch)`` returns the result.
+        ``move(transport, array, watch)`` returns the result; for rows that are dealt out with the array and its splits.
     """
 
     def __init__(
@@ -96,4 +97,6 @@ class SentCollective(ArrayBound):
         self._transport, self._move = ranks.transport, move
 
     def move(self, watch: Watch, array: Any) -> Any:
+        if self.is_dealt:
+            array = array[0] if type(array) is tuple else array, self._splits
         return self._move(self._transport, array, watch)

@@ -157,9 +157,9 @@ class NodeExchange(ArrayBound):
     def _prepare(self, given: Any, array: Any, splits: Sequence[int] | None) -> None:
         """Take note of what this rank shows of such an array; ValueError for another kind."""
         self.check(given)
-        size, rank = self._size, self._rank
+        rank = self._rank
         if self.is_dealt:
-            counts = plain.checked_splits(len(array), splits, size)
+            counts = self._splits
         else:
             counts = [int(rank == self._source) if self._axis is None else array.shape[self._axis]]
         nbytes = sum(counts) * self._row_bytes

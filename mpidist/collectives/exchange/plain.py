@@ -69,14 +69,12 @@ def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int 
     return arrays.namespace(joined).concatenate(shaped, axis=axis).astype(joined.dtype, copy=False)  # its byte order
 
 
-def all_to_all(transport: Transport, given: Any, watch: Watch) -> tuple[Any, list[int]]:
+def all_to_all(transport: Transport, given: tuple[Any, Sequence[int]], watch: Watch) -> tuple[Any, list[int]]:
     """Return the rows that all ranks have for this one, in rank order, and how many each of them gave.
 
-    `given` is an array, or an array and its splits as a tuple.
+    `given` are an array and its splits.
     """
-    size, rank = transport.size, transport.rank
-    array, splits = given if type(given) is tuple else (given, None)
-    splits = checked_splits(len(array), splits, size)
+    (array, splits), size, rank = given, transport.size, transport.rank
     others = [each for each in range(size) if each != rank]
     counts = numpy.array(splits, numpy.int64).reshape(size, 1)
     received = counts.copy()

@@ -203,9 +203,9 @@ class StagedArray(ArrayBound):
         """Copy the array to the host, and show a short one to the other ranks.  Local."""
         self.check(given)
         self.enter(given)
-        array, *rest = given if isinstance(given, tuple) else (given,)
+        array = given[0] if isinstance(given, tuple) else given
         host = self._ways.to_host(self._memory, array, self.call.what)
-        self._given = (host, *rest) if isinstance(given, tuple) else host
+        self._given = (host, self._splits) if self.is_dealt else host
         return self._inner.fill(self._given)
 
     def move(self, watch: Watch, given: Any) -> Any:

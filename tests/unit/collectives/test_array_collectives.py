@@ -523,6 +523,15 @@ def test_parts_of_a_world_have_collectives_of_their_own():
     assert run_ranks(4, on_rank) == [([0, 2], [0, 2]), ([1, 3], [1, 3])] * 2
 
 
+@places
+def test_splits_are_read_once(hosts):
+    def on_rank():
+        ranks = world_communicator()
+        return ranks.all_to_all(numpy.full(3, ranks.rank), iter([1, 2]))[1]
+
+    assert run_ranks(2, on_rank, hosts=hosts(3)[1:]) == [[1, 1], [2, 2]]
+
+
 def test_attributes_of_a_bound_exchange_are_few_enough_to_be_found_fast():
     def on_rank():
         ranks, like = world_communicator(), numpy.ones(4)
