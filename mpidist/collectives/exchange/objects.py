@@ -20,10 +20,8 @@ from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
 from mpidist.collectives.exchange.node_exchange import CountedExchange
 from mpidist.collectives.exchange.own_results import OwnResults
-from mpidist.collectives.ways.executor import Executor
 from mpidist.errors import ObjectError
 from mpidist.runtime.control import Watch
-from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
 
 _PROTOCOL = 5
@@ -84,7 +82,7 @@ def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBoun
     segments, call = communicator.segments, Call(name)
     if segments is not None:
         return CountedExchange(communicator, segments, call, _NOTHING, OwnResults(), axis=0)
-    move = _sent_to_all if root is None else partial(_sent_from, root)
+    move = plain.counted_gather if root is None else partial(_sent_from, root)
     return SentCollective(communicator, call, _NOTHING, 0, move)
 
 
@@ -94,20 +92,6 @@ def _sent_from(root: int, transport: Transport, content: Any, watch: Watch) -> t
     joined = content if transport.rank == root else numpy.empty(int(length[0]), numpy.uint8)
     plain.broadcast(transport, joined, root, watch)
     return joined, []
-
-
-def _sent_to_all(transport: Transport, content: Any, watch: Watch) -> tuple[Any, list[int]]:
-    if transport.size == 1:
-        return content, [len(content)]
-    ring, rank = schedule_of("all_gather", "ring"), transport.rank
-    lengths = numpy.zeros(transport.size, numpy.int64)
-    lengths[rank] = len(content)
-    Executor(ring, transport, lengths, bounds=range(transport.size + 1)).run(watch)
-    bounds = [0, *lengths.cumsum().tolist()]
-    joined = numpy.empty(bounds[-1], numpy.uint8)
-    joined[bounds[rank] : bounds[rank + 1]] = content
-    Executor(ring, transport, joined, bounds=bounds).run(watch)
-    return joined, lengths.tolist()
 
 
 # -- pickles -----------------------------------------------------------------------------------------------------------

@@ -44,29 +44,40 @@ def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int 
 
     The others get None then.
     """
+    return counted_gather(transport, array, watch, axis, root)[0]
+
+
+def counted_gather(
+    transport: Transport, array: Any, watch: Watch, axis: int = 0, root: int | None = None
+) -> tuple[Any, list[int]]:
+    """Return the same, and the length of each rank's."""
     size, rank = transport.size, transport.rank
     if size == 1:
-        return array.copy()
-    lengths = _lengths(transport, array.shape[axis], watch)
+        return array.copy(), [array.shape[axis]]
+    ring, shown = schedule_of("all_gather", "ring"), numpy.zeros(size, numpy.int64)
+    shown[rank] = array.shape[axis]
+    Executor(ring, transport, shown, bounds=range(size + 1)).run(watch)
+    lengths = shown.tolist()
     if root not in (None, rank):
         exchange(transport, {root: arrays.namespace(array).ascontiguousarray(array).reshape(-1)}, {}, watch)
-        return None
+        return None, lengths
     row = prod(length for index, length in enumerate(array.shape) if index != axis)
     bounds = [bound * row for bound in bounds_of(lengths)]
     joined = arrays.empty(bounds[-1], array.dtype, array)
     parts = [joined[start:stop] for start, stop in pairwise(bounds)]
     parts[rank][...] = array.reshape(-1)
     if root is None:
-        Executor(schedule_of("all_gather", "ring"), transport, joined, bounds=bounds).run(watch)
+        Executor(ring, transport, joined, bounds=bounds).run(watch)
     else:
         exchange(transport, {}, {giver: part for giver, part in enumerate(parts) if giver != rank}, watch)
     if axis == 0:
-        return joined.reshape([sum(lengths), *array.shape[1:]])
+        return joined.reshape([sum(lengths), *array.shape[1:]]), lengths
     shaped = [
         part.reshape([*array.shape[:axis], length, *array.shape[axis + 1 :]])
         for part, length in zip(parts, lengths, strict=True)
     ]
-    return arrays.namespace(joined).concatenate(shaped, axis=axis).astype(joined.dtype, copy=False)  # its byte order
+    found = arrays.namespace(joined).concatenate(shaped, axis=axis)
+    return found.astype(joined.dtype, copy=False), lengths  # concatenate gives the machine's byte order
 
 
 def all_to_all(transport: Transport, given: tuple[Any, Sequence[int]], watch: Watch) -> tuple[Any, list[int]]:
@@ -163,11 +174,3 @@ def check_contiguous(name: str, array: Any) -> None:
             f"{name} works in place on C-contiguous arrays, got shape {array.shape} with strides {array.strides}; "
             "pass numpy.ascontiguousarray(array) and copy the result back"
         )
-
-
-def _lengths(transport: Transport, length: int, watch: Watch) -> list[int]:
-    lengths = numpy.zeros(transport.size, dtype=numpy.int64)
-    lengths[transport.rank] = length
-    ring = schedule_of("all_gather", "ring")
-    Executor(ring, transport, lengths, bounds=range(transport.size + 1)).run(watch)
-    return lengths.tolist()
