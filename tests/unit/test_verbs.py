@@ -38,7 +38,6 @@ PLACES = {
         "world_collectives.py",
         "cross_device_ops.py",  # TensorFlow's, which users override
         "frameworks/torch/horovod_names.py",
-        "collectives/exchange/plain.py",  # by messages, for all of them
     },
     "broadcast_init": {"collectives/communicator.py", "strategies/replica_collectives.py"},
 }
