@@ -9,6 +9,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mpidist.commands.job_control import VERBS
 from mpidist.commands.main import COMMANDS
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the script, and return the exit status; Local."""
     shell = parser().parse_args(argv).shell
     try:
-        import shtab
+        shtab: Any = importlib.import_module("shtab")  # its annotations are not those of its documentation
     except ModuleNotFoundError:
         print("mpidist completion: it needs the package shtab: pip install shtab", file=sys.stderr)
         return 1
