@@ -21,7 +21,7 @@ from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.ways.selection import PINNED
-from mpidist.errors import MissingDependencyError
+from mpidist.errors import MissingDependencyError, quoted
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
 from mpidist.variables.components import component, dense_component
@@ -109,7 +109,9 @@ class CrossDeviceOps:
         pairs = list(value_destination_pairs)
         for pair in pairs:
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise ValueError(f"each of value_destination_pairs must be a tuple (value, destinations), got {pair!r}")
+                raise ValueError(
+                    f"each of value_destination_pairs must be a tuple (value, destinations), got {quoted(pair)}"
+                )
             _check_destinations(pair[1])
         reduce_op = ReduceOp.parse(reduce_op)
         if not pairs:

@@ -31,10 +31,14 @@ A failure that depends on other ranks is raised on all of them; such an error ha
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mpidist.hints import public_module
+
+_QUOTES = reprlib.Repr()
+_QUOTES.maxstring = _QUOTES.maxother = 120
 
 
 class MpidistError(Exception):
@@ -179,6 +183,11 @@ def listed(items: Iterable[str], separator: str = ", ", most: int = 8) -> str:
     found = list(items)
     more = f"{separator}and {len(found) - most} more" if len(found) > most else ""
     return separator.join(found[:most]) + more
+
+
+def quoted(value: object) -> str:
+    """Return a value for a message, in one line: of a long one the beginning and the end.  Local."""
+    return " ".join(_QUOTES.repr(value).split())
 
 
 if not TYPE_CHECKING:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+from mpidist.errors import quoted
+
 _E = TypeVar("_E", bound="_NamedEnum")
 
 
@@ -27,7 +29,7 @@ class _NamedEnum(enum.Enum):
         if isinstance(value, str) and value.upper() in cls.__members__:
             return cls[value.upper()]
         known = ", ".join(cls.__members__)
-        raise ValueError(f"{value!r} is not a valid {cls.__name__}; it is one of {known}")
+        raise ValueError(f"{quoted(value)} is not a valid {cls.__name__}; it is one of {known}")
 
 
 class ReduceOp(_NamedEnum):
@@ -62,7 +64,7 @@ class ReduceOp(_NamedEnum):
         if type(value) is cls:
             return value
         if not isinstance(value, str):
-            raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {value!r}")
+            raise TypeError(f"Expected `reduce_op` to be a `tf.distribute.ReduceOp`, not: {quoted(value)}")
         return _REDUCE_OPS.get(value) or super().parse(value)
 
     @classmethod

@@ -16,7 +16,7 @@ from mpidist.collectives.reductions.lists import Question, bind_list
 from mpidist.compression.base import Compression
 from mpidist.compression.coded_list import CodedList
 from mpidist.compression.saved_residues import gathered, restored
-from mpidist.errors import UnsupportedDtypeError
+from mpidist.errors import UnsupportedDtypeError, quoted
 
 #: The dtypes whose values are coded, by name; all others travel as they are.
 _CODED = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -190,11 +190,11 @@ def bind_all_reduce(
 def _check(like: Sequence[Any], op: str, compression: Any, names: Sequence[str] | None) -> None:
     if not isinstance(compression, Compression):
         raise TypeError(
-            f"compression must be a mpidist.compression.Compression or None, got {compression!r}; "
+            f"compression must be a mpidist.compression.Compression or None, got {quoted(compression)}; "
             "pass an instance, such as mpidist.compression.Float16()"
         )
     if op not in ("sum", "mean"):
-        raise ValueError(f"compressed values are added up: op must be 'sum' or 'mean', got {op!r}")
+        raise ValueError(f"compressed values are added up: op must be 'sum' or 'mean', got {quoted(op)}")
     if names is not None and len(names) != len(like):
         raise ValueError(f"got {len(like)} arrays and {len(names)} names; give each array a name, or none")
     if odd := [type(array).__name__ for array in like if type(array) is not numpy.ndarray and not is_known(array)]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 
 from mpidist.compression.base import Compression
+from mpidist.errors import quoted
 
 #: Positions are sent as 32-bit numbers.
 _MOST_ELEMENTS = 1 << 32
@@ -41,7 +42,7 @@ class TopK(Compression):
         if not 0 < ratio <= 1:
             raise ValueError(f"TopK sends a part of the values: ratio must be above 0 and at most 1, got {ratio!r}")
         if values is not None and not isinstance(values, Compression):
-            raise TypeError(f"values must be a Compression or None, got {values!r}")
+            raise TypeError(f"values must be a Compression or None, got {quoted(values)}")
         self.ratio, self.values, self.error_feedback = float(ratio), values, bool(error_feedback)
 
     def chosen(self, elements: int) -> int:

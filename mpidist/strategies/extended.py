@@ -16,6 +16,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
 from mpidist.context import T
 from mpidist.device.cards import card_text
+from mpidist.errors import quoted
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fetch_to
@@ -169,7 +170,7 @@ class StrategyExtended:
         """
         if not self.variable_created_in_scope(variable):
             raise ValueError(
-                f"`update` must be given a variable created in the scope of {self._strategy!r}: {variable!r}"
+                f"`update` must be given a variable created in the scope of {self._strategy!r}: {quoted(variable)}"
             )
         with context.entered(context.Mode(self._strategy, None, is_update=True)):
             result = fn(variable, *args, **(kwargs or {}))
@@ -314,7 +315,9 @@ class StrategyExtended:
         context.require_cross_replica(self._strategy)
         for pair in value_destination_pairs:
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise ValueError(f"each of value_destination_pairs must be a tuple (value, destinations), got {pair!r}")
+                raise ValueError(
+                    f"each of value_destination_pairs must be a tuple (value, destinations), got {quoted(pair)}"
+                )
             if isinstance(pair[1], (list, tuple)):
                 raise TypeError(f"destinations must be one device, array or variable, got {pair[1]!r}")
         if not value_destination_pairs:

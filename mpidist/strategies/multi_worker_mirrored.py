@@ -10,6 +10,7 @@ from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.mpi import MPIClusterResolver
 from mpidist.collectives.communicator import Communicator
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps, NcclAllReduce
+from mpidist.errors import quoted
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategies.base import MirroredExtended, Strategy
 from mpidist.strategies.devices_of_ranks import device_on_node
@@ -75,9 +76,9 @@ def _sorted_arguments(
     if isinstance(second, ClusterResolver) and first is None:
         first, second = second, None
     if first is not None and not isinstance(first, ClusterResolver):
-        raise ValueError(f"cluster_resolver must be a ClusterResolver, got {first!r}")
+        raise ValueError(f"cluster_resolver must be a ClusterResolver, got {quoted(first)}")
     if second is not None and not isinstance(second, CommunicationOptions):
-        raise ValueError(f"communication_options must be a CommunicationOptions, got {second!r}")
+        raise ValueError(f"communication_options must be a CommunicationOptions, got {quoted(second)}")
     options = CommunicationOptions() if second is None else second
     if communication is None:
         return first, options

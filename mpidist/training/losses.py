@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, context
+from mpidist.errors import quoted
 
 
 def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
@@ -98,7 +99,7 @@ def _batch_size(value: Any) -> int:
     try:
         size = operator.index(value)
     except TypeError:
-        raise TypeError(f"global_batch_size must be an int, got {value!r}") from None
+        raise TypeError(f"global_batch_size must be an int, got {quoted(value)}") from None
     if size < 0:
         raise ValueError(f"global_batch_size must be non-negative, got {size}")
     return size

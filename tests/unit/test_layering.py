@@ -21,7 +21,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
 LAYERS = (
     ("hints",),
     ("lazy_names",),
-    ("errors", "options", "nest", "own_process", "packages"),
+    ("errors",),
+    ("options", "nest", "own_process", "packages"),
     ("context",),
     ("arrays", "cluster"),
     ("device",),

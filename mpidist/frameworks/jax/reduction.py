@@ -12,7 +12,7 @@ import numpy
 from mpidist.arrays import check_reducible, namespace, wire_dtype
 from mpidist.collectives.handle import Handle
 from mpidist.compression import CompressedAllReduce, Compression
-from mpidist.errors import UnsupportedDtypeError
+from mpidist.errors import UnsupportedDtypeError, quoted
 from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.trees import KeptTrees, Results, TreeKind
 from mpidist.frameworks.replicas import HostReduction, Replicas, replicas_in_force
@@ -42,7 +42,7 @@ class TreeReduction:
     def __init__(self, op: str | ReduceOp = "mean", compression: Compression | None = None) -> None:
         if compression is not None and not isinstance(compression, Compression):
             raise TypeError(
-                f"compression must be a mpidist.compression.Compression or None, got {compression!r}; pass an "
+                f"compression must be a mpidist.compression.Compression or None, got {quoted(compression)}; pass an "
                 "instance, such as mpidist.compression.Float16()"
             )
         self._op, self._compression = ReduceOp.of_gradients(op).verb, compression
@@ -123,7 +123,7 @@ class _BoundTree:
             cuda.require_cupy()
             if compression is not None:
                 raise UnsupportedDtypeError(
-                    f"{_WHAT}: compression={compression!r} codes values in host memory, and leaf "
+                    f"{_WHAT}: compression={quoted(compression)} codes values in host memory, and leaf "
                     f"{self.kind.names[0]!r} lies on a GPU: reduce jax.device_get(tree), or leave compression out"
                 )
         self._plain: tuple[HostReduction, Results] | None = None

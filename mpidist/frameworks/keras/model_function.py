@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy
 
+from mpidist.errors import quoted
 from mpidist.frameworks.keras.classes import is_distributed
 from mpidist.frameworks.keras.kept_metrics import kept_metrics
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
@@ -140,7 +141,7 @@ class _WeighedLoss(keras.losses.Loss):
 def _mean_loss(given: Any) -> Any:
     """Return a function of labels and predictions that is a mean over rows."""
     if isinstance(given, (list, tuple, dict)):
-        raise NotImplementedError(f"model_to_estimator converts models with one loss, got {given!r}")
+        raise NotImplementedError(f"model_to_estimator converts models with one loss, got {quoted(given)}")
     found = keras.losses.get(given)
     if not isinstance(found, keras.losses.Loss):
         return _WeighedLoss(found)

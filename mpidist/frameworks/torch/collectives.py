@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from mpidist.compression import BFloat16, Compression, Float16
-from mpidist.errors import UnsupportedDtypeError
+from mpidist.errors import UnsupportedDtypeError, quoted
 from mpidist.frameworks.torch import crossing, cuda
 from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
 from mpidist.frameworks.torch.tensors import array_of, bits_of, check_memory, flat_of, is_known, tensor_of
@@ -52,14 +52,15 @@ def all_reduce(
     """
     if compression is not None and not isinstance(compression, (Float16, BFloat16)):
         raise ValueError(
-            f"compression={compression!r}: a single tensor is sent as it is (None), or by Float16() or BFloat16() "
-            "of mpidist.compression; DistributedOptimizer takes other stages, which keep what they have not sent yet"
+            f"compression={quoted(compression)}: a single tensor is sent as it is (None), or by Float16() or "
+            "BFloat16() of mpidist.compression; DistributedOptimizer takes other stages, which keep what they have not "
+            "sent yet"
         )
     given = _checked(tensor)
     if compression is not None and cuda.has(given):
         raise UnsupportedDtypeError(
-            f"compression={compression!r} codes values in host memory, and the tensor lies on {tensor.device}: pass "
-            "tensor.cpu(), or no compression"
+            f"compression={quoted(compression)} codes values in host memory, and the tensor lies on {tensor.device}: "
+            "pass tensor.cpu(), or no compression"
         )
     found: torch.Tensor = _AllReduce.apply(given, ReduceOp.parse(op).verb, compression, replicas_of())
     return found

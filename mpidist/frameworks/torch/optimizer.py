@@ -9,6 +9,7 @@ from weakref import ref
 import torch
 
 from mpidist.compression import Compression
+from mpidist.errors import quoted
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, trainable
@@ -212,7 +213,7 @@ def _check_asked(op: Any, predivide: float, process_set: Any, overlap: str) -> N
     if not predivide > 0:
         raise ValueError(f"gradient_predivide_factor={predivide}: it is more than 0")
     if predivide != 1.0 and ReduceOp.of_gradients(op) is not ReduceOp.MEAN:
-        raise ValueError(f"gradient_predivide_factor={predivide} divides a mean; with op={op!r} leave it out")
+        raise ValueError(f"gradient_predivide_factor={predivide} divides a mean; with op={quoted(op)} leave it out")
     if process_set is not None:
         raise NotImplementedError(
             f"process_set={process_set!r}: gradients are reduced over all ranks of a world. Make a world of some "

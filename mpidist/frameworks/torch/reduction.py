@@ -25,7 +25,7 @@ import numpy
 import torch
 
 from mpidist.compression import Compression
-from mpidist.errors import CollectiveMismatchError, listed
+from mpidist.errors import CollectiveMismatchError, listed, quoted
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
@@ -114,7 +114,7 @@ class GradientReduction:
     ) -> None:
         if compression is not None and not isinstance(compression, Compression):
             raise TypeError(
-                f"compression={compression!r}: pass None, or a stage such as mpidist.compression.Float16(); an "
+                f"compression={quoted(compression)}: pass None, or a stage such as mpidist.compression.Float16(); an "
                 "operation is passed as op="
             )
         self.rows: float | None = None

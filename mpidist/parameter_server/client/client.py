@@ -162,6 +162,7 @@ class Client:
         array = numpy.asarray(value, spec.dtype)
         if array.shape != spec.shape:
             raise ValueError(f"a value of shape {array.shape} was assigned to {spec}")
+        self._finish_elsewhere(end)
         end.ask("assign", array, key=key, how=verb)
         self.refresh()
 
@@ -178,13 +179,24 @@ class Client:
         self._scatter(key, verb, indices, rows)
         self.refresh()
 
+    def _finish_elsewhere(self, end: ServerEnd) -> None:
+        """Wait for what other servers were pushed: who sees what this client writes now sees its steps before."""
+        for other in self.servers:
+            if other is not end and not other.gathers:
+                other.flush()
+
     def add(self, key: Key, values: Any) -> None:
-        """Add to all rows of a variable, which is kept apart from then on; the present snapshot stays."""
-        self._scatter(key, "scatter_add", numpy.arange(len(values)), values)
+        """Add to all rows of a variable, which is kept apart from then on; the present snapshot stays.
+
+        Pushes to other servers are not waited for: it is for sums that nothing is concluded from.
+        """
+        self._scatter(key, "scatter_add", numpy.arange(len(values)), values, waits=False)
 
     @_asks
-    def _scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
+    def _scatter(self, key: Key, verb: str, indices: Any, rows: Any, waits: bool = True) -> None:
         spec, end = self._specs[key], self._ends[self._number_of(key)]
+        if waits:
+            self._finish_elsewhere(end)
         indices = numpy.asarray(indices, numpy.int64)
         rows = numpy.broadcast_to(numpy.asarray(rows, spec.dtype), (len(indices), *spec.shape[1:]))
         both = numpy.concatenate([indices.view(numpy.uint8), numpy.ascontiguousarray(rows).reshape(-1).view("u1")])

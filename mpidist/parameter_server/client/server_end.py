@@ -41,8 +41,8 @@ class ServerEnd:
         self.name = f"ps {number} ({control.name(connection.presence.name_of(connection.peer))})"
         self._who = f"rank {control.rank} waits for {self.name}"
         self._patience = Patience([connection], f"{self._who} to apply what it pushed")
-        #: Pushes sent.
-        self.pushed = 0
+        #: Pushes sent, and how many of them the server is known to be done with.
+        self.pushed = self._flushed = 0
         self.clients = 0
         self.has_clock = self.gathers = False
         #: By optimizer: its steps as seen when this client's present step began.
@@ -226,7 +226,11 @@ class ServerEnd:
 
     def flush(self) -> None:
         """Wait until the server is done with all pushes of this client."""
-        self.ask("flush")
+        if self._flushed == self.pushed:
+            self.check()
+        else:
+            self.ask("flush")
+            self._flushed = self.pushed
 
     def iterations(self, optimizer: int) -> int:
         """Return the steps of an optimizer, this client's pushes included; KeyError if the server has none such."""

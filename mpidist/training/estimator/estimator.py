@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpidist.errors import quoted
 from mpidist.strategies.default import STRATEGY
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training.checkpoint import Checkpoint
@@ -78,7 +79,7 @@ class Estimator:
     ) -> None:
         config = RunConfig() if config is None else config
         if not isinstance(config, RunConfig):
-            raise TypeError(f"config must be an instance of `RunConfig`, but provided {config!r}.")
+            raise TypeError(f"config must be an instance of `RunConfig`, but provided {quoted(config)}.")
         self._model_fn = ModelFunction(model_fn, params)
         self._params = copy.deepcopy(dict(params or {}))
         self._directory = _directory(model_dir, config)

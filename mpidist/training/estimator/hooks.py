@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mpidist import nest
+from mpidist.errors import quoted
 from mpidist.variables import DistributedVariable
 
 
@@ -240,5 +241,5 @@ def _checked(what: str, given: Iterable[Any] | None, is_one: Callable[[Any], boo
         raise TypeError(f"{what}, in a list; got {type(given).__name__}") from None
     for each in found:
         if not is_one(each):
-            raise TypeError(f"{what}, given: {each!r}")
+            raise TypeError(f"{what}, given: {quoted(each)}")
     return found

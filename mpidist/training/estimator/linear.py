@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from mpidist import optimizers
+from mpidist.errors import quoted
 from mpidist.optimizers import Optimizer
 from mpidist.training.estimator.estimator import Estimator
 from mpidist.training.estimator.feature_columns import NumericColumn
@@ -194,4 +195,4 @@ def _optimizer_fn(given: OptimizerChoice | None, columns: int) -> Callable[[], O
         return lambda: given
     if callable(given):
         return given
-    raise TypeError(f"The given object is not an Optimizer instance. Given: {given!r}")
+    raise TypeError(f"The given object is not an Optimizer instance. Given: {quoted(given)}")

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from mpidist.errors import quoted
 from mpidist.training.estimator.spec import EstimatorSpec
 
 _KNOWN = ("features", "labels", "mode", "params", "config")
@@ -39,7 +40,7 @@ class ModelFunction:
             raise ValueError(f"model_fn ({self._name}) must include features argument.")
         if params is not None and "params" not in self._accepted:
             raise ValueError(
-                f"model_fn ({self._name}) does not include params argument, but params {params!r} is given."
+                f"model_fn ({self._name}) does not include params argument, but params {quoted(params)} is given."
             )
         if unknown := [name for name in self._accepted if name not in _KNOWN]:
             raise ValueError(f"model_fn ({self._name}) has following not expected args: {unknown}; known: {_KNOWN}")

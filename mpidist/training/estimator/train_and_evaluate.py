@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpidist.errors import CheckpointError
+from mpidist.errors import CheckpointError, quoted
 from mpidist.parameter_server import registry
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training.checkpoint import writes_here
@@ -278,7 +278,7 @@ def _checked_exporters(given: Any) -> list[Any]:
     found = list(given or ()) if isinstance(given, Iterable) or given is None else [given]
     for each in found:
         if not (callable(getattr(each, "export", None)) and isinstance(getattr(each, "name", None), str)):
-            raise TypeError(f"`exporters` must have a name and a method export, given: {each!r}")
+            raise TypeError(f"`exporters` must have a name and a method export, given: {quoted(each)}")
     return found
 
 

@@ -18,6 +18,7 @@ from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.copies import Buffers
 from mpidist.parameter_server.ledger import Ledger
+from mpidist.parameter_server.server.store import Store
 from mpidist.runtime.control import ControlChannel
 from tests.helpers.served import run, spec, value
 
@@ -37,6 +38,37 @@ def make(client, specs, servers=1):
     """Create variables in turn on the servers; they begin with zeros."""
     for number, each in enumerate(specs):
         client.create(each, number % servers, numpy.zeros(each.shape, each.dtype) if client.is_chief else None)
+
+
+@pytest.mark.parametrize("write", ["assign_add", "scatter_add"])
+@NEAR_AND_FAR
+def test_who_sees_what_a_client_writes_sees_what_it_pushed_to_other_servers_before(monkeypatch, far, write):
+    done, push, assign, scatter = [], Store.push, Store.assign, Store.scatter
+
+    def slow_push(store, *arguments):
+        if (0, 0) in store.variables:  # the other server is told of the step, too, with nothing in it
+            time.sleep(0.1)
+            done.append("push")
+        push(store, *arguments)
+
+    monkeypatch.setattr(Store, "push", slow_push)
+    monkeypatch.setattr(Store, "assign", lambda *arguments: (done.append("write"), assign(*arguments)))
+    monkeypatch.setattr(Store, "scatter", lambda *arguments: (done.append("write"), scatter(*arguments)))
+
+    def work(client):
+        make(client, [spec(0, (1,)), spec(1, (1,))], servers=2)
+        optimizer = client.register_optimizer(SGD(1.0))
+        for _ in range(3):
+            client.push(optimizer, [((0, 0), numpy.ones(1))])
+            if write == "assign_add":
+                client.assign((1, 0), numpy.ones(1), write)
+            else:
+                client.scatter((1, 0), write, [0], 1.0)
+        return float(client.value((0, 0))[0]), float(client.value((1, 0))[0])
+
+    # near by a policy that has pushes sent: else the client makes them itself
+    assert run(1, work, servers=2, far=far, consistency=StaleSynchronous(10**6))[0] == [(-3.0, 3.0)]
+    assert done == ["push", "write"] * 3
 
 
 # -- one client against a model of one process -------------------------------------------------------------------------
