@@ -17,15 +17,12 @@ from mpidist.transports.base import Transport
 
 
 class Observer:
-    """An observer that notes nothing.  All methods are Local.
+    """An observer that notes nothing.  All methods are Local."""
 
-    Attributes
-    ----------
-    trace : Trace or None
-        Where it notes what this rank does.
-    """
-
-    trace: Trace | None = None
+    @property
+    def trace(self) -> Trace | None:
+        """Where it notes what this rank does; None where it does not."""
+        return None
 
     def transport(self, transport: Transport) -> Transport:
         """Return the transport of the ranks."""

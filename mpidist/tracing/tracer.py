@@ -35,16 +35,12 @@ class Tracer(Observer):
     Parameters
     ----------
     world : World
-
-    Attributes
-    ----------
-    trace : Trace
     """
 
     def __init__(self, world: World) -> None:
         self._control, transport, topology = world.control, world.transport, world.topology
         about = About("", transport.rank, transport.size, topology.hosts[transport.rank])
-        self.trace = Trace(None, about, warn=self._control.warn)
+        self._trace = Trace(None, about, warn=self._control.warn)
         self._communicator: Communicator | None = None
         self._next_comparison = _FIRST_COMPARISON
         self._sent: dict[int, int] = {}  # by wave of the call that is under way: when it was sent
@@ -60,26 +56,31 @@ class Tracer(Observer):
         folder : str
             Made if it is not there.  A world that is not the whole job has a folder of its own in it.
         """
-        control, about = self._control, self.trace.about
+        control, about = self._control, self._trace.about
         job = communicator.exchange(uuid.uuid4().hex.encode(), "start of a trace")[0].decode()
         about.job = job
         # other worlds of the job write there too, and their ranks have the same numbers
-        self.trace.open(Path(folder, f"world-{job[:8]}") if control.job_ranks else Path(folder))
+        self._trace.open(Path(folder, f"world-{job[:8]}") if control.job_ranks else Path(folder))
         with control.turnstile:
             self._compare_clocks(communicator, communicator.begin(communicator.call("clocks of a trace")))
         self._communicator = communicator
-        control.turnstile = _TracedTurnstile(control, self.trace)
-        control.at_end.append(self.trace.close)
+        control.turnstile = _TracedTurnstile(control, self._trace)
+        control.at_end.append(self._trace.close)
+
+    @property
+    def trace(self) -> Trace:
+        """Where this rank's events are.  Local."""
+        return self._trace
 
     # -- what is observed ---------------------------------------------------------------------------------------------
 
     def transport(self, transport: Transport) -> Transport:
         """Return a transport whose waits are noted.  Local."""
-        return cast(Transport, _TracedTransport(transport, self.trace))
+        return cast(Transport, _TracedTransport(transport, self._trace))
 
     def begin(self, begin: Callable[..., Watch]) -> Callable[..., Watch]:
         """Return what begins a call, and notes when this rank came and when all had come.  Local."""
-        trace = self.trace
+        trace = self._trace
 
         def traced(call: Any, timeout_seconds: float | None = None) -> Watch:
             start = time.monotonic_ns()
@@ -97,11 +98,11 @@ class Tracer(Observer):
 
     def function(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function with an event around each of its calls.  Local."""
-        return self.trace.wrapped(kind, fn)
+        return self._trace.wrapped(kind, fn)
 
     def stripe(self, kind: int, fn: Callable[[Any, Sequence[Any]], None]) -> Callable[[Any, Sequence[Any]], None]:
         """Return what packs or hands out a stripe, with an event that says where the stripe begins.  Local."""
-        add, control = self.trace.add, self._control
+        add, control = self._trace.add, self._control
 
         def traced(stripe: Any, tensors: Sequence[Any]) -> None:
             start = time.monotonic_ns()
@@ -112,16 +113,16 @@ class Tracer(Observer):
 
     def reduction(self, reduction: BucketReduction) -> BucketReduction:
         """Return a reduction that notes when it ran.  Local."""
-        return _TracedReduction(reduction, self.trace)
+        return _TracedReduction(reduction, self._trace)
 
     def pipeline(self, pipeline: Pipeline) -> Pipeline:
         """Return a pipeline that notes when each segment was packed and handed out.  Local."""
-        return _TracedPipeline(pipeline, self.trace)
+        return _TracedPipeline(pipeline, self._trace)
 
     def wave(self, index: int, is_back: bool) -> None:
         """Note when a wave was sent until it had come back; waves count from 1, since waits for messages have 0."""
         if is_back:
-            self.trace.add(kinds.SEND, self._sent.pop(index), self._control.call, index + 1)
+            self._trace.add(kinds.SEND, self._sent.pop(index), self._control.call, index + 1)
         else:
             self._sent[index] = time.monotonic_ns()
 
@@ -131,7 +132,7 @@ class Tracer(Observer):
 
     def replay(self, replay: Callable[..., None]) -> Callable[..., None]:
         """Return what reduces a buffer in a call, with an event around it.  Local."""
-        add = self.trace.add
+        add = self._trace.add
 
         def traced(watch: Watch, *buffers: Any) -> None:
             start = time.monotonic_ns()
@@ -145,7 +146,7 @@ class Tracer(Observer):
             self._next_comparison *= 2
         if communicator.topology.node_count > 1:
             offset = clock_offset(communicator, watch)
-            self.trace.about.offsets.append((time.monotonic_ns(), offset))
+            self._trace.about.offsets.append((time.monotonic_ns(), offset))
 
 
 class _TracedTransport:

@@ -32,6 +32,7 @@ LAYERS = (
     ("collectives",),
     ("tuning", "tracing"),
     ("world",),
+    ("reporting",),
     ("ranks", "world_collectives", "compression"),
     ("variables",),
     ("cross_device_ops",),
