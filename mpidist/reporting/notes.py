@@ -129,7 +129,8 @@ class RankNotes:
     @property
     def rate(self) -> float | None:
         """Rows a second of this rank, validation and checkpoints included; None where nothing was noted."""
-        return self.last["rows"] / self.last["seconds"] if self.last.get("seconds") else None
+        rows = self.last.get("rows")
+        return None if rows is None else rows / self.last["seconds"]
 
     @property
     def has_ended(self) -> bool:

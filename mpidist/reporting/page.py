@@ -214,7 +214,7 @@ def _ranks(ranks: Mapping[int, RankNotes], traced: Mapping[int, RankTrace]) -> s
     for rank, each in ranks.items():
         peaks = [line["memory"] for line in each.of("progress", "end") if line.get("memory")]
         rate = "-" if each.rate is None else _rate(each.rate)
-        cells = [str(rank), each.about["host"], rate, str(each.last.get("rows", "-"))]
+        cells = [str(rank), each.about["host"], rate, "-" if each.rate is None else str(each.last["rows"])]
         cells.append(show_bytes(max(peaks)) if peaks else "-")
         if rank in traced:
             found, late = traced[rank].shares, traced[rank].lateness

@@ -102,14 +102,14 @@ class Report(Callback):
         self._has_begun, self._has_chosen = True, False
         notes.under_way[communicator] = self._notes
 
-    def note(self, epoch: int, step: int, rows: int, logs: Logs | None = None) -> None:
+    def note(self, epoch: int, step: int, rows: int | None = None, logs: Logs | None = None) -> None:
         """Note how far the training is.  Local.
 
         Parameters
         ----------
         epoch, step : int
             The epoch, from 0, and how many steps have been made, before a restart too.
-        rows : int
+        rows : int, optional
             How many rows this rank has trained on since `begin`.
         logs : dict, optional
             Numbers of the training, alike on all ranks.
