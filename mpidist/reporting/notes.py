@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mpidist.collectives.communicator import Communicator
+from mpidist.errors import listed
 
 #: To be raised when files of earlier versions say something else.
 FORMAT = 1
@@ -42,6 +44,7 @@ class RunNotes:
 
     def __init__(self, folder: Path, communicator: Communicator, about: Line) -> None:
         self._control, self._start, self._has_warned = communicator.control, time.perf_counter(), False
+        self._session = uuid.uuid4().hex[:8]  # others may write to the file too
         self.path = folder / f"rank-{communicator.rank:05d}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - until close
@@ -68,7 +71,7 @@ class RunNotes:
         self._file.close()
 
     def _write(self, line: Line) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.write(json.dumps({**line, "session": self._session}).encode() + b"\n")
 
 
 #: By the communicator of all ranks: the notes of the training that is under way.
@@ -160,46 +163,41 @@ def read(folder: Path) -> tuple[dict[int, RankNotes], list[str]]:
         notes.about["rank"]: notes for notes in found if (notes.about["run"], notes.about["size"]) == (run, size)
     }
     if missing := [str(rank) for rank in range(size) if rank not in by_rank]:
-        problems.append(
-            f"No notes of rank {', '.join(missing)} of {size}: gather the files of all ranks in this folder."
-        )
+        problems.append(f"No notes of rank {listed(missing)} of {size}: gather the files of all ranks in this folder.")
     problems += [f"The last line of rank {rank} is cut off." for rank, notes in by_rank.items() if notes.is_cut]
     if ended := [str(rank) for rank, notes in by_rank.items() if not notes.has_ended]:
-        problems.append(
-            f"Rank {', '.join(ended)} did not come to the end: it was killed, failed, or is still training."
-        )
+        problems.append(f"Rank {listed(ended)} did not come to the end: it was killed, failed, or is still training.")
     return by_rank, problems
 
 
 def _read_file(path: Path, problems: list[str]) -> RankNotes | None:
     """Return the last session of a file and those that it goes on from; None, and a problem, where there is none."""
-    found: RankNotes | None = None
+    sessions: dict[str, RankNotes] = {}
     try:
         raw = path.read_bytes()
     except OSError as error:
         problems.append(f"{path} cannot be read: {error}")
         return None
     for line in _whole_lines(raw):
-        if line["kind"] == "about":
-            if line.get("format") != FORMAT:
-                found = None
-                continue
-            before = [] if found is None else [*found.earlier, *found.lines]
-            found = RankNotes(line, earlier=before)
-        elif found is not None:
-            found.lines.append(line)
-    if found is None:
+        if line["kind"] == "about" and line.get("format") == FORMAT:
+            sessions[line["session"]] = RankNotes(line)
+        elif line["session"] in sessions:
+            sessions[line["session"]].lines.append(line)
+    before: RankNotes | None = None
+    for found in sessions.values():
+        if before is not None and (found.about["goes_on"] or found.of("restored")):
+            found.earlier = [*before.earlier, *before.lines]
+        before = found
+    if before is None:
         problems.append(f"{path} has no notes of this version of mpidist (format {FORMAT})")
-        return None
-    if not found.about.get("goes_on") and not found.of("restored"):
-        found.earlier = []
-    found.is_cut = not raw.endswith(b"\n")
-    return found
+    else:
+        before.is_cut = not raw.endswith(b"\n")
+    return before
 
 
 def _whole_lines(raw: bytes) -> Iterator[Line]:
     for text in raw.split(b"\n"):
         with suppress(ValueError):
             line = json.loads(text)
-            if isinstance(line, dict) and "kind" in line:
+            if isinstance(line, dict) and {"kind", "session"} <= {*line}:
                 yield line

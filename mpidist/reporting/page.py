@@ -36,8 +36,8 @@ class RankTrace:
     lateness: Lateness
 
 
-def write(folder: Path, output: Path | None = None) -> Path:
-    """Write the page, and return its path.  Local.
+def write(folder: Path, output: Path | None = None, most_bytes: float = math.inf) -> Path:
+    """Write the page, and return its path.  Traces of more than so many bytes are not read.  Local.
 
     Raises
     ------
@@ -47,17 +47,17 @@ def write(folder: Path, output: Path | None = None) -> Path:
         The page cannot be written.
     """
     path = folder / NAME if output is None else output
-    text = render(folder)
+    text = render(folder, most_bytes)
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
     return path
 
 
-def render(folder: Path) -> str:
+def render(folder: Path, most_bytes: float = math.inf) -> str:
     """Return the page; ValueError where the folder has no notes.  Local."""
     ranks, problems = notes.read(folder)
-    traced, trace_problems = _traced(folder, ranks)
+    traced, trace_problems = _traced(folder, ranks, most_bytes)
     chief = ranks[min(ranks)]
     warnings = _items([*problems, *trace_problems, *_differences(ranks)])
     body = [
@@ -87,13 +87,18 @@ def render(folder: Path) -> str:
 # -- the trace --------------------------------------------------------------------------------------------------------
 
 
-def _traced(folder: Path, ranks: Mapping[int, RankNotes]) -> tuple[dict[int, RankTrace], list[str]]:
+def _traced(folder: Path, ranks: Mapping[int, RankNotes], most_bytes: float) -> tuple[dict[int, RankTrace], list[str]]:
     """Return where the time of the ranks of this training went, as far as there are traces, and what is missing."""
     told = next((each.about["trace"] for each in ranks.values() if each.about["trace"]), None)
     if told is None:
         return {}, []
     problems: list[str] = []
     for place in (folder, *folder.glob("world-*"), Path(told["folder"])):
+        nbytes = sum(path.stat().st_size for path in place.glob("rank-*.trace*"))
+        if nbytes > most_bytes:
+            return {}, [
+                f"The traces have {show_bytes(nbytes)} and were not read; `mpidist report {folder}` reads them."
+            ]
         found, problems = gather(place, told["job"])
         if found:
             late, traced = lateness(found), {rank: each for rank, each in found.items() if len(each.events)}

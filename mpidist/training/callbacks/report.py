@@ -18,6 +18,9 @@ from mpidist.world import world_communicator
 #: Within an epoch, a line of notes is written after so many seconds.
 _EVERY_SECONDS = 5.0
 
+#: Longer traces are not read at the end of a training: the other ranks would wait for it.
+_MOST_TRACE_BYTES = 1 << 26
+
 
 class Report(Callback):
     """Write ``report.html`` about the training: one file, which opens without a network.
@@ -139,9 +142,10 @@ class Report(Callback):
         path = self.folder / page.NAME
         if self._strategy.extended.is_chief:
             try:
-                page.write(self.folder)
-            except (OSError, ValueError) as error:
-                self._communicator.control.warn(f"the report is not written, `mpidist report` may be tried: {error}")
+                page.write(self.folder, most_bytes=_MOST_TRACE_BYTES)
+            except Exception as error:  # what was trained counts for more than a page about it
+                told = f"{type(error).__name__}: {error}"
+                self._communicator.control.warn(f"there is no report; `mpidist report {self.folder}` makes it: {told}")
         return path
 
     def _each(self, text: str) -> list[str]:

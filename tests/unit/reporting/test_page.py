@@ -34,7 +34,7 @@ def noted(folder, rank, *lines, size=1, run="run", at=1e9, host="", trace=None, 
         "job": {"strategy": "MirroredStrategy"}, "goes_on": goes_on, **about,
     }  # fmt: skip
     with open(folder / f"rank-{rank:05d}.jsonl", "a") as file:
-        file.writelines(json.dumps(each) + "\n" for each in (first, *lines))
+        file.writelines(json.dumps({**each, "session": run}) + "\n" for each in (first, *lines))
 
 
 def traced(folder, rank, size, steps):
@@ -124,6 +124,14 @@ def test_without_a_trace_the_page_says_how_to_get_one(tmp_path):
     assert f"Set | MPIDIST_TRACE={tmp_path} | when the job is started" in text_of(page.render(tmp_path))
 
 
+def test_traces_that_are_too_long_for_the_end_of_a_training_are_left_to_the_command(tmp_path):
+    noted(tmp_path, 0, progress(1.0, 2, 10), line("end", 1.0), trace={"job": "job", "folder": str(tmp_path)})
+    traced(tmp_path, 0, 1, [1])
+    short, whole = (text_of(page.render(tmp_path, most)) for most in (10, 1e9))
+    assert f"`mpidist report {tmp_path}` reads them" in short and "| waiting |" not in short
+    assert "reads them" not in whole and "| waiting |" in whole
+
+
 def test_a_trace_of_another_job_is_not_taken(tmp_path):
     noted(tmp_path, 0, progress(1.0, 2, 10), line("end", 1.0), trace={"job": "other", "folder": str(tmp_path)})
     traced(tmp_path, 0, 1, [1])
@@ -158,6 +166,24 @@ def test_a_training_that_went_on_is_one_curve_and_the_time_is_that_of_the_last_s
     html = page.render(tmp_path)
     assert re.findall(r"<title>(step .*?)</title>", html) == ["step 10: loss 4", "step 15: loss 2"]
     assert table(html, "Ranks")[1][2:4] == ["25", "25"]
+
+
+def test_a_session_goes_on_from_those_before_up_to_one_that_began_anew(tmp_path):
+    noted(tmp_path, 0, progress(1.0, 1, 1, loss=1.0), run="other")
+    noted(tmp_path, 0, progress(1.0, 2, 1, loss=2.0), run="first", at=2e9)
+    noted(tmp_path, 0, progress(1.0, 3, 1, loss=3.0), run="second", at=3e9, goes_on=True)
+    noted(tmp_path, 0, progress(1.0, 4, 1, loss=4.0), run="third", at=4e9, goes_on=True)
+    steps = re.findall(r"<title>step (\d)", page.render(tmp_path))
+    assert steps == ["2", "3", "4"]
+
+
+def test_lines_of_two_trainings_at_a_time_are_told_apart(tmp_path):
+    noted(tmp_path, 0, run="first")
+    noted(tmp_path, 0, run="second", at=2e9)
+    with open(tmp_path / "rank-00000.jsonl", "a") as file:
+        for run, loss in (("first", 1.0), ("second", 2.0), ("first", 3.0)):
+            file.write(json.dumps(progress(1.0, int(loss), 1, loss=loss) | {"session": run}) + "\n")
+    assert re.findall(r"<title>(step .*?)</title>", page.render(tmp_path)) == ["step 2: loss 2"]
 
 
 def test_another_training_in_the_folder_is_left_out(tmp_path):
@@ -248,7 +274,7 @@ def test_a_browser_shows_it(tmp_path):
         traced(tmp_path, rank, 2, [rank + 1])
     path = page.write(tmp_path)
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    dom = subprocess.run([CHROMIUM, *options, f"file://{path}"], capture_output=True, text=True, timeout=120).stdout
+    dom = subprocess.run([CHROMIUM, *options, f"file://{path}"], capture_output=True, text=True, timeout=300).stdout
     assert [row[0] for row in table(dom, "Ranks")[1:]] == ["0", "1"]
     assert [dom.count(part) for part in ("<svg", "<circle", '<i class="waiting" style')] == [1, 2, 2]
     assert text_of(dom).count("step 2: loss 1 ") == 1

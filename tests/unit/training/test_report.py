@@ -74,6 +74,8 @@ def test_the_page_of_a_traced_training_has_the_steps_of_all_ranks(tmp_path, monk
 
 def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_notes(tmp_path):
     fit(tmp_path, epochs=2)
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])  # killed while it wrote that it had come to the end
     fit(tmp_path, ranks=3, epochs=4, resume=True)
     by_rank, problems = notes.read(tmp_path)
     assert len(by_rank) == 3 and problems == []
