@@ -22,23 +22,27 @@ _PACKAGES = ("autograd", "cupy", "h5py", "jax", "keras", "mpi4py", "torch")
 
 def about(strategy: Any, communicator: Communicator, run: str) -> dict[str, Any]:
     """Return what this rank is.  Local."""
-    trace = communicator.observer.trace
+    trace, topology, trainers = communicator.observer.trace, communicator.topology, strategy.extended.trainers
+    ranks: int | list[int]  # how many there are, or which of the job's
+    job = {"strategy": type(strategy).__name__, "device": strategy.extended.device_name}
+    if trainers is None:
+        rank, ranks = communicator.rank, communicator.size
+        job |= {"replicas": str(strategy.num_replicas_in_sync), "ranks": topology.describe()}
+        job["transport"] = communicator.transport.name
+    else:
+        rank, ranks = trainers[0], list(trainers[1])
+        trace = None  # workers trace their own worlds, not the training
+        job["servers"] = str(len(strategy.extended.parameter_devices))
     return {
         "run": run,
-        "rank": communicator.rank,
-        "size": communicator.size,
-        "host": communicator.topology.node_names[communicator.topology.node_of[communicator.rank]],
+        "rank": rank,
+        "ranks": ranks,
+        "host": topology.node_names[topology.node_of[communicator.rank]],
         "command": shlex.join([sys.executable, *sys.orig_argv[1:]]),
         "directory": os.getcwd(),
         "trace": trace and {"job": trace.about.job, "folder": str(trace.path.parent.absolute())},
         "versions": versions(communicator),
-        "job": {
-            "strategy": type(strategy).__name__,
-            "replicas": str(strategy.num_replicas_in_sync),
-            "ranks": communicator.topology.describe(),
-            "device of rank 0": strategy.extended.device_name,
-            "transport": communicator.transport.name,
-        },
+        "job": job,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ class RunNotes:
     def __init__(self, folder: Path, communicator: Communicator, about: Line) -> None:
         self._control, self._start, self._has_warned = communicator.control, time.perf_counter(), False
         self._session = uuid.uuid4().hex[:8]  # others may write to the file too
-        self.path = folder / f"rank-{communicator.rank:05d}.jsonl"
+        self.path = folder / f"rank-{about['rank']:05d}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - until close
         if self._file.tell():
@@ -125,6 +125,12 @@ class RankNotes:
         return [line for line in [*(self.earlier if earlier else ()), *self.lines] if line["kind"] in kinds]
 
     @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that train."""
+        told: int | list[int] = self.about["ranks"]
+        return range(told) if isinstance(told, int) else told
+
+    @property
     def last(self) -> Line:
         """What was noted last of how far the training is; empty where nothing was."""
         return next(iter(reversed(self.of("progress"))), {})
@@ -158,12 +164,13 @@ def read(folder: Path) -> tuple[dict[int, RankNotes], list[str]]:
             f"give fit the callback mpidist.callbacks.Report({str(folder)!r}), and train again"
         )
     newest = max(found, key=lambda notes: notes.about["time"]).about
-    run, size = newest["run"], newest["size"]
+    run, which = newest["run"], newest["ranks"]
     by_rank = {
-        notes.about["rank"]: notes for notes in found if (notes.about["run"], notes.about["size"]) == (run, size)
+        notes.about["rank"]: notes for notes in found if (notes.about["run"], notes.about["ranks"]) == (run, which)
     }
-    if missing := [str(rank) for rank in range(size) if rank not in by_rank]:
-        problems.append(f"No notes of rank {listed(missing)} of {size}: gather the files of all ranks in this folder.")
+    ranks = by_rank[min(by_rank)].ranks
+    if missing := [str(rank) for rank in ranks if rank not in by_rank]:
+        problems.append(f"No notes of rank {listed(missing)} of {len(ranks)}: gather all files in this folder.")
     problems += [f"The last line of rank {rank} is cut off." for rank, notes in by_rank.items() if notes.is_cut]
     if ended := [str(rank) for rank, notes in by_rank.items() if not notes.has_ended]:
         problems.append(f"Rank {listed(ended)} did not come to the end: it was killed, failed, or is still training.")

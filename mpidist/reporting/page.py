@@ -61,7 +61,7 @@ def render(folder: Path, most_bytes: float = math.inf) -> str:
     chief = ranks[min(ranks)]
     warnings = _items([*problems, *trace_problems, *_differences(ranks)])
     body = [
-        f"<h1>Training on {_count(chief.about['size'], 'rank')}</h1>",
+        f"<h1>Training on {_count(len(chief.ranks), 'rank')}</h1>",
         f'<p class="quiet">{_when(chief.about["time"])}, {escape(str(folder))}</p>',
         f'<ul class="problems">{warnings}</ul>' if warnings else "",
         _summary(ranks, traced),
@@ -124,6 +124,8 @@ def _slowest(traced: Mapping[int, RankTrace]) -> int | None:
 
 
 def _how_to_trace(folder: Path, chief: RankNotes) -> str:
+    if "servers" in chief.about["job"]:
+        return "<p>Workers of parameter servers do not wait for each other: see the rows a second of each.</p>"
     if chief.about["trace"]:
         return "<p>The trace of this training is not found.</p>"
     command = f"MPIDIST_TRACE={folder}"
@@ -197,10 +199,10 @@ def _summary(ranks: Mapping[int, RankNotes], traced: Mapping[int, RankTrace]) ->
     chief = ranks[min(ranks)]
     last, hosts = chief.last, {each.about["host"] for each in ranks.values()}
     rates = [each.rate for each in ranks.values()]
-    is_whole = len(ranks) == chief.about["size"] and None not in rates
+    is_whole = len(ranks) == len(chief.ranks) and None not in rates
     lines = chief.lines
     found = {
-        "ranks": f"{chief.about['size']} on {_count(len(hosts), 'host')}",
+        "ranks": f"{len(chief.ranks)} on {_count(len(hosts), 'host')}",
         "steps": f"{last['step']} in {_count(last['epoch'] + 1, 'epoch')}" if last else "none noted",
         "time": show_seconds(lines[-1]["seconds"]) if lines else "-",
         "rows a second, all ranks": _rate(sum(filter(None, rates))) if is_whole else "-",

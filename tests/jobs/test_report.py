@@ -47,3 +47,27 @@ def test_of_a_training_that_was_killed_the_report_has_what_was_noted(tmp_path):
     html = page.render(tmp_path)
     assert re.findall(r"step (\d+): loss", html) == ["2", "4"]
     assert "Rank 0, 1 did not come to the end" in html and not (tmp_path / page.NAME).exists()
+
+
+SERVED = """
+import sys
+import numpy
+import mpidist
+
+strategy = mpidist.ParameterServerStrategy()
+with strategy.scope():
+    variable = mpidist.Variable(numpy.zeros(3))
+trainer = mpidist.Trainer(lambda w, x: (1.0, numpy.ones(3)), variable, mpidist.optimizers.SGD(0.1))
+trainer.fit(numpy.zeros(8), batch_size=4, epochs=2, callbacks=[mpidist.callbacks.Report(sys.argv[1])])
+"""
+
+
+def test_workers_of_parameter_servers_are_all_in_the_report(tmp_path):
+    result = run_job(3, SERVED, [str(tmp_path)], env={"MPIDIST_ROLES": "worker:2,ps:1"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    html = page.render(tmp_path)
+    assert re.findall(r"<tr><td>(\d+)</td><td>[^<]+</td><td>[\d.]+</td><td>(\d+)</td>", html) == [
+        ("0", "16"),
+        ("1", "16"),
+    ]
+    assert "Training on 2 ranks" in html and 'class="problems"' not in html and "<dt>servers</dt><dd>1</dd>" in html

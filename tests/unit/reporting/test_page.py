@@ -29,8 +29,8 @@ def progress(seconds, step, rows, memory=5_000_000, epoch=0, **logs):
 def noted(folder, rank, *lines, size=1, run="run", at=1e9, host="", trace=None, goes_on=False, **about):
     """Add a session to the notes of a rank."""
     first = {
-        "kind": "about", "format": 1, "time": at, "run": run, "rank": rank, "size": size, "host": host or f"host{rank}",
-        "command": "python train.py", "directory": "/home", "trace": trace, "versions": {"mpidist": "1.2.3"},
+        "kind": "about", "format": 1, "time": at, "run": run, "rank": rank, "ranks": size,
+        "host": host or f"host{rank}", "command": "python train.py", "directory": "/home", "trace": trace, "versions": {"mpidist": "1.2.3"},
         "job": {"strategy": "MirroredStrategy"}, "goes_on": goes_on, **about,
     }  # fmt: skip
     with open(folder / f"rank-{rank:05d}.jsonl", "a") as file:
