@@ -204,7 +204,7 @@ def _summary(ranks: Mapping[int, RankNotes], traced: Mapping[int, RankTrace]) ->
     found = {
         "ranks": f"{len(chief.ranks)} on {_count(len(hosts), 'host')}",
         "steps": f"{last['step']} in {_count(last['epoch'] + 1, 'epoch')}" if last else "none noted",
-        "time": show_seconds(lines[-1]["seconds"]) if lines else "-",
+        "time": _duration(lines[-1]["seconds"]) if lines else "-",
         "rows a second, all ranks": _rate(sum(filter(None, rates))) if is_whole else "-",
         "slowest rank": "-" if (slowest := _slowest(traced)) is None else str(slowest),
         "checkpoints saved": str(len(chief.of("saved", earlier=True))),
@@ -248,7 +248,7 @@ def _checkpoints(chief: RankNotes) -> str:
             line["path"],
             "-" if line["bytes"] is None else show_bytes(line["bytes"]),
             show_seconds(line["took"]),
-            show_seconds(line["seconds"]),
+            _duration(line["seconds"]),
         ]
         for line in lines[-_MOST_CHECKPOINTS:]
     ]
@@ -305,6 +305,14 @@ def _rate(number: float) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return show_seconds(seconds)
+    hours = f"{minutes // 60} h " if minutes >= 60 else ""
+    return f"{hours}{minutes % 60} min {rest} s"
 
 
 def _when(seconds: float) -> str:

@@ -30,8 +30,8 @@ def noted(folder, rank, *lines, size=1, run="run", at=1e9, host="", trace=None, 
     """Add a session to the notes of a rank."""
     first = {
         "kind": "about", "format": 1, "time": at, "run": run, "rank": rank, "ranks": size,
-        "host": host or f"host{rank}", "command": "python train.py", "directory": "/home", "trace": trace, "versions": {"mpidist": "1.2.3"},
-        "job": {"strategy": "MirroredStrategy"}, "goes_on": goes_on, **about,
+        "host": host or f"host{rank}", "command": "python train.py", "directory": "/home", "trace": trace,
+        "versions": {"mpidist": "1.2.3"}, "job": {"strategy": "MirroredStrategy"}, "goes_on": goes_on, **about,
     }  # fmt: skip
     with open(folder / f"rank-{rank:05d}.jsonl", "a") as file:
         file.writelines(json.dumps({**each, "session": run}) + "\n" for each in (first, *lines))
@@ -88,6 +88,12 @@ def test_every_number_of_the_notes_is_on_the_page(tmp_path):
     assert "| all-reduce | ring | because | MPIDIST_ALGORITHM=ring asks for it |" in shown
     assert "| mpidist | 1.2.3 |" in shown and "| command | python train.py |" in shown
     assert 'class="problems"' not in html
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(59.0, "59 s"), (119.9, "2 min 0 s"), (7384.0, "2 h 3 min 4 s")])
+def test_long_times_have_minutes_and_hours(tmp_path, seconds, shown):
+    noted(tmp_path, 0, line("end", seconds))
+    assert f"| time | {shown} |" in text_of(page.render(tmp_path))
 
 
 def test_points_lie_where_their_numbers_say(tmp_path):

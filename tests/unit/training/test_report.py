@@ -161,3 +161,29 @@ def test_a_disk_that_is_full_is_warned_of_once_and_the_training_goes_on(tmp_path
 def test_an_empty_path_is_an_error():
     with pytest.raises(ValueError, match="folder is an empty path"):
         mpidist.callbacks.Report("")
+
+
+@pytest.mark.parametrize(("variable", "ops", "chosen", "reason"), [
+    ("ring", None, "ring", "MPIDIST_ALGORITHM=ring asks for it"),
+    ("", mpidist.HierarchicalCopyAllReduce, "hierarchical", "the strategy asks for hierarchical"),
+    ("", None, "shared_memory", "the table for these ranks, from 0 bytes on; measurements: all-reduce-openmpi-2.json"),
+])  # fmt: skip
+def test_the_all_reduce_is_the_one_that_is_used_and_the_reason_is_said(
+    tmp_path, monkeypatch, variable, ops, chosen, reason
+):
+    if variable:
+        monkeypatch.setenv("MPIDIST_ALGORITHM", variable)
+
+    def on_rank():
+        strategy = mpidist.MirroredStrategy(cross_device_ops=ops and ops())
+        with strategy.scope():
+            w = [mpidist.Variable(numpy.zeros(10)), mpidist.Variable(numpy.zeros(7), trainable=False)]
+        report = mpidist.callbacks.Report(tmp_path)
+        report.begin(strategy, w)
+        report.note(0, 1)
+        report.end()
+
+    run_ranks(2, on_rank)
+    (told,) = notes.read(tmp_path)[0][0].of("chosen")
+    assert told["facts"]["gradients"].startswith("80 bytes")
+    assert told["facts"]["all-reduce"] == chosen and told["facts"]["because"].startswith(reason)
