@@ -7,6 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterable
+from importlib import metadata
 from typing import Any
 
 import numpy
@@ -55,8 +56,15 @@ def versions(communicator: Communicator) -> dict[str, str]:
         "MPI": communicator.transport.library or "none",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
     }
-    loaded = {name: sys.modules[name] for name in _PACKAGES if name in sys.modules}
-    return found | {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
+    return found | {name: _version(name) for name in _PACKAGES if name in sys.modules}
+
+
+def _version(package: str) -> str:
+    """Return the version of a package that is imported."""
+    try:
+        return str(getattr(sys.modules[package], "__version__", None) or metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def chosen(strategy: Any, communicator: Communicator, variables: Iterable[Any]) -> dict[str, str]:
