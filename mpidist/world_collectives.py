@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist import arrays, nest
+from mpidist import arrays
 from mpidist.collectives.reductions.adjustment import Adjustment
+from mpidist.collectives.structures import of_leaves
 from mpidist.options import ReduceOp
 from mpidist.world import launched_communicator, world_communicator
 
@@ -57,11 +58,12 @@ def all_reduce(
     UnsupportedDtypeError, ValueError, TypeError
         What cannot be reduced so; before any communication.
     """
-    leaves = nest.flatten(value)
-    given = [None if each is None and none_as_zeros else _array(each) for each in leaves]
     adjustment = Adjustment(prescale, postscale, none_as_zeros)
-    results = launched_communicator().all_reduce_list(given, ReduceOp.parse(op).verb, adjustment, timeout_seconds)
-    return nest.pack(value, [_like(*pair) for pair in zip(results, leaves, strict=True)])
+
+    def collective(given: list[Any]) -> list[Any]:
+        return launched_communicator().all_reduce_list(given, ReduceOp.parse(op).verb, adjustment, timeout_seconds)
+
+    return of_leaves(value, _array_or_none if none_as_zeros else _array, collective)
 
 
 def all_gather(value: Any, axis: int = 0, *, timeout_seconds: float | None = None) -> Any:
@@ -134,9 +136,12 @@ def broadcast(value: Any, root: int = 0, *, timeout_seconds: float | None = None
     CollectiveMismatchError, TransportTimeoutError, RankFailedError
         As for `all_reduce`.
     """
-    communicator, leaves = world_communicator(), nest.flatten(value)
-    results = [communicator.broadcast_copy(_array(each), root, timeout_seconds) for each in leaves]
-    return nest.pack(value, [_like(*pair) for pair in zip(results, leaves, strict=True)])
+    communicator = world_communicator()
+
+    def collective(given: list[Any]) -> list[Any]:
+        return [communicator.broadcast_copy(each, root, timeout_seconds) for each in given]
+
+    return of_leaves(value, _array, collective)
 
 
 def all_to_all(
@@ -194,7 +199,7 @@ def receive(source: int, like: Any = None, *, timeout_seconds: float | None = No
     ValueError, TransportTimeoutError, RankFailedError, RemoteReplicaError
         As for `send`.
     """
-    return world_communicator().receive(source, None if like is None else _array(like), timeout_seconds)
+    return world_communicator().receive(source, _array_or_none(like), timeout_seconds)
 
 
 def _array(value: Any) -> Any:
@@ -203,7 +208,5 @@ def _array(value: Any) -> Any:
     return arrays.to_array(value)
 
 
-def _like(result: Any, given: Any) -> Any:
-    """Return a NumPy scalar for a number that was given."""
-    is_scalar = getattr(result, "ndim", None) == 0 and not arrays.is_known(given)
-    return result[()] if is_scalar else result
+def _array_or_none(value: Any) -> Any:
+    return None if value is None else _array(value)

@@ -50,6 +50,9 @@ trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] |
 # After scancel and at preemption Slurm itself sends TERM to the ranks: this script only waits for them.
 trap 'ended=yes; echo "$(date "+%F %T") TERM: the job is ended from outside"' TERM
 
+# srun is to count nodes times ranks a node: Slurm's own number stays that of the first start. While the job is pending
+# again, it can be given other nodes: scontrol update JobId=NUMBER NumNodes=1 NumTasks=RANKS NumCPUs=CORES.
+unset SLURM_NTASKS SLURM_NPROCS
 # --mpi                how the ranks find each other: pmix for Open MPI, pmi2 for MPICH; `srun --mpi=list` has all
 # --ntasks-per-node    the same number on each node; -n alone may fill one node first
 # --cpus-per-task      again: since Slurm 22.05 srun does not take it from the job

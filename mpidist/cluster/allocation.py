@@ -32,12 +32,15 @@ class Allocation:
         By host, in the scheduler's order.
     ranks : int
         How many ranks the job was asked for; 1 for each host where the places may be meant for threads.
+    components : int
+        Of a heterogeneous job, of which only the first one is seen here.
     """
 
     scheduler: str
     job: str
     shares: Mapping[str, HostShare]
     ranks: int = 1
+    components: int = 1
 
     @property
     def title(self) -> str:
@@ -81,7 +84,8 @@ def given_allocation(environ: Mapping[str, str] | None = None) -> Allocation | N
                 ranks = _slurm_ranks(environ, shares) if scheduler.name == "Slurm" else len(shares)
             except (OSError, ValueError) as error:
                 raise ClusterResolutionError(f"the hosts of {scheduler.name}'s job cannot be read: {error}") from error
-            return Allocation(scheduler.name, environ[scheduler.job], shares, ranks)
+            components = int(environ.get("SLURM_HET_SIZE") or 1) if scheduler.name == "Slurm" else 1
+            return Allocation(scheduler.name, environ[scheduler.job], shares, ranks, components)
     return None
 
 

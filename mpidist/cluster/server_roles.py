@@ -120,8 +120,10 @@ def choose(
     if topology.size == 1:
         return alone()
     components = component_of_rank(topology, environ or {})
-    if components is not None and num_ps in (None, components.count(max(components))):
-        return deal(number_roles(_by_component(components)), topology, ranks_per_worker, "components of the Slurm job")
+    if components is not None:
+        found, source = number_roles(_by_component(components)), "components of the Slurm job"
+        _check_num_ps(found, num_ps, f"{source}: the last one")
+        return deal(found, topology, ranks_per_worker, source)
     source = "one ps a node" if num_ps is None else f"num_ps={num_ps}"
     count = min(topology.node_count, topology.size - 1) if num_ps is None else num_ps
     return deal(number_roles(_by_number(topology, count, ranks_per_worker)), topology, ranks_per_worker, source)
@@ -249,7 +251,10 @@ def _check_ranks_per_worker(value: RanksPerWorker) -> None:
 def _check_num_ps(tasks: Sequence[Task], num_ps: int | None, source: str) -> None:
     found = sum(task.type == "ps" for task in tasks)
     if num_ps is not None and found != num_ps:
-        raise ValueError(f"{source} has {found} ps, but ParameterServerStrategy was given num_ps={num_ps}; drop one")
+        raise ValueError(
+            f"{source} has {found} ps, but ParameterServerStrategy was given num_ps={num_ps}; leave num_ps out, or set "
+            "MPIDIST_ROLES to the roles that are meant, such as chief:1,worker:*,ps:2"
+        )
 
 
 def _named(job: str, first: int, last: int) -> str:

@@ -227,7 +227,7 @@ class Recent:
         if self._in_shared_memory:
             buffers = self._buffers(tensors)
             if buffers is not None:
-                results = buffers.all_reduce(self.op, self.timeout_seconds)
+                results = buffers.reduced(self.op, self.timeout_seconds)
                 return [_alone(*each) for each in enumerate(results)] if self.is_packed else results
         last = self._last.get(len(tensors))
         bound = None if last is None else last()

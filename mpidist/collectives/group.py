@@ -90,7 +90,7 @@ class GroupCommunicator(Communicator):
         def move(watch: Watch) -> Any:
             if self.size > 1:
                 self._compare_shapes(name, array.dtype, others, watch)
-            return plain.all_gather(self.transport, array, axis, watch)
+            return plain.gather(self.transport, array, watch, axis)
 
         return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
 

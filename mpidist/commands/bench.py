@@ -18,6 +18,7 @@ import mpidist
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.commands import run
 from mpidist.commands.machine import machine
+from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import count, nbytes, show_bytes, show_seconds
 from mpidist.errors import LaunchError
 
@@ -41,7 +42,7 @@ _NOISY = 2
 
 OURS = "mpidist"
 
-_EPILOG = """examples:
+_EXAMPLES = """examples:
   mpidist bench                          two ranks of this machine
   mpidist bench -n 4 --json bench.json
   mpirun -n 8 mpidist bench              by a launcher of your own; srun alike
@@ -81,20 +82,15 @@ class Timing:
     wrong: int
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of ``mpidist bench``'s arguments."""
-    found = argparse.ArgumentParser(
-        prog="mpidist bench",
-        description="Measure all-reduces of arrays and of a list of gradients, by mpidist and by MPI's Allreduce.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    what = "Measure all-reduces of arrays and of a list of gradients, by mpidist and by MPI's Allreduce."
+    found = Parser("bench", what, _EXAMPLES)
     add = found.add_argument
-    add("-n", dest="ranks", type=count, metavar="RANKS", help=f"start so many ranks; default: {_RANKS}")
+    add("-n", dest="ranks", type=count, metavar="RANKS", help=f"start so many ranks ({_RANKS})")
     add("--sizes", nargs="*", type=_size, default=_SIZES, metavar="BYTES", help="of single arrays: 4 64KiB 16MiB")
     add("--no-list", action="store_true", help="leave the list of gradients out")
-    add("--rounds", type=count, default=21, metavar="N", help="turns of each; default: 21")
+    add("--rounds", type=count, default=21, metavar="N", help="turns of each (21)")
     add("--json", type=_writable, metavar="FILE", help="write what was measured")
     return found
 
@@ -131,7 +127,9 @@ def main(argv: Sequence[str]) -> int:
     words += ["--no-list"] * options.no_list
     words += ["--json", str(options.json.resolve())] if options.json else []
     try:
-        return run.main(["-n", str(options.ranks or _RANKS), "--quiet", "-m", "mpidist", "bench", *words])
+        return run.main(
+            ["--site", os.devnull, "-n", str(options.ranks or _RANKS), "--quiet", "-m", "mpidist", "bench", *words]
+        )
     except LaunchError as error:
         print(f"mpidist bench: {error}", file=sys.stderr)
         return 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -17,6 +17,7 @@ from mpidist.collectives.exchange.objects import all_gather_object
 from mpidist.commands.doctor_rank import observe
 from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import probe_mpi
+from mpidist.commands.parser import Parser
 from mpidist.diagnosis.case import Case
 from mpidist.diagnosis.checks import CHECKS, diagnose
 from mpidist.diagnosis.finding import FAIL, OK, WARN, Finding, fail, status
@@ -25,7 +26,7 @@ from mpidist.errors import LaunchError, MpidistError
 from mpidist.options import NO_MPI, TIMEOUT, settings
 from mpidist.world import world_communicator
 
-_EPILOG = """examples:
+_EXAMPLES = """examples:
   mpidist doctor                                     this machine, as on a login node; nothing is started
   mpidist doctor --launch                            the same, and two ranks of mpidist run
   srun --mpi=pmix -N 2 --ntasks-per-node 4 python -m mpidist doctor --folder $SCRATCH
@@ -39,7 +40,7 @@ _PATIENCE, _LAUNCH_PATIENCE = "60", 180.0
 
 def main(argv: Sequence[str]) -> int:
     """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     os.environ.setdefault(TIMEOUT, _PATIENCE)
     try:
         launcher = detect_launcher()
@@ -56,19 +57,17 @@ def main(argv: Sequence[str]) -> int:
     return _print(findings, options.json)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="mpidist doctor",
-        description="Looks for what is wrong, a line a finding: ok, warn or FAIL, and the command that mends it. Under "
-        "mpirun and srun all ranks look, and one page is printed.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def parser() -> Parser:
+    """Return the parser of ``mpidist doctor``'s arguments."""
+    what = (
+        "Look for what is wrong, a line a finding: ok, warn or FAIL, and the command that mends it. Under mpirun and "
+        "srun all ranks look, and one page is printed."
     )
-    parser.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be: the current folder")
-    parser.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return parser
+    found = Parser("doctor", what, _EXAMPLES)
+    found.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
+    found.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
+    found.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return found
 
 
 def _alone(folder: str) -> Case:
@@ -112,7 +111,7 @@ def _output(*command: str) -> str | None:
     return done.stdout + done.stderr if done.returncode == 0 else None
 
 
-def _of_ranks(launcher: Launcher, options: argparse.Namespace) -> int:
+def _of_ranks(launcher: Launcher, options: Namespace) -> int:
     """Look at all ranks of a job, and print the page on rank 0."""
     case = Case((), launcher)
     try:
@@ -157,7 +156,20 @@ def _broken(case: Case, error: str, folder: str) -> Case:
 def _launch(folder: str) -> list[Finding]:
     """Return the findings of two ranks that `mpidist run` starts here."""
     options = ["doctor", "--json", "--folder", folder]
-    command = [sys.executable, "-m", "mpidist", "run", "--quiet", "-n", "2", "-m", "mpidist", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "mpidist",
+        "run",
+        "--site",
+        os.devnull,
+        "--quiet",
+        "-n",
+        "2",
+        "-m",
+        "mpidist",
+        *options,
+    ]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LAUNCH_PATIENCE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -21,21 +20,21 @@ from mpidist.commands.choice_page import page, table_page
 from mpidist.commands.launch.cores import visible_cores
 from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import GET_MPI, MpiFound, probe_mpi
+from mpidist.commands.parser import Parser
 from mpidist.errors import LaunchError, MpidistError
 from mpidist.options import Settings, changed, settings
 from mpidist.transports import world
 from mpidist.tuning.store import folder, key_of, look_up, stored
 
+_EXAMPLES = """examples:
+  mpidist info                           this machine
+  mpidist run -n 4 -m mpidist info       and the world of four ranks
+"""
+
 
 def main(argv: Sequence[str]) -> int:
     """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="mpidist info",
-        description="One page about this machine. Under mpirun it shows the world of all ranks, once.",
-    )
-    parser.add_argument("--json", action="store_true", help="print the page as JSON")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     rank, world_rows = world_page()
     if rank == 0:
         sections = {
@@ -54,6 +53,15 @@ def main(argv: Sequence[str]) -> int:
         else:
             print("\n\n".join([*map(render, sections.values()), *chosen]), flush=True)
     return 0
+
+
+def parser() -> Parser:
+    """Return the parser of ``mpidist info``'s arguments."""
+    found = Parser(
+        "info", "Print one page about this machine. Under mpirun it shows the world of all ranks, once.", _EXAMPLES
+    )
+    found.add_argument("--json", action="store_true", help="print the page as JSON")
+    return found
 
 
 def render(rows: Iterable[Row]) -> str:

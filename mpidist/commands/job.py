@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import shlex
@@ -18,21 +17,26 @@ from mpidist.cluster.launchers import family
 from mpidist.commands.job_checks import find_problems
 from mpidist.commands.job_control import VERBS, submit
 from mpidist.commands.launch.probe import probe_mpi
-from mpidist.commands.quantities import table
+from mpidist.commands.parser import Parser
+from mpidist.commands.site_page import show, sources
 from mpidist.jobs.options import OPTIONS, command_line, read_options
 from mpidist.jobs.request import Request, find_scheduler
 from mpidist.jobs.schedulers import SCHEDULERS, Scheduler
 from mpidist.jobs.script import fill_in
-from mpidist.jobs.site import NAME, Default, read_site, shown_path, site_files
+from mpidist.jobs.site import NAME, Default, read_site, site_files
 
-_EPILOG = f"""examples:
+_EXAMPLES = f"""examples:
   mpidist job slurm --nodes 4 --gpus-per-node 4 --cores 8 --time 4h train.py -- --epochs 90
   mpidist job slurm --nodes 2 --ranks-per-node 8 --requeue 10 -o job.sh train.py -- --checkpoint {{checkpoints}}
 
 In the script's arguments {{folder}} is the job's own folder, {{checkpoints}} one in it, and {{task}} the number of an
-array's task. Defaults of a site are in the table [job] of {NAME}, here or in ~/.config/mpidist: any option, by its
-name (partition = "gpu", setup = ["module load openmpi"]).
+array's task. Defaults of a site are in the table [job] of {NAME}, here or in ~/.config/mpidist: any option, by
+its name (partition = "gpu", setup = ["module load openmpi"]).
 """
+
+
+#: The table of a site file with this command's defaults.
+TABLE = "job"
 
 
 @dataclass(frozen=True)
@@ -44,15 +48,13 @@ class Job:
     text: str
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of ``mpidist job``'s arguments."""
-    found = argparse.ArgumentParser(
-        prog="mpidist job",
+    found = Parser(
+        "job",
+        f"Print the script of a batch job, for {', '.join(SCHEDULERS)}.",
+        _EXAMPLES,
         usage="mpidist job SCHEDULER [options] SCRIPT [-- arguments] | status|logs|cancel [JOB] | --show-site",
-        description=f"Print the script of a batch job, for {', '.join(SCHEDULERS)}.",
-        epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=120),
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     add = found.add_argument
@@ -72,9 +74,9 @@ def main(argv: Sequence[str]) -> int:
         return _say_errors(lambda: VERBS[argv[0]](argv[1:]))
     asked, arguments = parse(argv)
     try:
-        defaults = read_site(site_files(os.environ, Path.cwd(), asked.site), OPTIONS)
+        defaults = read_site(site_files(os.environ, Path.cwd(), asked.site), TABLE, OPTIONS)
         if asked.show_site:
-            print(_show(defaults))
+            print(show(defaults, TABLE))
             return 0
         job = make_job(vars(asked), arguments, defaults)
     except (ValueError, ModuleNotFoundError) as error:
@@ -122,12 +124,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = words.index("--") if "--" in words else len(words)
     asked, unknown = parser().parse_known_intermixed_args(words[:cut])
     if unknown:
-        known = [option for action in parser()._actions for option in action.option_strings]
-        close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1, cutoff=0.7)
-        hint = (
-            f"did you mean {close[0]}?" if close else f"arguments of the script come after --: train.py -- {unknown[0]}"
-        )
-        parser().error(f"there is no option {unknown[0]}; {hint}")
+        parser().refuse(unknown[0], f"arguments of the script come after --: train.py -- {unknown[0]}")
     return asked, words[cut + 1 :]
 
 
@@ -140,12 +137,12 @@ def make_job(asked: Mapping[str, Any], arguments: Sequence[str], defaults: Mappi
         raise ValueError(f"expected a scheduler and a Python file, as in: mpidist job slurm train.py; got {got}")
     given = {name: asked[name] for name in OPTIONS if name in asked}
     used = {name: default for name, default in defaults.items() if name not in given}
-    sources = {name: f"--{name}" for name in given}
-    sources |= {name: f"{default.file}: {name}" for name, default in used.items()}
-    fields = read_options({**{name: default.values for name, default in used.items()}, **given}, sources)
+    origins = {name: f"--{name}" for name in given}
+    origins |= {name: f"{default.file}: {name}" for name, default in used.items()}
+    fields = read_options({**{name: default.values for name, default in used.items()}, **given}, origins)
     request = Request(words[0], words[1], tuple(arguments), **{**_implied(scheduler, words[1], fields), **fields})
     line = shlex.join(command_line(words[0], given, words[1], arguments))
-    return Job(request, scheduler, fill_in(request, line, _site_line(used)))
+    return Job(request, scheduler, fill_in(request, line, sources(used)))
 
 
 def _implied(scheduler: Scheduler, script: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,20 +170,6 @@ def _plugin(scheduler: Scheduler, in_container: bool) -> str:
     if plugin is None:
         raise ValueError(f"mpi4py loads {mpi.title or f'no MPI here ({mpi.error})'}; {expected}")
     return plugin
-
-
-def _site_line(used: Mapping[str, Default]) -> str:
-    """Return which options came from which files, for the header of a script."""
-    files = dict.fromkeys(default.file for default in used.values())
-    names = {file: ", ".join(name for name, default in used.items() if default.file == file) for file in files}
-    return "; ".join(f"{shown_path(file)}: {names[file]}" for file in files)
-
-
-def _show(defaults: Mapping[str, Default]) -> str:
-    if not defaults:
-        return f"no defaults: there is no {NAME} with a table [job] here, nor in ~/.config/mpidist"
-    rows = [(name, " | ".join(default.values), shown_path(default.file)) for name, default in defaults.items()]
-    return table([("option", "value", "from"), *rows], left=(0, 1, 2))
 
 
 def _write(path: Path, text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import glob
 import json
 import os
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import table
 from mpidist.jobs.request import Request
 from mpidist.jobs.schedulers import SCHEDULERS
@@ -151,8 +151,8 @@ def cancel(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser(verb: str, what: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(allow_abbrev=False, prog=f"mpidist job {verb}", description=what)
+def _parser(verb: str, what: str) -> Parser:
+    parser = Parser(f"job {verb}", what, f"examples:\n  mpidist job {verb}\n  mpidist job {verb} 4711\n")
     parser.add_argument("number", nargs="?", metavar="JOB", help="the scheduler's number of it")
     return parser
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "trace": ("mpidist.commands.trace", "merge what MPIDIST_TRACE made the ranks write, and say where the time went"),
     "report": ("mpidist.commands.report", "make the page about a training, from what its ranks noted"),
     "simulate": ("mpidist.commands.simulate", "what a collective takes on any number of ranks, and the best algorithm"),
+    "completion": ("mpidist.commands.completion", "a script by which a shell completes these commands"),
 }
 
 _EXAMPLES = """examples:
@@ -29,7 +30,7 @@ _EXAMPLES = """examples:
 
 def usage() -> str:
     """Return the page that ``mpidist --help`` prints."""
-    lines = [f"  {name:<8} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items()]
     heading = "usage: mpidist COMMAND [options] | mpidist --version"
     return "\n".join([heading, "", "commands:", *lines, "", _EXAMPLES])
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from mpidist.cluster.allocation import Allocation, given_allocation
+from mpidist.cluster.slurm_plugins import plugin_for
 from mpidist.commands.launch.command_line import (
     CommandLine,
     command_line,
@@ -36,15 +38,36 @@ from mpidist.commands.launch.mpirun import Mpirun, check_tolerates_faults, find_
 from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.launch.rank_deaths import RankDeath
 from mpidist.commands.launch.room import least_room
+from mpidist.commands.launch.site_options import fill_in, flags, site_options, used_defaults
 from mpidist.commands.launch.supervisor import Ended, supervise
+from mpidist.commands.parser import Parser
+from mpidist.commands.site_page import show, sources
 from mpidist.errors import ClusterResolutionError, LaunchError
+from mpidist.jobs.site import NAME, Default, read_site, site_files
 from mpidist.options import settings
 from mpidist.runtime.short_traceback import shorten
+
+#: The table of a site file with this command's defaults.
+TABLE = "run"
+
+#: What options are where neither the command line nor a site file has them.
+_BUILT_IN: dict[str, Any] = {
+    "ranks": None,
+    "hosts": None,
+    "hostfile": None,
+    "x": [],
+    "tag": False,
+    "log_dir": None,
+    "timeout": None,
+    "fault_tolerant": False,
+    "launcher_args": "",
+    "quiet": False,
+}
 
 #: With more lines after it, a traceback is told again.
 _IN_SIGHT_LINES = 8
 
-_EPILOG = """examples:
+_EXAMPLES = """examples:
   mpidist run -n 8 train.py --epochs 3     a Python file, with this interpreter
   mpidist run -n 4 -m pytest tests         a module
   mpidist run -n 2 ./simulate              any program
@@ -56,32 +79,33 @@ and the exit status that it asks for is that of mpidist run.
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of ``mpidist run``'s arguments."""
-    found = argparse.ArgumentParser(
-        prog="mpidist run",
+    found = Parser(
+        "run",
+        "Start a program on RANKS ranks with the mpirun that belongs to mpi4py.",
+        _EXAMPLES,
         usage="mpidist run -n RANKS [options] PROGRAM [arguments] | -m MODULE [arguments]",
-        description="Start a program on RANKS ranks with the mpirun that belongs to mpi4py.",
-        epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=120),
-        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
     add = found.add_argument
     add("-n", "-np", "--ranks", type=_positive, metavar="RANKS", help="how many ranks")
     hosts = found.add_mutually_exclusive_group()
     hosts.add_argument("--hosts", metavar="LIST", help="where: node1:4,node2:4; without numbers, the same on each")
     hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 places=4")
-    add("-x", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for the ranks, also on other hosts")
+    add("-x", action="append", metavar="NAME[=VALUE]", help="a variable for the ranks, also on other hosts")
     output = found.add_mutually_exclusive_group()
     output.add_argument("--tag", action="store_true", help="begin each line of a rank with its number: [3] ...")
     output.add_argument("--log-dir", metavar="DIR", help="what rank 3 prints goes to the end of DIR/rank3.log")
     add("--timeout", type=_seconds, metavar="SECONDS", help="end the job after so long, with status 124")
     tolerant = "go on when a rank dies that others can do without (Open MPI 5)"
     add("--fault-tolerant", action="store_true", help=tolerant)
-    add("--launcher-args", default="", metavar="'...'", help="further arguments for mpirun, as one word")
-    add("--dry-run", action="store_true", help="print the command line instead of running it")
+    add("--launcher-args", metavar="'...'", help="further arguments for mpirun, as one word")
+    add("--dry-run", action="store_true", default=False, help="print the command line instead of running it")
     add("--quiet", action="store_true", help="do not say what was added to the command line, and why")
-    add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    add("--site", default=None, metavar="FILE", help=f"defaults from this file only, not from {NAME}; /dev/null: none")
+    add("--show-site", action="store_true", default=False, help="print the defaults, and where they come from")
+    add("-m", dest="module", default=None, nargs=argparse.REMAINDER, help="run a module, as python -m does")
     add("program", nargs=argparse.REMAINDER, help="a .py file or any program, and its arguments")
     return found
 
@@ -91,11 +115,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = parser().parse_known_args(argv)
     if unknown:
         word = unknown[0]
-        known = [option for action in parser()._actions for option in action.option_strings]
-        close = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.7)
-        meant = instead_of(word) or (close[0] if close else None)
-        hint = f"did you mean {meant}?" if meant else f"one of mpirun's own goes into --launcher-args '{word} ...'"
-        parser().error(f"there is no option {word}; {hint}")
+        parser().refuse(word, f"one of mpirun's own goes into --launcher-args '{word} ...'", instead_of(word))
     return arguments
 
 
@@ -121,7 +141,22 @@ def _positive(text: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
-    arguments = _parse(argv)
+    given = _parse(argv)
+    options = site_options(parser())
+    try:
+        defaults = read_site(site_files(os.environ, Path.cwd(), given.site), TABLE, options, flags(options))
+        if given.show_site:
+            print(show(defaults, TABLE))
+            return 0
+        defaults = used_defaults(given, options, defaults)
+        fill_in(given, options, defaults)
+    except ValueError as error:
+        parser().error(str(error))
+    return _run(argparse.Namespace(**{**_BUILT_IN, **vars(given)}), defaults)
+
+
+def _run(arguments: argparse.Namespace, defaults: Mapping[str, Default]) -> int:
+    """Run a job whose options are complete; return its exit status."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     _check_arguments(arguments, program)
     try:
@@ -137,8 +172,10 @@ def main(argv: Sequence[str]) -> int:
         as_it_is = not (arguments.tag or arguments.log_dir)
         terminal = as_it_is and sys.stdout.isatty() and launcher.vendor == "Open MPI"
         allocation = _allocation()
+        if allocation is not None and allocation.components > 1:
+            _tell_components(allocation, plugin_for(mpi.title) or "PLUGIN")
         line = _complete(launcher, arguments, allocation, terminal)
-        _tell(mpi, launcher, line, program, arguments)
+        _tell(mpi, launcher, line, program, arguments, sources(defaults))
         if arguments.dry_run:
             return _print_line(line, command)
         logs = arguments.log_dir
@@ -223,6 +260,14 @@ def _allocation() -> Allocation | None:
         return None
 
 
+def _tell_components(allocation: Allocation, plugin: str) -> None:
+    """Say what mpirun does not see of a heterogeneous job."""
+    groups, seen = ",".join(map(str, range(allocation.components))), ", ".join(allocation.shares)
+    sees = f"the {allocation.title} has {allocation.components} components, and mpirun sees the first one only ({seen})"
+    cure = f"in all of them ranks start by srun --mpi={plugin} --het-group={groups}"
+    print(f"mpidist run: warning: {sees}; {cure}", file=sys.stderr)
+
+
 def _hosts(arguments: argparse.Namespace) -> dict[str, int]:
     """Return how many ranks each host takes; none where no hosts are given."""
     if arguments.hosts is not None:
@@ -237,10 +282,17 @@ def _print_line(line: CommandLine, command: Sequence[str]) -> int:
 
 
 def _tell(
-    mpi: MpiFound, launcher: Mpirun, line: CommandLine, program: Sequence[str], arguments: argparse.Namespace
+    mpi: MpiFound,
+    launcher: Mpirun,
+    line: CommandLine,
+    program: Sequence[str],
+    arguments: argparse.Namespace,
+    defaults: str,
 ) -> None:
     """Say what was added to the command line, and why, unless nobody wants to know."""
     reasons = [f"{launcher.title}, which belongs to mpi4py's {mpi.title}", *line.reasons]
+    if defaults:
+        reasons.append(f"defaults of {defaults}")
     if launcher.version != mpi.version:
         reasons.append(f"warning: the versions differ, and no {mpi.title} launcher was found")
     other = other_python(program)

@@ -13,6 +13,7 @@ from typing import Any
 from mpidist.cluster.hostlist import expand_hostlist
 from mpidist.cluster.topology import Topology
 from mpidist.commands import quantities
+from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import show_bytes, show_level, show_seconds
 from mpidist.schedules.comparison import Outcome, candidates, compare
 from mpidist.schedules.cost import CostModel, Level
@@ -23,8 +24,7 @@ from mpidist.tuning.store import Record, folder, path_of, read, stored
 #: More ranks are not simulated: memory and time grow with them, and names of algorithms do not change any more.
 _MOST_RANKS = 1_000_000
 
-_EPILOG = """\
-examples:
+_EXAMPLES = """examples:
   mpidist simulate --nodes 1024 --ranks-per-node 8 --network infiniband-hdr --bytes 100MB
   mpidist simulate --hosts 'n[1-4]:8,big:16' --alpha-inter 2us --beta-inter 25GB/s --bytes 1MB
   mpidist simulate --networks
@@ -34,8 +34,7 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table and return the exit status; Local, but with ``--measure``, where all ranks call it."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     if options.networks:
         print(networks_page())
         return 0
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         topology, model = _topology(options), _model(options)
         schedules = _schedules(options, topology)
     except ValueError as error:
-        parser.error(str(error))
+        parser().error(str(error))
     outcomes = compare(options.bytes, model, topology, schedules, options.jitter, options.seed)
     print(_as_json(options, topology, model, outcomes) if options.json else _page(options, topology, model, outcomes))
     if options.plot:
@@ -57,47 +56,43 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="mpidist simulate",
-        description="Plays the schedules of a collective with a clock for every rank, on links with the given figures.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
+def parser() -> Parser:
+    """Return the parser of ``mpidist simulate``'s arguments."""
+    what = "Play the schedules of a collective with a clock for every rank, on links with the given figures."
+    found = Parser("simulate", what, _EXAMPLES)
+    add = found.add_argument
     add("--networks", action="store_true", help="list the networks whose figures are known, with their sources")
     add("--measure", action="store_true", help="under mpidist run: calibrate, predict, and measure on these ranks")
     add("--json", action="store_true", help="print JSON")
-    job = parser.add_argument_group("the job")
-    job.add_argument("--nodes", type=quantities.count, default=2, help="default 2")
-    job.add_argument("--ranks-per-node", type=quantities.count, default=8, help="default 8")
+    job = found.add_argument_group("the job")
+    job.add_argument("--nodes", type=quantities.count, default=2, help="nodes (2)")
+    job.add_argument("--ranks-per-node", type=quantities.count, default=8, help="ranks on each node (8)")
     job.add_argument("--hosts", help="in place of these: hosts with their ranks, such as n[1-4]:8,big:16")
     job.add_argument("--placement", choices=("block", "cyclic"), default="block", help="how ranks are dealt to nodes")
-    job.add_argument("--bytes", type=quantities.nbytes, default=100_000_000, help="the buffer: default 100MB")
-    job.add_argument("--collective", choices=COLLECTIVES, default="all_reduce", help="default all_reduce")
+    job.add_argument("--bytes", type=quantities.nbytes, default=100_000_000, help="the buffer (100MB)")
+    job.add_argument("--collective", choices=COLLECTIVES, default="all_reduce", help="which one (all_reduce)")
     job.add_argument("--algorithm", action="append", help="only this one; may be given several times")
-    _add_links(parser.add_argument_group("the links"))
-    noise = parser.add_argument_group("noise")
+    _add_links(found.add_argument_group("the links"))
+    noise = found.add_argument_group("noise")
     noise.add_argument("--jitter", type=_spread, help="spread of the log-normal factor of each rank's rounds")
     noise.add_argument("--seed", type=int, default=0, help="of the jitter")
-    drawn = parser.add_argument_group("a plot")
+    drawn = found.add_argument_group("a plot")
     drawn.add_argument("--plot", metavar="FILE", help="draw the time of every algorithm (needs matplotlib)")
-    drawn.add_argument("--against", choices=("bytes", "ranks"), default="bytes", help="default bytes")
-    return parser
+    drawn.add_argument("--against", choices=("bytes", "ranks"), default="bytes", help="what stands on the axis (bytes)")
+    return found
 
 
 def _add_links(group: Any) -> None:
-    group.add_argument("--network", default="infiniband-hdr", help="between nodes: default infiniband-hdr")
-    group.add_argument("--network-intra", default="pcie-4", help="inside a node: default pcie-4")
+    group.add_argument("--network", default="infiniband-hdr", help="between nodes (infiniband-hdr)")
+    group.add_argument("--network-intra", default="pcie-4", help="inside a node (pcie-4)")
     for level, where in (("intra", "inside a node"), ("inter", "between nodes")):
         group.add_argument(f"--alpha-{level}", type=quantities.seconds, help=f"seconds a message {where}: 2us")
         group.add_argument(
             f"--beta-{level}", type=quantities.seconds_per_byte, help=f"seconds a byte {where}, or a rate: 25GB/s"
         )
-    gamma = "seconds a byte reduced, or a rate: default 0, reducing is free"
+    gamma = "seconds a byte reduced, or a rate (0: reducing is free)"
     group.add_argument("--gamma", type=quantities.seconds_per_byte, default=0.0, help=gamma)
-    links = "links of a node, which its messages share: default 1"
+    links = "links of a node, which its messages share (1)"
     group.add_argument("--links-per-node", type=quantities.count, default=1, help=links)
     stored = "in place of all these: a file of mpidist tune, or the only one in its folder"
     group.add_argument("--figures", metavar="FILE", nargs="?", const="", help=stored)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -13,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.collectives.ways.lanes import Lanes
+from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import show_seconds, table
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.trace import About, Recording, Trace
 from mpidist.tracing.shares import PARTS, gather, lateness, shares
+
+_EXAMPLES = """examples:
+  MPIDIST_TRACE=traces mpidist run -n 4 train.py
+  mpidist trace traces
+"""
 
 #: Where the merged timeline is written, in the folder of the traces.
 TIMELINE = "timeline.json"
@@ -30,21 +35,12 @@ _LANES = Lanes.SLOTS
 
 def main(argv: Sequence[str]) -> int:
     """Merge the traces of a folder and print what they say; return the exit status; Local."""
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="mpidist trace",
-        description="Merges what MPIDIST_TRACE=FOLDER has made the ranks write, and prints where the time went.",
-    )
-    parser.add_argument("folder", nargs="?", help="where the ranks have written")
-    parser.add_argument("--output", metavar="FILE", help=f"the merged timeline: default FOLDER/{TIMELINE}")
-    parser.add_argument("--json", action="store_true", help="print the shares and who came last as JSON")
-    parser.add_argument("--cost", action="store_true", help="print what one event costs on this machine")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     if options.cost:
         print(f"one event costs {show_seconds(event_seconds())}")
         return 0
     if options.folder is None:
-        parser.error("name the folder that MPIDIST_TRACE named")
+        parser().error("name the folder that MPIDIST_TRACE named")
     recordings, problems = gather(Path(options.folder))
     for problem in problems:
         print(f"mpidist trace: {problem}", file=sys.stderr)
@@ -62,6 +58,17 @@ def main(argv: Sequence[str]) -> int:
     print(report(recordings))
     print(f"\ntimeline: {output}, for ui.perfetto.dev or chrome://tracing")
     return 0
+
+
+def parser() -> Parser:
+    """Return the parser of ``mpidist trace``'s arguments."""
+    what = "Merge what MPIDIST_TRACE=FOLDER has made the ranks write, and print where the time went."
+    found = Parser("trace", what, _EXAMPLES)
+    found.add_argument("folder", nargs="?", metavar="FOLDER", help="where the ranks have written")
+    found.add_argument("--output", metavar="FILE", help=f"the merged timeline (FOLDER/{TIMELINE})")
+    found.add_argument("--json", action="store_true", help="print the shares and who came last as JSON")
+    found.add_argument("--cost", action="store_true", help="print what one event costs on this machine")
+    return found
 
 
 def event_seconds() -> float:

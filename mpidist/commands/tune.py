@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import TextIO
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.commands import choice_page, quantities, run
+from mpidist.commands.parser import Parser
 from mpidist.errors import MpidistError
 from mpidist.tuning import plausibility, store
 from mpidist.tuning.calibration import BUDGET_SECONDS, LARGEST_BYTES, calibrate
@@ -22,7 +24,7 @@ from mpidist.world import world_communicator
 #: What to do when a calibration is refused.
 _CURE = "nothing is kept; other programs use these hosts, so run mpidist tune again when they are idle"
 
-_EPILOG = """examples:
+_EXAMPLES = """examples:
   mpidist tune -n 4                          four ranks of this machine
   mpidist tune -n 4 --largest 16MiB --dry-run
   srun -N 2 --ntasks-per-node 8 python -m mpidist tune
@@ -31,14 +33,15 @@ _EPILOG = """examples:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print the table on rank 0, and return the exit status; Collective under a launcher."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     if options.largest < 1 << 16:
-        parser.error(f"--largest must be 64KiB or more, got {options.largest} bytes")
+        parser().error(f"--largest must be 64KiB or more, got {options.largest} bytes")
     if options.ranks is not None:
-        return run.main(["--quiet", "-n", str(options.ranks), "-m", "mpidist", "tune", *_for_ranks(options)])
+        return run.main(
+            ["--site", os.devnull, "--quiet", "-n", str(options.ranks), "-m", "mpidist", "tune", *_for_ranks(options)]
+        )
     if detect_launcher() is None:
-        parser.error("-n RANKS is needed, or a launcher such as srun: mpidist tune -n 2")
+        parser().error("-n RANKS is needed, or a launcher such as srun: mpidist tune -n 2")
     try:
         communicator = world_communicator()
         return _tune(communicator, options)
@@ -51,22 +54,20 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="mpidist tune",
-        description="Measures latency, bandwidth, reductions, all-reduces and sizes of segments of the ranks, and "
-        "keeps the figures by hosts, ranks on them, processor and MPI library: launches on the same choose by them.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def parser() -> Parser:
+    """Return the parser of ``mpidist tune``'s arguments."""
+    what = (
+        "Measure latency, bandwidth, reductions, all-reduces and sizes of segments of the ranks, and keep the figures "
+        "by hosts, ranks on them, processor and MPI library: launches on the same choose by them."
     )
-    add = parser.add_argument
+    found = Parser("tune", what, _EXAMPLES)
+    add = found.add_argument
     add("-n", "-np", "--ranks", type=int, metavar="RANKS", help="start so many ranks on this machine")
-    add("--largest", type=quantities.nbytes, default=LARGEST_BYTES, metavar="BYTES", help="longest all-reduce: 256MiB")
-    add("--seconds", type=quantities.seconds, default=BUDGET_SECONDS, help="about how long it may take at most: 50")
+    add("--largest", type=quantities.nbytes, default=LARGEST_BYTES, metavar="BYTES", help="longest all-reduce (256MiB)")
+    add("--seconds", type=quantities.seconds, default=BUDGET_SECONDS, help="about how long it may take at most (50)")
     add("--json", action="store_true", help="print the figures as JSON")
     add("--dry-run", action="store_true", help="print the table and keep nothing")
-    return parser
+    return found
 
 
 def _for_ranks(options: argparse.Namespace) -> list[str]:

@@ -24,7 +24,7 @@ class CompressedReplicaAllReduce:
 
     def __init__(self, bound: CompressedAllReduce, like: Any) -> None:
         self.bound = bound
-        self._structure = nest.pack(like, list(range(len(nest.flatten(like)))))
+        self._structure = nest.numbered(like)
 
     def __call__(self, value: Any) -> Any:
         """Reduce a value like the one that this was made for; results as of ``all_reduce``.
@@ -46,7 +46,7 @@ class CompressedReplicaAllReduce:
         Collective: every replica starts, or calls, its collectives in the same order.
         """
         leaves = nest.flatten(value)
-        found = nest.pack(value, list(range(len(leaves))))
+        found = nest.numbered(value)
         if found != self._structure:
             raise ValueError(f"this all-reduce was bound to {self._structure}, got {found} (numbers stand for arrays)")
         started = self.bound.start([to_array(leaf) for leaf in leaves])

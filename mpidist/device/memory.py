@@ -42,7 +42,7 @@ class Link(Protocol):
         """Return whether there is such a reduction, with the host's results.  Local."""
         ...
 
-    def all_reduce(self, buffer: Any, op: str, watch: Watch) -> None:
+    def reduce(self, buffer: Any, op: str, watch: Watch) -> None:
         """Reduce a flat array in place.  Collective: every rank calls it in the same order."""
 
     def close(self, in_order: bool) -> None:

@@ -74,7 +74,7 @@ class Nccl:
             return op == "sum" and dtype.name in _PARTS
         return dtype.name in _DTYPES and not (dtype.kind == "f" and op in ("min", "max"))
 
-    def all_reduce(self, buffer: Any, op: str, watch: Watch) -> None:
+    def reduce(self, buffer: Any, op: str, watch: Watch) -> None:
         """Reduce a flat array in place, on the current stream."""
         import cupy
         from cupy.cuda import nccl

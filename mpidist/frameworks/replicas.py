@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from itertools import count
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import numpy
 
 from mpidist import context, transports
+from mpidist.arrays import empty
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.handle import Handle
+from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression import Compression
 from mpidist.compression.compressed import bind_all_reduce
 from mpidist.options import ReduceOp
+from mpidist.strategies.extended import StrategyExtended
+from mpidist.variables import IndexedSlices
+from mpidist.variables.row_reduction import reduce_rows
 from mpidist.world import launched_communicator
+
+#: ``reduce(arrays)`` puts reduced values in place of a list's own.
+InPlace = Callable[[Sequence[Any]], Any]
 
 
 class HostReduction(Protocol):
@@ -34,8 +42,8 @@ class Replicas:
     Parameters
     ----------
     communicator : Communicator
-    bind : callable, optional
-        ``bind(arrays, op)`` returns the strategy's own bound all-reduce.
+    extended : StrategyExtended, optional
+        Of the strategy whose replicas these are, which may reduce in a way of its own.
 
     Attributes
     ----------
@@ -45,20 +53,108 @@ class Replicas:
         By name: what adapters keep of these ranks, as long as they are there.
     """
 
-    def __init__(self, communicator: Communicator, bind: Callable[[Any, str], Any] | None = None) -> None:
+    def __init__(self, communicator: Communicator, extended: StrategyExtended | None = None) -> None:
         self.communicator = communicator
         self.rank, self.size = communicator.rank, communicator.size
         self.kept: dict[str, Any] = {}
-        self._bind = bind
-        self._numbers: dict[str, HostReduction] = {}
+        self._extended = extended
+        self._bound: dict[Any, InPlace] = {}
+        self._numbers = count()
+
+    def next_number(self) -> int:
+        """Return how often this was called before: it numbers what all ranks make in the same order.  Local."""
+        return next(self._numbers)
+
+    # -- bound ---------------------------------------------------------------------------------------------------------
 
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
     ) -> HostReduction:
-        """Return the all-reduce of lists like this one.  Collective: every rank calls it in the same order."""
-        if self._bind is not None and compression is None:
-            return self._bind(arrays, op)
-        return bind_all_reduce(self.communicator, arrays, op, compression, names)
+        """Return the all-reduce of lists like this one, to new arrays.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        arrays : sequence of array
+        op : str
+            ``"sum"`` or ``"mean"``; without a compression also ``"min"``, ``"max"`` or ``"prod"``.
+        names : sequence of str
+            For messages.
+        compression : Compression, optional
+            How values are coded on the wire.
+        """
+        if self._extended is None or compression is not None:
+            return bind_all_reduce(self.communicator, arrays, op, compression, names)
+        engine = self._extended.engine()
+        if engine is None or not arrays:
+            return _ByStrategy(self._in_own_way(op))
+        return engine.bind(arrays, op)
+
+    def bind_in_place(
+        self, op: str, signatures: Sequence[Signature], compression: Compression | None = None, kind: Any = None
+    ) -> InPlace:
+        """Return what reduces lists of such arrays in place; operations and compression as for `bind`.
+
+        Collective: every rank calls it in the same order.
+
+        Parameters
+        ----------
+        op : str
+        signatures : sequence of (name, dtype, shape)
+        compression : Compression, optional
+        kind : array, optional
+            An array of the kind that will be reduced; by default they are NumPy's.
+        """
+        if self.size == 1:
+            return list
+        engine = self.communicator.engine() if self._extended is None else self._extended.engine()
+        if compression is None and engine is not None:
+            return engine.bind_in_place(signatures, op, kind)
+        if compression is None:
+            reduce = self._in_own_way(op)
+        else:
+            like = [numpy.empty(shape, dtype) for _, dtype, shape in signatures]
+            reduce = bind_all_reduce(self.communicator, like, op, compression, [name for name, *_ in signatures])
+
+        def reduce_in_place(arrays: Sequence[Any]) -> None:
+            for array, result in zip(arrays, reduce(list(arrays)), strict=True):
+                array[...] = result
+
+        return reduce_in_place
+
+    def _in_own_way(self, op: str) -> Callable[[list[Any]], list[Any]]:
+        """Return what reduces lists as the strategy does, past which nothing is bound."""
+        extended, reduce_op = self._extended, ReduceOp.parse(op)
+        return lambda arrays: extended.reduce_arrays(reduce_op, arrays)  # type: ignore[union-attr]
+
+    # -- at once -------------------------------------------------------------------------------------------------------
+
+    def reduce(self, op: str, arrays: Sequence[Any], name: str = "", compression: Compression | None = None) -> None:
+        """Reduce a few arrays in place; what is bound for them is kept.  Parameters as for `bind`.
+
+        Collective: every rank calls it in the same order.
+        """
+        key = op, name, compression, *((type(each), each.dtype, each.shape) for each in arrays)
+        if key not in self._bound:
+            signatures = [(name, each.dtype, each.shape) for each in arrays]
+            kind = empty(0, arrays[0].dtype, arrays[0])
+            self._bound[key] = self.bind_in_place(op, signatures, compression, kind)
+        self._bound[key](arrays)
+
+    def reduce_rows(self, op: str, rows: IndexedSlices) -> IndexedSlices:
+        """Return the rows of all replicas reduced, each named once.  Collective."""
+        if self.size == 1:
+            return rows.coalesced()
+        if self._extended is None:
+            return reduce_rows(self.communicator, ReduceOp.parse(op), rows, None)
+        (found,) = self._extended.reduce_arrays(ReduceOp.parse(op), [rows])
+        return found
+
+    def check(self, what: str, signatures: Sequence[Signature]) -> None:
+        """Raise CollectiveMismatchError on all ranks unless all have these names, dtypes and shapes.  Collective."""
+        if self.size > 1:
+            self.communicator.check(self.communicator.call(what, signatures))
 
     def shares_of(self, weight: float) -> float | None:
         """Return this rank's part of the weights of all ranks; None where all weigh the same.
@@ -84,10 +180,7 @@ class Replicas:
         """Return the number that each rank gives, by rank; `what` is for messages.  Collective."""
         given = numpy.zeros(self.size)
         given[self.rank] = number
-        if self.size > 1:
-            if what not in self._numbers:
-                self._numbers[what] = self.bind([given], "sum", [what])
-            (given,) = self._numbers[what].start([given]).wait()
+        self.reduce("sum", [given], what)
         return given
 
 
@@ -110,11 +203,16 @@ class RowsError(ValueError):
     on_all_ranks = True
 
 
-_of_strategies: WeakKeyDictionary[Any, Replicas] = WeakKeyDictionary()
-
-
 def replicas_in_force() -> Replicas:
     """Return the replicas of the strategy in force; all ranks of the job where there is none.
+
+    Collective at the first call, which may start MPI; local later.  Errors as for `replicas_of`.
+    """
+    return replicas_of(context.get_strategy())
+
+
+def replicas_of(strategy: Any) -> Replicas:
+    """Return the replicas of a strategy, the same object at every call; of the default one, all ranks of the job.
 
     Collective at the first call, which may start MPI; local later.
 
@@ -123,50 +221,26 @@ def replicas_in_force() -> Replicas:
     NotImplementedError
         The strategy reduces nothing over replicas: its gradients go to servers.
     """
-    if context.has_strategy():
-        return _of_strategy(context.get_strategy())
-    communicator = launched_communicator()
-    found = communicator.adapters.get("replicas")
-    if found is None:
-        found = communicator.adapters["replicas"] = Replicas(communicator)
-    return found
-
-
-def _of_strategy(strategy: Any) -> Replicas:
-    found = _of_strategies.get(strategy)
-    if found is None:
-        found = _of_strategies[strategy] = _made(strategy)
-    return found
-
-
-def _made(strategy: Any) -> Replicas:
-    extended: Any = strategy.extended
+    if context.is_default(strategy):
+        communicator = launched_communicator()
+        return _kept(communicator.adapters, lambda: Replicas(communicator))
+    extended = strategy.extended
     if extended.num_replicas == 1 and extended.num_logical_devices == 1:
-        return _alone()
-    communicator = getattr(extended, "communicator", None)
-    if communicator is None:
+        return _kept(extended.adapters, lambda: Replicas(Communicator(transports.alone())))
+    if getattr(extended, "communicator", None) is None:
         raise NotImplementedError(
             f"{type(strategy).__name__} reduces nothing over replicas; use MultiWorkerMirroredStrategy, or call it "
             "outside of strategies"
         )
-
-    alive: Any = ref(extended)  # what is kept of a strategy must not keep the strategy
-
-    def reduce(given: list[Any], op: ReduceOp) -> list[Any]:
-        return alive().reduce_arrays(op, given)
-
-    def bind(arrays: list[Any], op: str) -> Any:
-        engine, parsed = alive().engine(), ReduceOp.parse(op)
-        if engine is None or not arrays:
-            return _ByStrategy(lambda given: reduce(given, parsed))
-        return engine.bind(arrays, parsed.verb)
-
-    return Replicas(communicator, bind)
+    return _kept(extended.adapters, lambda: Replicas(extended.communicator, extended))
 
 
-@cache
-def _alone() -> Replicas:
-    return Replicas(Communicator(transports.alone()))
+def _kept(adapters: dict[str, Any], make: Callable[[], Replicas]) -> Replicas:
+    """Return the replicas that a world, or a strategy, keeps; made at the first call."""
+    if "replicas" not in adapters:
+        adapters["replicas"] = make()
+    found: Replicas = adapters["replicas"]
+    return found
 
 
 class _ByStrategy:

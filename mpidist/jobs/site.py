@@ -1,4 +1,4 @@
-"""The defaults of a site: the table ``[job]`` of ``mpidist.toml``."""
+"""The defaults of a site: the tables ``[job]`` and ``[run]`` of ``mpidist.toml``, for the commands of these names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 NAME = "mpidist.toml"
+#: The tables of a file, one for each command that takes defaults.
+TABLES = ("job", "run")
 
 
 @dataclass(frozen=True)
@@ -29,24 +31,32 @@ def site_files(environ: Mapping[str, str], folder: Path, given: str | None = Non
     return [path for path in (config / "mpidist" / NAME, folder / NAME) if path.is_file()]
 
 
-def read_site(files: Collection[Path], known: Collection[str]) -> dict[str, Default]:
-    """Return the defaults by option; ValueError names the file, and the option that was perhaps meant.
+def read_site(
+    files: Collection[Path], table: str, known: Collection[str], flags: Collection[str] = ()
+) -> dict[str, Default]:
+    """Return the defaults in a table, by option; ValueError names the file, and the option that was perhaps meant.
 
-    `known` are options without their dashes, ``gpus-per-node``; in a file ``gpus_per_node`` is the same.
+    `known` are options without their dashes, ``gpus-per-node``; in a file ``gpus_per_node`` is the same.  `flags` are
+    those of them that are true or false.  What the strongest file has comes last.
     """
     found: dict[str, Default] = {}
     for path in files:
-        for key, value in _table(path).items():
+        for key, value in _table(path, table).items():
             option = key.replace("_", "-")
             if option not in known:
-                close = difflib.get_close_matches(option, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
-                raise ValueError(f"{path}: [job] has no option {key!r}; {hint}")
-            found[option] = Default(_texts(path, key, value), path)
+                raise ValueError(f"{path}: [{table}] has no option {key!r}; {_hint(option, known)}")
+            found.pop(option, None)
+            found[option] = Default(_texts(path, key, value, option in flags), path)
     return found
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _hint(word: str, known: Collection[str]) -> str:
+    """Return which word was perhaps meant, else all of them."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
+
+
+def _table(path: Path, name: str) -> dict[str, Any]:
     toml = _toml()
     try:
         document = toml.loads(path.read_text())
@@ -54,16 +64,23 @@ def _table(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {error.strerror}; expected a file such as {NAME}") from None
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no TOML: {error}") from None
-    table = document.get("job", {})
-    if not isinstance(table, dict):
-        raise ValueError(f"{path}: 'job' is {table!r}; expected a table that begins with the line [job]")
+    for key, value in document.items():
+        if key not in TABLES:
+            raise ValueError(f"{path} has no table {key!r}; {_hint(key, TABLES)}")
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: {key!r} is {value!r}; expected a table that begins with the line [{key}]")
+    table: dict[str, Any] = document.get(name, {})
     return table
 
 
-def _texts(path: Path, key: str, value: Any) -> tuple[str, ...]:
+def _texts(path: Path, key: str, value: Any, is_flag: bool) -> tuple[str, ...]:
+    if is_flag:
+        if not isinstance(value, bool):
+            raise ValueError(f"{path}: {key} = {value!r}; expected true or false")
+        return (str(value).lower(),)
     values = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in values):
-        raise ValueError(f"{path}: {key} = {value!r}; expected a text, a whole number, or a list of texts")
+    if not all(isinstance(one, (str, int, float)) and not isinstance(one, bool) for one in values):
+        raise ValueError(f"{path}: {key} = {value!r}; expected a text, a number, or a list of texts")
     return tuple(map(str, values))
 
 

@@ -17,24 +17,18 @@ def chunks(size: int) -> int:
     return 1
 
 
-def broadcast(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
+def from_root(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
     """Give the root's buffer to all, from the farthest distance to the nearest."""
     for distance in reversed(distances(size)):
         child, parent = _ends(rank, size, root, distance)
         yield whole(child, parent, reduce=False)
 
 
-def reduce(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
+def to_root(rank: Index, size: int, root: int = 0) -> Iterator[Round]:
     """Bring the sum to the root, from the nearest distance to the farthest; other ranks keep partial sums."""
     for distance in distances(size):
         child, parent = _ends(rank, size, root, distance)
         yield whole(parent, child, reduce=True)
-
-
-def all_reduce(rank: Index, size: int) -> Iterator[Round]:
-    """Reduce to rank 0, then broadcast from it."""
-    yield from reduce(rank, size)
-    yield from broadcast(rank, size)
 
 
 def _ends(rank: Index, size: int, root: int, distance: int) -> tuple[Index, Index]:

@@ -18,7 +18,7 @@ def chunks(size: int) -> int:
     return cores(size)
 
 
-def all_reduce(rank: Index, size: int) -> Iterator[Round]:
+def rounds(rank: Index, size: int) -> Iterator[Round]:
     """Halve the range while reducing, then double it again while copying."""
     return folded(_halve_and_double, chunks(size), rank, size)
 

@@ -16,7 +16,7 @@ def chunks(size: int) -> int:
     return 1
 
 
-def all_reduce(rank: Index, size: int) -> Iterator[Round]:
+def rounds(rank: Index, size: int) -> Iterator[Round]:
     """Exchange and add whole buffers, at doubling distances."""
     return folded(_exchange, chunks(size), rank, size)
 

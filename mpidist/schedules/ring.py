@@ -17,20 +17,14 @@ def chunks(size: int) -> int:
     return size
 
 
-def reduce_scatter(rank: Index, size: int) -> Iterator[Round]:
+def pass_sums(rank: Index, size: int) -> Iterator[Round]:
     """Pass partial sums on; rank r ends with the sum of chunk r."""
     return _once_round(rank, size, first=rank - 1, reduce=True)
 
 
-def all_gather(rank: Index, size: int) -> Iterator[Round]:
+def pass_copies(rank: Index, size: int) -> Iterator[Round]:
     """Pass finished chunks on, starting with one's own."""
     return _once_round(rank, size, first=rank, reduce=False)
-
-
-def all_reduce(rank: Index, size: int) -> Iterator[Round]:
-    """Reduce-scatter, then all-gather."""
-    yield from reduce_scatter(rank, size)
-    yield from all_gather(rank, size)
 
 
 def _once_round(rank: Index, size: int, first: Index, reduce: bool) -> Iterator[Round]:

@@ -126,6 +126,16 @@ def _repetition(round_: Round, repetition: int, chunks: int) -> Round:
     )
 
 
+def in_turn(*parts: Callable[..., Iterator[Round]]) -> Callable[[Index, int], Iterator[Round]]:
+    """Return the generator of the rounds of several generators, one after the other."""
+
+    def rounds(rank: Index, size: int) -> Iterator[Round]:
+        for part in parts:
+            yield from part(rank, size)
+
+    return rounds
+
+
 def choose(condition: Any, then: Index, otherwise: Index) -> Index:
     """Return `then` where `condition` holds, else `otherwise`; ints give an int, arrays an array."""
     return otherwise + (then - otherwise) * condition

@@ -9,17 +9,17 @@ from __future__ import annotations
 from mpidist.cluster.topology import Topology
 from mpidist.schedules import binomial, rabenseifner, recursive_doubling, ring
 from mpidist.schedules.hierarchical import compose
-from mpidist.schedules.rounds import Schedule
+from mpidist.schedules.rounds import Schedule, in_turn
 
 _TABLE = (
-    Schedule("ring", "all_reduce", ring.chunks, ring.all_reduce),
-    Schedule("recursive_doubling", "all_reduce", recursive_doubling.chunks, recursive_doubling.all_reduce),
-    Schedule("rabenseifner", "all_reduce", rabenseifner.chunks, rabenseifner.all_reduce),
-    Schedule("binomial", "all_reduce", binomial.chunks, binomial.all_reduce),
-    Schedule("ring", "reduce_scatter", ring.chunks, ring.reduce_scatter),
-    Schedule("ring", "all_gather", ring.chunks, ring.all_gather),
-    Schedule("binomial", "broadcast", binomial.chunks, binomial.broadcast),
-    Schedule("binomial", "reduce", binomial.chunks, binomial.reduce),
+    Schedule("ring", "all_reduce", ring.chunks, in_turn(ring.pass_sums, ring.pass_copies)),
+    Schedule("recursive_doubling", "all_reduce", recursive_doubling.chunks, recursive_doubling.rounds),
+    Schedule("rabenseifner", "all_reduce", rabenseifner.chunks, rabenseifner.rounds),
+    Schedule("binomial", "all_reduce", binomial.chunks, in_turn(binomial.to_root, binomial.from_root)),
+    Schedule("ring", "reduce_scatter", ring.chunks, ring.pass_sums),
+    Schedule("ring", "all_gather", ring.chunks, ring.pass_copies),
+    Schedule("binomial", "broadcast", binomial.chunks, binomial.from_root),
+    Schedule("binomial", "reduce", binomial.chunks, binomial.to_root),
 )
 
 #: Every algorithm that needs no topology, by collective and name.

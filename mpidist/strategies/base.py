@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy
 
-from mpidist import context, nest
+from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.engine import Repeat, no_repeat
 from mpidist.collectives.reductions.adjustment import Adjustment
+from mpidist.collectives.structures import like_given, of_leaves
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution, reduction
@@ -198,13 +199,13 @@ class Strategy(InputMethods):
         total = reduction.local_sum(array, axes, for_mean=reduce_op is ReduceOp.MEAN)
         if reduce_op is ReduceOp.SUM:
             (total,) = self.extended.reduce_arrays(ReduceOp.SUM, [total])
-            return reduction.like_given(total.astype(array.dtype, copy=False), None)
+            return like_given(total.astype(array.dtype, copy=False), None)
         total, count = self.extended.reduce_arrays(ReduceOp.SUM, [total, reduction.local_count(array, axes)])
-        return reduction.like_given(reduction.quotient(total, count, array.dtype), None)
+        return like_given(reduction.quotient(total, count, array.dtype), None)
 
     def _reduce_over_replicas(self, reduce_op: ReduceOp, value: Any) -> Any:
         (result,) = self.extended.reduce_arrays(reduce_op, [component(value)])
-        return reduction.like_given(result, value)
+        return like_given(result, value)
 
     def gather(self, value: ArrayLike, axis: int) -> numpy.ndarray:
         """Return the components of all replicas joined along `axis`, in replica order; the same on every rank.
@@ -379,10 +380,7 @@ class ReplicaContext(ReplicaCollectives):
         extended = self.strategy.extended
         if type(value) is list and set(map(type, value)) == _ARRAYS:
             return extended.reduce_arrays(reduce_op, value, options)
-        leaves = nest.flatten(value)
-        results = extended.reduce_arrays(reduce_op, [component(leaf) for leaf in leaves], options)
-        pairs = zip(results, leaves, strict=True)
-        return nest.pack(value, [reduction.like_given(result, leaf) for result, leaf in pairs])
+        return of_leaves(value, component, lambda arrays: extended.reduce_arrays(reduce_op, arrays, options))
 
     def all_reduce_init(
         self,
@@ -455,8 +453,7 @@ class ReplicaContext(ReplicaCollectives):
         extended = self.strategy.extended
         if type(value) is numpy.ndarray:  # the quick way for the commonest case
             return extended.gather_array(value, axis, options)
-        leaves = [dense_component(leaf, "all_gather") for leaf in nest.flatten(value)]
-        return nest.pack(value, [extended.gather_array(leaf, axis, options) for leaf in leaves])
+        return self._by_leaf(value, "all_gather", lambda leaf: extended.gather_array(leaf, axis, options))
 
     def merge_call(
         self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -14,6 +14,7 @@ from mpidist.arrays import empty, is_device
 from mpidist.cluster.resolvers.tf_config import check_all_joined, tasks_that_train
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
+from mpidist.collectives.structures import like_given
 from mpidist.context import T
 from mpidist.device.cards import card_text
 from mpidist.errors import quoted
@@ -28,7 +29,6 @@ from mpidist.optimizers.updates.local import LocalUpdates
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.options import CommunicationOptions, ReduceOp, VariableSynchronization
 from mpidist.strategies.devices_of_ranks import take_device
-from mpidist.strategies.reduction import like_given
 from mpidist.variables import Arenas, DistributedVariable, IndexedSlices
 from mpidist.variables.components import component
 
@@ -91,6 +91,7 @@ class StrategyExtended:
         self.card_text = card_text(0 if communicator is None else communicator.rank, self.cards)
         self._arenas = Arenas()
         self._lone_communicator: Communicator | None = None
+        self.adapters: dict[str, Any] = {}  # by name: what is kept of this strategy above, as long as it is there
         self._names: dict[str, int] = {}  # name -> the number that the next variable of that name gets
 
     # -- running ------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class PersistentAllReduce:
             raise TypeError("all_reduce_init binds arrays, got an IndexedSlices: its rows differ from step to step")
         examples = [plain(component(leaf)) for leaf in leaves]
         self._signatures = [(each.dtype, each.shape) for each in examples]
-        self._structure = nest.pack(like, list(range(len(leaves))))
+        self._structure = nest.numbered(like)
         self._is_list = type(like) is list and self._structure == list(range(len(leaves)))
         self._none_as_zeros = adjustment.none_as_zeros
         self._bound = bind(examples) or _Unbound(adjusted(reduce, examples, op, adjustment))
@@ -114,7 +114,7 @@ class PersistentAllReduce:
             leaves = value
         else:
             leaves = nest.flatten(value)
-            numbered = nest.pack(value, list(range(len(leaves))))
+            numbered = nest.numbered(value)
             if numbered != self._structure:
                 raise ValueError(
                     f"this all-reduce was bound to {len(self._signatures)} arrays as {self._structure}, got {numbered} "

@@ -25,7 +25,7 @@ class PersistentCollective:
 
     def __init__(self, bounds: Sequence[Bound], like: Any) -> None:
         self._bounds = list(bounds)
-        self._structure = nest.pack(like, list(range(len(self._bounds))))
+        self._structure = nest.numbered(like)
 
     def __call__(self, value: Any) -> Any:
         """Carry it out for a value like the one that this was made for.
@@ -59,7 +59,7 @@ class PersistentCollective:
 
     def _leaves(self, value: Any) -> list[Any]:
         leaves = nest.flatten(value)
-        numbered = nest.pack(value, list(range(len(leaves))))
+        numbered = nest.numbered(value)
         if numbered != self._structure:
             raise ValueError(
                 f"this collective was bound to arrays as {self._structure}, got {numbered} (numbers stand for arrays); "

@@ -47,9 +47,3 @@ def quotient(total: Any, count: Any, dtype: Any) -> Any:
     with numpy.errstate(divide="ignore", invalid="ignore"):
         mean = total / (count if arrays.is_device(total) else numpy.float64(count))
     return mean if dtype.kind in "iu" else mean.astype(dtype)
-
-
-def like_given(result: Any, given: Any) -> Any:
-    """Return a NumPy scalar rather than an array of no dimensions, unless such an array was given."""
-    is_scalar = isinstance(result, numpy.ndarray) and result.ndim == 0 and not isinstance(given, numpy.ndarray)
-    return result[()] if is_scalar else result

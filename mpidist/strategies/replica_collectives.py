@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist import context, nest
 from mpidist.arrays import plain
+from mpidist.collectives.structures import of_leaves
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.persistent_collective import PersistentCollective
-from mpidist.strategies.reduction import like_given
 from mpidist.variables.components import dense_component
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class ReplicaCollectives:
         return self._ranks().receive_init(dense_component(like, "receive"), source)
 
     def _by_leaf(self, value: Any, verb: str, fn: Callable[[Any], Any]) -> Any:
-        return nest.pack(value, [fn(plain(dense_component(leaf, verb))) for leaf in nest.flatten(value)])
+        return of_leaves(value, lambda leaf: plain(dense_component(leaf, verb)), lambda arrays: [*map(fn, arrays)])
 
     def _bound(
         self, like: Any, verb: str, bind: Callable[[Any], Any], options: CommunicationOptions | None
@@ -225,7 +225,8 @@ class ReplicaCollectives:
 def broadcast_value(extended: Any, value: Any, root: int, options: CommunicationOptions | None) -> Any:
     """Return the value of replica `root` of a strategy, leaf by leaf.  Collective."""
     ranks, seconds = extended.collectives, extended.timeout_seconds(options)
-    leaves = nest.flatten(value)
-    arrays = [plain(dense_component(leaf, "broadcast")) for leaf in leaves]
-    results = [ranks.broadcast_copy(array, root, seconds) for array in arrays]
-    return nest.pack(value, [like_given(*pair) for pair in zip(results, leaves, strict=True)])
+
+    def collective(arrays: list[Any]) -> list[Any]:
+        return [ranks.broadcast_copy(array, root, seconds) for array in arrays]
+
+    return of_leaves(value, lambda leaf: plain(dense_component(leaf, "broadcast")), collective)

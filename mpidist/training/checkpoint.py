@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, context
+from mpidist.collectives.from_chief import from_chief
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError, listed
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
@@ -203,7 +204,7 @@ class Checkpoint:
     def restore_here(self, path: str | Path) -> None:
         """Restore in this worker only.  Collective among its ranks."""
         path, start = Path(path), time.perf_counter()
-        values = _share(*together(lambda: hdf5_file.read(path), f"checkpoint {path} was not restored") or ({}, {}))
+        values = _shared(path)
         _agree(listed(self._misfits(values), "; "), f"checkpoint {path} does not fit")
         job = registry.of_job()
         if job is None:
@@ -430,28 +431,19 @@ def _write_together(
 
 
 def together(chief_fn: Any, what: str) -> Any:
-    """Call `chief_fn` on the chief and return its result there, None on the others; its failure is raised on all."""
-    communicator = world_communicator()
-    result: Any = None
-    error: BaseException | None = None
-    if communicator.rank == CHIEF:
+    """Call `chief_fn` on the chief and return its result, which JSON can hold, on all; its failure is raised on all."""
+
+    def call() -> Any:
         try:
-            result = chief_fn()
-        except Exception as found:  # whatever it is, the other ranks are waiting for word of it
-            error = _first_cause(found)
-    text = "" if error is None else json.dumps([type(error).__name__, str(error)])
-    answer = communicator.exchange(text.encode(), what="checkpoint")[CHIEF].decode()
-    if answer:
-        kind, reason = json.loads(answer)
-        raise _error(kind, f"{what}: rank {CHIEF}: {reason}") from error
-    return result
+            return chief_fn()
+        except Exception as error:
+            cause = hdf5_file.first_cause(error)
+        raise cause  # not in the handler, which would add what closing the file has raised
 
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the first error of the file system; closing a file on a full disk raises it again and again."""
-    while not isinstance(error, MpidistError) and isinstance(error.__context__, OSError):
-        error = error.__context__
-    return error
+    found = from_chief(world_communicator(), call, "checkpoint")
+    if found.kind:
+        raise _error(found.kind, f"{what}: rank {CHIEF}: {found.text}") from found.error
+    return found.result
 
 
 def _error(kind: str, message: str) -> CheckpointError:
@@ -469,13 +461,17 @@ def _agree(problem: str, what: str) -> None:
         raise _error("CheckpointError", f"{what} on ranks {listed(map(str, found))}; rank {first}: {found[first]}")
 
 
-def _share(found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chief's arrays and numbers in one dict, on every rank."""
+def _shared(path: Path) -> dict[str, Any]:
+    """Return the arrays and numbers that the chief reads in a file in one dict, on every rank.  Collective."""
+    found: dict[str, numpy.ndarray] = {}
+
+    def read() -> Any:
+        arrays_read, numbers = hdf5_file.read(path)
+        found.update(arrays_read)
+        return numbers, [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
+
+    values, entries = together(read, f"checkpoint {path} was not restored")
     communicator = world_communicator()
-    entries = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
-    text = json.dumps([entries, numbers]) if communicator.rank == CHIEF else ""
-    entries, numbers = json.loads(communicator.exchange(text.encode(), what="checkpoint")[CHIEF])
-    values = dict(numbers)
     for name, dtype, shape in entries:
         array = found[name] if communicator.rank == CHIEF else numpy.empty(shape, dtype)
         communicator.broadcast(arrays.byte_view(array), root=CHIEF)

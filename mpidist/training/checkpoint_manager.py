@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -163,10 +162,10 @@ class CheckpointManager:
             self.directory.rmdir()
 
     def _restore_newest(self) -> Path | None:
-        communicator = world_communicator()
-        seen = json.dumps([str(path) for path in reversed(self.checkpoints)]) if communicator.rank == CHIEF else ""
-        newest_first = json.loads(communicator.exchange(seen.encode(), what="checkpoint")[CHIEF])
-        if communicator.rank == CHIEF:
+        is_chief = world_communicator().rank == CHIEF
+        what = f"checkpoints in {self.directory} were not found"
+        newest_first = together(lambda: [str(path) for path in reversed(self.checkpoints)], what)
+        if is_chief:
             self._owner.found(map(Path, newest_first), self)
         reasons = []
         for path in newest_first:
@@ -175,16 +174,17 @@ class CheckpointManager:
                 return Path(path)
             except CheckpointError as error:
                 reasons.append(str(error))
-                if communicator.rank == CHIEF:
+                if is_chief:
                     _log.warning("%s; trying the checkpoint before it", error)
         if reasons:
             raise CheckpointError(f"no checkpoint in {self.directory} can be restored: " + listed(reasons, "; "))
         return None
 
     def _next_number(self) -> int:
-        communicator = world_communicator()
-        mine = _number(self.latest_checkpoint) + 1 if communicator.rank == CHIEF and self.latest_checkpoint else 1
-        return int(communicator.exchange(str(mine).encode(), what="checkpoint")[CHIEF])
+        def count() -> int:
+            return _number(self.latest_checkpoint) + 1 if self.latest_checkpoint else 1
+
+        return int(together(count, f"no checkpoint can be numbered in {self.directory}"))
 
     def _kept_before(self) -> tuple[set[Path], float]:
         """Return the checkpoints that an earlier manager kept for good, and since when hours are counted.  Local."""

@@ -9,8 +9,10 @@ the HDF5 library sees the file, since a damaged structure can crash that library
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy
 
-from mpidist.errors import CheckpointError, CheckpointNotFoundError
+from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError
 from mpidist.input.hdf5 import h5py
 from mpidist.training.entry_names import coded, coded_attribute, decoded
 from mpidist.training.temporary_files import left_behind, temporary
@@ -61,9 +63,31 @@ def write(
                 ranges = fill(content, arrays, numbers, checksums)
             add_trailer(file, ranges)
         finish(written, path, permit_fn)
-    except BaseException:
+    except BaseException as error:
         written.unlink(missing_ok=True)
+        if (full := _full_disk(error, path.parent, sum(array.nbytes for array in arrays.values()))) is not None:
+            raise full from None
         raise
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the first error of the file system; closing a file on a full disk raises it again and again.  Local."""
+    while not isinstance(error, MpidistError) and isinstance(error.__context__, OSError):
+        error = error.__context__
+    return error
+
+
+def _full_disk(error: BaseException, directory: Path, nbytes: int) -> CheckpointError | None:
+    """Return what to say where a file found no room: how much there is, and how much it needs."""
+    cause = first_cause(error)
+    if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    try:
+        free = f"{shutil.disk_usage(directory).free / 1e6:.1f} MB are free in {directory}"
+    except OSError:
+        free = f"{directory} cannot be asked what is free"
+    needs = f"the file needs {nbytes / 1e6:.1f} MB, and {free}"
+    return CheckpointError(f"{cause}; {needs}; earlier checkpoints are as they were; make room, or keep fewer of them")
 
 
 def begin(path: Path) -> Path:

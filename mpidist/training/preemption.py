@@ -6,8 +6,9 @@ to step k + 1 before it has met the asking rank in step k.  Where steps have no 
 then those behind catch up with the one in front, before all save.  Between nodes one number is reduced along with every
 step.  This reduction begins before the step, and is waited for before the next one.
 
-A launcher may end all ranks by SIGTERM as soon as the first one has left with a status that is not 0.  So after the
-save all ranks ignore the signals, and meet.  Only then they exit.  The chief leaves a file beside the checkpoints
+A batch system may send another signal while ranks save, and a launcher may end all ranks by SIGTERM as soon as the
+first one has left with a status that is not 0.  So from the last save on all ranks ignore the signals, and they meet
+after it.  Only then they exit.  The chief leaves a file beside the checkpoints
 before that, which says to a batch script what the status says: queue this job again.
 """
 
@@ -271,7 +272,9 @@ class PreemptionCheckpointHandler:
         if self._noticed_at is None:
             self._noticed_at = time.monotonic()
         is_last, self._is_last = self._is_last, True
-        (self._config.save_fn or self._save_numbered)()
+        if self._is_chief:  # where no line follows that says "saved", the time was too short
+            _log.warning("the job was told to end: it saves after %s", self._steps_text())
+        self._save_undisturbed() if is_last else self._save_once()
         self._measure_step()
         if self._is_chief:
             then = "exits" if is_last else f"goes on for what is left of {self._config.grace_period:g} s"
@@ -280,14 +283,25 @@ class PreemptionCheckpointHandler:
             self._is_over = True  # an `exit_fn` may come back
             self._exit()
 
+    def _save_undisturbed(self) -> None:
+        """Save, and ignore further signals from here to the end; where the save fails, they end the program again."""
+        self._ignore_signals()
+        try:
+            self._save_once()
+        except BaseException:
+            self.close()
+            raise
+
+    def _save_once(self) -> None:
+        (self._config.save_fn or self._save_numbered)()
+
     def _save_numbered(self) -> None:
         """Save under the number of steps where that is known: so are all other checkpoints of such a loop."""
         self._manager.save(None if self.steps_fn is None else self.steps_fn())
 
     def _exit(self) -> None:
-        """Exit with all ranks; nobody leaves before all of them ignore what a launcher may end them by."""
+        """Exit with all ranks; nobody leaves before all of them have saved, and ignore what launchers end ranks by."""
         self._write_marker()
-        self._ignore_signals()
         self._communicator.exchange(b"", what="preemption")
         with suppress(AttributeError, OSError, ValueError):
             sys.stdout.flush()

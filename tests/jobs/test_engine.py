@@ -86,7 +86,7 @@ def reduction(op, namespace):
     return combine
 shared_sum.reduction = reduction
 def step():
-    buffers.all_reduce("sum", None)
+    buffers.reduced("sum", None)
 """
 APPLY = """
 strategy = mpidist.MultiWorkerMirroredStrategy()

@@ -61,6 +61,56 @@ def test_a_rank_that_is_killed_ends_the_job_all_the_same(tmp_path, nodes):
     assert list(tmp_path.iterdir()) == []
 
 
+DISTURBED = """
+import os, signal, sys
+import numpy
+import mpidist
+
+folder, first, second = sys.argv[1], sys.argv[2].split(","), sys.argv[3]
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank = strategy.extended.replica_id
+with strategy.scope():
+    v = mpidist.Variable(numpy.zeros(3), name="v")
+
+class Disturbing:  # a part of the checkpoint
+    told = False
+
+    def state(self):
+        if self.told:
+            os.kill(os.getpid(), getattr(signal, second))
+        return {"n": 1}
+
+    def restore(self, state):
+        pass
+
+part = Disturbing()
+config = mpidist.experimental.TerminationConfig(signals=first)
+manager = mpidist.CheckpointManager(mpidist.Checkpoint(v=v, part=part), folder)
+handler = mpidist.experimental.PreemptionCheckpointHandler(None, manager, termination_config=config)
+
+def step():
+    if handler.total_run_calls == 4 and rank == 1:
+        os.kill(os.getpid(), getattr(signal, first[0]))
+    part.told = handler.total_run_calls >= 4
+    v.assign_add(strategy.run(lambda: mpidist.get_replica_context().all_reduce("sum", numpy.ones(3))))
+
+while handler.total_run_calls < 100:
+    handler.run(step)
+"""
+
+
+@pytest.mark.parametrize("first", ["SIGTERM,SIGUSR1", "SIGUSR1"])
+@pytest.mark.parametrize("second", ["SIGTERM", "SIGUSR1"])
+def test_a_second_signal_while_all_ranks_save_does_not_disturb_them(tmp_path, first, second):
+    ended = run_job(2, DISTURBED, [str(tmp_path), first, second])
+    assert ended.returncode == 42, ended.stderr
+    said = re.findall(r"the job was told to end: .*", ended.stderr)
+    assert said == [
+        f"the job was told to end: {what}" for what in ("it saves after 6 steps", "saved after 6 steps; it exits")
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1.h5", "requeue"]
+
+
 CHILDREN = """
 import multiprocessing, os, sys
 

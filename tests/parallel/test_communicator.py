@@ -7,13 +7,13 @@ import ml_dtypes
 import numpy
 import pytest
 
-from mpidist.collectives import reference
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.ways.selection import AUTOMATIC, eligible
 from mpidist.runtime.board import StatusBoard
 from mpidist.schedules.table import names
 from mpidist.transports.mpi import MpiTransport
 from mpidist.world import world_communicator
+from tests.helpers import reference
 
 pytestmark = pytest.mark.mpi
 

@@ -332,7 +332,7 @@ def test_gradient_buffers(communicator, dtype, monkeypatch):
     with_buffers = communicator.segments is not None
     if with_buffers:
         buffers = GradientBuffers(communicator, [("", numpy.dtype(dtype), shape) for shape in shapes])
-        arrays, all_reduce = buffers.hand_out(), lambda op: buffers.all_reduce(op, None)
+        arrays, all_reduce = buffers.hand_out(), lambda op: buffers.reduced(op, None)
     else:
         arrays = [numpy.zeros(shape, dtype) for shape in shapes]
         fused = Engine(communicator)

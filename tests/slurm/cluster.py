@@ -182,14 +182,15 @@ class BatchJob:
 
     def wait_for(self, pattern: str, count: int = 1) -> None:
         """Return when the job has printed something so often."""
-        self._wait_until(lambda: len(re.findall(pattern, self.printed)) >= count, f"print {pattern!r} {count} times")
+        self.wait_until(lambda: len(re.findall(pattern, self.printed)) >= count, f"print {pattern!r} {count} times")
 
     def ended(self) -> JobResult:
         """Wait for the end of the job, and return how it ended."""
-        self._wait_until(lambda: self._exit_code() is not None, "end")
+        self.wait_until(lambda: self._exit_code() is not None, "end")
         return JobResult(self._exit_code() or 0, self.printed, "", time.monotonic() - self.began, time.time())
 
-    def _wait_until(self, fact: Callable[[], bool], what: str) -> None:
+    def wait_until(self, fact: Callable[[], bool], what: str) -> None:
+        """Return when a fact holds; JobTimeout says that the job did not do `what`."""
         # not `sbatch --wait`, which looks only every ten seconds
         end = time.monotonic() + _STARTS * LIMIT_SECONDS
         while not fact():

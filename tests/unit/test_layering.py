@@ -62,6 +62,7 @@ FOREIGN = {
     "jax": ("frameworks/jax/*.py", "jax.py", "frameworks/keras/jax_*.py"),
     "optax": ("frameworks/jax/*.py",),
     "jinja2": ("jobs/script.py",),
+    "shtab": ("commands/completion.py",),
     "tomli": ("jobs/site.py",),
     "h5py": ("training/checkpoint*.py", "training/hdf5*.py", "input/hdf5*.py", "commands/info.py"),
 }

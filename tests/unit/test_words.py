@@ -24,7 +24,8 @@ EVERYDAY = set(
     """
     about accumulation adapter all alone an and argument array assignment at auto awaited
     backend backward bar base bench but by
-    cache caller cancelled cause chart check chooser class clock command communication comparison conformance connecting
+    cache caller cancelled cause chart check chooser class clock command communication comparison completion
+    conformance connecting
     core counted crossing current curve
     data deadline death default dependency derived destination device differ doctor dtype during
     elsewhere ended entered entry error evaluation event exact
@@ -39,7 +40,8 @@ EVERYDAY = set(
     monitoring
     name neighbour nest network no norm not
     object of on once open option order origin out outcome output own owner
-    package packed page pair pretended parallel parameter part path per pickle piped pipeline placement plain planned
+    package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
+    placement plain planned
     plausibility plot point probe process processor progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered reporting request resolution restore

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpidist.collectives.call import Call
+from mpidist.collectives.exchange import plain
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.ranks import Ranks
@@ -23,30 +24,37 @@ class ArrayBound(Bound):
         No reference to it is kept.
     axis : int, optional
         In the length of this axis arrays may differ.
+    is_dealt : bool
+        Whether rows are dealt out to the ranks: a call takes an array, or an array and its splits as a tuple.
+
+    Attributes
+    ----------
+    is_dealt : bool
     """
 
-    def __init__(self, ranks: Ranks, call: Call, like: Any, axis: int | None = None) -> None:
+    def __init__(self, ranks: Ranks, call: Call, like: Any, axis: int | None = None, is_dealt: bool = False) -> None:
         super().__init__(ranks, call)
         self._type, self._dtype, self._shape, self._axis = type(like), like.dtype, tuple(like.shape), axis
+        self._size, self.is_dealt = ranks.size, is_dealt
+        self._splits: list[int] = []
 
-    def fill(self, array: Any) -> bool:
-        """Return True, and show the others what is short enough; ValueError for another kind of array.  Local."""
-        self.check(array)
-        self.show(array)
+    def fill(self, given: Any) -> bool:
+        """Return True; ValueError for another kind of array.  Local."""
+        self.check(given)
         return True
 
-    def check(self, array: Any) -> None:
-        """Raise ValueError for another kind of array.  Local."""
+    def check(self, given: Any) -> None:
+        """Raise ValueError for another kind of array, or for wrong splits.  Local."""
+        array, splits = given if self.is_dealt and type(given) is tuple else (given, None)
         if type(array) is not self._type or array.dtype != self._dtype or not self._is_shaped(array.shape):
             raise self.refused(array)
+        if self.is_dealt:
+            self._splits = plain.checked_splits(len(array), splits, self._size)
 
     def start(self, array: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; ValueError for another kind of array, else as `Bound`."""
         self.check(array)
         return super().start(array, timeout_seconds)
-
-    def show(self, array: Any) -> None:
-        """Put a short array where all ranks see it, before the call is begun.  Local."""
 
     def _is_shaped(self, shape: tuple[int, ...]) -> bool:
         if shape == self._shape:
@@ -70,17 +78,25 @@ class SentCollective(ArrayBound):
 
     Parameters
     ----------
-    ranks, call, like, axis
+    ranks, call, like, axis, is_dealt
         As for `ArrayBound`.
     move : callable
-        ``move(transport, array, watch)`` returns the result.
+        ``move(transport, array, watch)`` returns the result; for rows that are dealt out with the array and its splits.
     """
 
     def __init__(
-        self, ranks: Ranks, call: Call, like: Any, axis: int | None, move: Callable[[Any, Any, Watch], Any]
+        self,
+        ranks: Ranks,
+        call: Call,
+        like: Any,
+        axis: int | None,
+        move: Callable[[Any, Any, Watch], Any],
+        is_dealt: bool = False,
     ) -> None:
-        super().__init__(ranks, call, like, axis)
+        super().__init__(ranks, call, like, axis, is_dealt)
         self._transport, self._move = ranks.transport, move
 
     def move(self, watch: Watch, array: Any) -> Any:
+        if self.is_dealt:
+            array = array[0] if type(array) is tuple else array, self._splits
         return self._move(self._transport, array, watch)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.exchange.all_to_all import AllToAll, NodeAllToAll
-from mpidist.collectives.exchange.array_bound import ArrayBound
-from mpidist.collectives.exchange.broadcasts import bind_broadcast
-from mpidist.collectives.exchange.gathers import bind_gather
+from mpidist.collectives.call import Call
+from mpidist.collectives.exchange import plain
+from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
+from mpidist.collectives.exchange.node_exchange import CountedExchange, NodeExchange
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.exchange.own_results import OwnResults
-from mpidist.collectives.exchange.plain import check_contiguous, checked_axis
-from mpidist.collectives.exchange.reduce_scatters import bind_reduce_scatter
+from mpidist.collectives.exchange.reduce_scatters import NodeReduceScatter
 from mpidist.collectives.ranks import Ranks
+from mpidist.collectives.reductions.plan import build
+from mpidist.collectives.ways.chooser import ONE_PACK
 from mpidist.collectives.ways.device_ways import StagedArray
+from mpidist.runtime.control import Watch
 
 
 class ArrayCollectives:
@@ -33,50 +36,64 @@ class ArrayCollectives:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._results = OwnResults()
-        segments = ranks.segments
-        self._segments = segments
-        #: For what shows each other rank a part of its own; None if there is no room for so many.
-        self._in_parts = segments if segments is not None and Outbox(segments, ranks.rank).has_parts else None
+        self._segments = ranks.segments
 
     def bind_gather(self, like: Any, axis: int, root: int | None) -> ArrayBound:
-        """Return a new all_gather, or gather to `root`."""
+        """Return a new all_gather, or gather to `root`; ranks may differ in the length of `axis`."""
         like = self.checked(like)
         if root is not None:
             self._check_root(root, "gather")
-        axis = checked_axis(like, axis, "all_gather" if root is None else "gather")
-        return self._staged(like, axis, lambda host: self.bind_gather(host, axis, root)) or bind_gather(
-            self._ranks, self._segments_for(like), like, axis, root, self._results
-        )
+        axis = plain.checked_axis(like, axis, "all_gather" if root is None else "gather")
+        staged = self._staged(like, axis, lambda host: self.bind_gather(host, axis, root))
+        if staged is not None:
+            return staged
+        name = f"all_gather(axis={axis})" if root is None else f"gather(root={root}, axis={axis})"
+        others = [-1 if index == axis else length for index, length in enumerate(like.shape)]
+        call, segments = Call(name, [("", like.dtype, others)]), self._segments_for(like)
+        if segments is None:
+            return SentCollective(self._ranks, call, like, axis, partial(plain.gather, axis=axis, root=root))
+        readers = None if root is None else (root,)
+        return NodeExchange(self._ranks, segments, call, like, self._results, axis=axis, readers=readers)
 
     def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
         """Return a new broadcast."""
         like = self.checked(like)
         self._check_root(root, "broadcast")
         if in_place:
-            check_contiguous("broadcast", like)
+            plain.check_contiguous("broadcast", like)
         staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place), in_place)
-        results = None if in_place else self._results
-        return staged or bind_broadcast(self._ranks, self._segments_for(like), like, root, results)
+        if staged is not None:
+            return staged
+        call, segments = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)]), self._segments_for(like)
+        if segments is None:
+            return SentCollective(self._ranks, call, like, None, partial(_from_root, root=root, in_place=in_place))
+        return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)
 
     def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
         """Return a new reduce_scatter."""
         like = self.checked(like, "sum" if op == "mean" else op)
-        checked_axis(like, 0, "reduce_scatter")
+        plain.checked_axis(like, 0, "reduce_scatter")
         staged = self._staged(like, None, lambda host: self.bind_reduce_scatter(host, op))
-        segments = self._segments_for(like, in_parts=True)
-        return staged or bind_reduce_scatter(self._ranks, segments, like, op, self._results)
+        if staged is not None:
+            return staged
+        signature = ("", like.dtype, tuple(like.shape))
+        plan, call = build([signature], op, ONE_PACK), Call(f"reduce_scatter({op})", [signature])
+        (bucket,), segments = plan.buckets, self._segments_for(like)
+        if segments is None or not Outbox(segments, self._ranks.rank).has_parts:
+            return SentCollective(self._ranks, call, like, None, partial(plain.reduce_scatter, op=op, bucket=bucket))
+        return NodeReduceScatter(self._ranks, segments, call, like, (op, plan.reduction, bucket), self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
-        """Return a new all_to_all."""
+        """Return a new all_to_all: it returns the rows that this rank got, and how many each rank gave."""
         like = self.checked(like)
-        checked_axis(like, 0, "all_to_all")
+        plain.checked_axis(like, 0, "all_to_all")
         staged = self._staged(like, 0, self.bind_all_to_all)
         if staged is not None:
             return staged
-        segments = self._segments_for(like, in_parts=True)
+        call, segments = Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])]), self._segments_for(like)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
-            return AllToAll(self._ranks, like)
-        return NodeAllToAll(self._ranks, segments, like, self._results)
+            return SentCollective(self._ranks, call, like, 0, plain.all_to_all, is_dealt=True)
+        return CountedExchange(self._ranks, segments, call, like, self._results, axis=0, is_dealt=True)
 
     def checked(self, array: Any, op: str | None = None) -> Any:
         """Return an array as `arrays.plain` does; raise if it cannot be moved, or reduced by `op`.
@@ -108,9 +125,20 @@ class ArrayCollectives:
         inner = bind(numpy.ascontiguousarray(host) if in_place else host)
         return StagedArray(devices, self._ranks, memory, like, axis, inner, in_place)
 
-    def _segments_for(self, like: Any, in_parts: bool = False) -> Any:
-        return None if arrays.is_device(like) else self._in_parts if in_parts else self._segments
+    def _segments_for(self, like: Any) -> Any:
+        return None if arrays.is_device(like) else self._segments
 
     def _check_root(self, root: int, name: str) -> None:
         if not 0 <= root < self._ranks.size:
             raise ValueError(f"{name}: root {root} is no rank of a world of {self._ranks.size}")
+
+
+def _from_root(transport: Any, array: Any, watch: Watch, root: int, in_place: bool) -> Any:
+    """Broadcast over messages."""
+    out = array
+    if not in_place:
+        out = arrays.empty_like(array)
+        if transport.rank == root:
+            out[...] = array
+    plain.from_root(transport, out, root, watch)
+    return out

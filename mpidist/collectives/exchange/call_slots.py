@@ -26,8 +26,8 @@ class CallSlots:
     ----------
     room : int
         How many bytes there are behind the words; 0 or less where there are none.
-    words : tuple of two lists of memoryview
-        ``words[call & 1][rank]``: the slot as signed words.
+    heads : tuple of two arrays, shape (size, bytes of the words), uint8
+        ``heads[call & 1]``
     values : tuple of two arrays, shape (size, room), uint8
         ``values[call & 1]``
     """
@@ -35,7 +35,7 @@ class CallSlots:
     def __init__(self, segments: SharedSegments, words: int) -> None:
         head_bytes = -(-8 * words // _LINE_BYTES) * _LINE_BYTES
         self.room = segments.segment_bytes - head_bytes
-        self.words = tuple([memoryview(row).cast("q") for row in slots] for slots in segments.segments)
+        self.heads: tuple[Any, ...] = tuple(slots[:, : 8 * words] for slots in segments.segments)
         self.values: tuple[Any, ...] = tuple(slots[:, head_bytes:] for slots in segments.segments)
 
     def view(self, rank: int, start: int, shape: tuple[int, ...], dtype: Any, nbytes: int) -> tuple[Any, Any]:

@@ -18,12 +18,10 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
-from mpidist.collectives.exchange.gathers import NodeGather
+from mpidist.collectives.exchange.node_exchange import CountedExchange
 from mpidist.collectives.exchange.own_results import OwnResults
-from mpidist.collectives.ways.executor import Executor
 from mpidist.errors import ObjectError
 from mpidist.runtime.control import Watch
-from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
 
 _PROTOCOL = 5
@@ -73,13 +71,6 @@ def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seco
 # -- bytes of different lengths ----------------------------------------------------------------------------------------
 
 
-class _NodeObjects(NodeGather):
-    """The gathering through the shared memory of a node; it returns what was joined, and the length of each rank's."""
-
-    def move(self, watch: Watch, array: Any) -> tuple[Any, list[int]]:
-        return super().move(watch, array), self._lengths
-
-
 def _joined(
     communicator: Communicator, name: str, root: int | None, content: Any, timeout_seconds: float | None
 ) -> Any:
@@ -90,31 +81,17 @@ def _joined(
 def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBound:
     segments, call = communicator.segments, Call(name)
     if segments is not None:
-        return _NodeObjects(communicator, segments, call, _NOTHING, 0, None, OwnResults())
-    move = _sent_to_all if root is None else partial(_sent_from, root)
+        return CountedExchange(communicator, segments, call, _NOTHING, OwnResults(), axis=0)
+    move = plain.counted_gather if root is None else partial(_sent_from, root)
     return SentCollective(communicator, call, _NOTHING, 0, move)
 
 
 def _sent_from(root: int, transport: Transport, content: Any, watch: Watch) -> tuple[Any, list[int]]:
     length = numpy.array([len(content)], numpy.int64)
-    plain.broadcast(transport, length, root, watch)
+    plain.from_root(transport, length, root, watch)
     joined = content if transport.rank == root else numpy.empty(int(length[0]), numpy.uint8)
-    plain.broadcast(transport, joined, root, watch)
+    plain.from_root(transport, joined, root, watch)
     return joined, []
-
-
-def _sent_to_all(transport: Transport, content: Any, watch: Watch) -> tuple[Any, list[int]]:
-    if transport.size == 1:
-        return content, [len(content)]
-    ring, rank = schedule_of("all_gather", "ring"), transport.rank
-    lengths = numpy.zeros(transport.size, numpy.int64)
-    lengths[rank] = len(content)
-    Executor(ring, transport, lengths, bounds=range(transport.size + 1)).run(watch)
-    bounds = [0, *lengths.cumsum().tolist()]
-    joined = numpy.empty(bounds[-1], numpy.uint8)
-    joined[bounds[rank] : bounds[rank + 1]] = content
-    Executor(ring, transport, joined, bounds=bounds).run(watch)
-    return joined, lengths.tolist()
 
 
 # -- pickles -----------------------------------------------------------------------------------------------------------

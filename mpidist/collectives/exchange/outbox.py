@@ -7,7 +7,7 @@ set that flag, and nobody reads it after the call.  Turns are counted together w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist.runtime.control import Watch
@@ -49,7 +49,7 @@ class Outbox:
     def trade(
         self,
         watch: Watch,
-        gives: Sequence[Any],
+        gives: Sequence[Any] | Mapping[int, Any],
         counts: Sequence[int],
         longest: int,
         dtype: Any,
@@ -62,7 +62,7 @@ class Outbox:
         Parameters
         ----------
         watch : Watch
-        gives : sequence of array, flat
+        gives : sequence or mapping of array, flat
             By rank: what it gets; converted to `dtype`.
         counts : sequence of int
             How many elements each rank shows this one.

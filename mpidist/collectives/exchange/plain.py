@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -38,53 +39,65 @@ def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, buck
     return share.astype(bucket.result)
 
 
-def all_gather(transport: Transport, array: Any, axis: int, watch: Watch) -> Any:
-    """Return the arrays of all ranks, joined along `axis`, in which they may differ."""
-    if transport.size == 1:
-        return array.copy()
-    lengths = _lengths(transport, array.shape[axis], watch)
-    others = list(array.shape)
-    row = prod(length for index, length in enumerate(others) if index != axis)
-    bounds = numpy.concatenate(([0], numpy.cumsum(lengths))) * row
-    joined = arrays.empty(int(bounds[-1]), array.dtype, array)
-    joined[bounds[transport.rank] : bounds[transport.rank + 1]] = array.reshape(-1)
-    ring = schedule_of("all_gather", "ring")
-    Executor(ring, transport, joined, bounds=[int(bound) for bound in bounds]).run(watch)
-    return _unflattened(joined, bounds, others, axis, lengths)
+def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int | None = None) -> Any:
+    """Return the arrays of all ranks, joined along `axis`, in which they may differ; only on `root`, if there is one.
+
+    The others get None then.
+    """
+    return counted_gather(transport, array, watch, axis, root)[0]
 
 
-def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int | None) -> Any:
-    """Return the arrays of all ranks, joined along `axis`, on `root`; None on the others.  A root of None is all."""
-    if root is None:
-        return all_gather(transport, array, axis, watch)
-    if transport.size == 1:
-        return array.copy()
-    own = arrays.namespace(array).ascontiguousarray(array)
-    lengths = _lengths(transport, array.shape[axis], watch)
-    if transport.rank != root:
-        transport.wait([transport.send(own, root)], watch)
-        return None
-    shapes = [_with_length(array.shape, axis, length) for length in lengths]
-    parts = [own if rank == root else arrays.empty(shape, array.dtype, array) for rank, shape in enumerate(shapes)]
-    transport.wait([transport.receive(part, rank) for rank, part in enumerate(parts) if rank != root], watch)
-    return arrays.namespace(array).concatenate(parts, axis=axis).astype(array.dtype, copy=False)
-
-
-def all_to_all(transport: Transport, array: Any, splits: Sequence[int], watch: Watch) -> tuple[Any, list[int]]:
-    """Return the rows that all ranks have for this one, in rank order, and how many each of them gave."""
+def counted_gather(
+    transport: Transport, array: Any, watch: Watch, axis: int = 0, root: int | None = None
+) -> tuple[Any, list[int]]:
+    """Return the same, and the length of each rank's."""
     size, rank = transport.size, transport.rank
+    if size == 1:
+        return array.copy(), [array.shape[axis]]
+    ring, shown = schedule_of("all_gather", "ring"), numpy.zeros(size, numpy.int64)
+    shown[rank] = array.shape[axis]
+    Executor(ring, transport, shown, bounds=range(size + 1)).run(watch)
+    lengths = shown.tolist()
+    if root not in (None, rank):
+        exchange(transport, {root: arrays.namespace(array).ascontiguousarray(array).reshape(-1)}, {}, watch)
+        return None, lengths
+    row = prod(length for index, length in enumerate(array.shape) if index != axis)
+    bounds = [bound * row for bound in bounds_of(lengths)]
+    joined = arrays.empty(bounds[-1], array.dtype, array)
+    parts = [joined[start:stop] for start, stop in pairwise(bounds)]
+    parts[rank][...] = array.reshape(-1)
+    if root is None:
+        Executor(ring, transport, joined, bounds=bounds).run(watch)
+    else:
+        exchange(transport, {}, {giver: part for giver, part in enumerate(parts) if giver != rank}, watch)
+    if axis == 0:
+        return joined.reshape([sum(lengths), *array.shape[1:]]), lengths
+    shaped = [
+        part.reshape([*array.shape[:axis], length, *array.shape[axis + 1 :]])
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    found = arrays.namespace(joined).concatenate(shaped, axis=axis)
+    return found.astype(joined.dtype, copy=False), lengths  # concatenate gives the machine's byte order
+
+
+def all_to_all(transport: Transport, given: tuple[Any, Sequence[int]], watch: Watch) -> tuple[Any, list[int]]:
+    """Return the rows that all ranks have for this one, in rank order, and how many each of them gave.
+
+    `given` are an array and its splits.
+    """
+    (array, splits), size, rank = given, transport.size, transport.rank
     others = [each for each in range(size) if each != rank]
     counts = numpy.array(splits, numpy.int64).reshape(size, 1)
     received = counts.copy()
-    receives = [transport.receive(received[each], each) for each in others]
-    transport.wait(receives + [transport.send(counts[each], each) for each in others], watch)
+    exchange(transport, {each: counts[each] for each in others}, {each: received[each] for each in others}, watch)
     lengths = received[:, 0].tolist()
     own, bounds = arrays.namespace(array).ascontiguousarray(array), bounds_of(splits)
     result, places = arrays.empty((sum(lengths), *array.shape[1:]), array.dtype, array), bounds_of(lengths)
-    receives = [transport.receive(result[places[each] : places[each + 1]], each) for each in others]
-    sends = [transport.send(own[bounds[each] : bounds[each + 1]], each) for each in others]
-    transport.wait(receives + sends, watch)
-    result[places[rank] : places[rank + 1]] = own[bounds[rank] : bounds[rank + 1]]
+    gives, parts = (
+        [joined[start:stop] for start, stop in pairwise(cuts)] for joined, cuts in ((own, bounds), (result, places))
+    )
+    exchange(transport, {each: gives[each] for each in others}, {each: parts[each] for each in others}, watch)
+    parts[rank][...] = gives[rank]
     return result, lengths
 
 
@@ -111,10 +124,38 @@ def bounds_of(lengths: Sequence[int]) -> list[int]:
     return [0, *accumulate(lengths)]
 
 
-def broadcast(transport: Transport, array: Any, root: int, watch: Watch) -> None:
+def from_root(transport: Transport, array: Any, root: int, watch: Watch) -> None:
     """Give all ranks the array of rank `root`, in place."""
     if transport.size > 1 and array.size:
         Executor(schedule_of("broadcast", "binomial"), transport, array.reshape(-1), root=root).run(watch)
+
+
+def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[int]:
+    """Return how many rows each rank gets; equal parts by default.  Local.
+
+    Raises
+    ------
+    ValueError
+        There is not one split a rank, one is negative, or they do not add up to `rows`; without splits, `rows` is no
+        multiple of `size`.
+    TypeError
+        A split is no whole number.
+    """
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"all_to_all of {rows} rows on {size} ranks: they cannot be dealt out evenly; pass splits, the number "
+                "of rows for each rank"
+            )
+        return [rows // size] * size
+    found = [operator.index(each) for each in splits]
+    if len(found) != size:
+        raise ValueError(f"all_to_all on {size} ranks got {len(found)} splits; give the number of rows for each rank")
+    if min(found) < 0:
+        raise ValueError(f"all_to_all got the splits {found}; the number of rows for a rank cannot be negative")
+    if sum(found) != rows:
+        raise ValueError(f"all_to_all got splits of {sum(found)} rows, {found}, for an array of {rows} rows")
+    return found
 
 
 def checked_axis(array: Any, axis: int, name: str = "all_gather") -> int:
@@ -133,27 +174,3 @@ def check_contiguous(name: str, array: Any) -> None:
             f"{name} works in place on C-contiguous arrays, got shape {array.shape} with strides {array.strides}; "
             "pass numpy.ascontiguousarray(array) and copy the result back"
         )
-
-
-def _lengths(transport: Transport, length: int, watch: Watch) -> list[int]:
-    lengths = numpy.zeros(transport.size, dtype=numpy.int64)
-    lengths[transport.rank] = length
-    ring = schedule_of("all_gather", "ring")
-    Executor(ring, transport, lengths, bounds=range(transport.size + 1)).run(watch)
-    return lengths.tolist()
-
-
-def _unflattened(joined: Any, bounds: Any, others: Sequence[int], axis: int, lengths: list[int]) -> Any:
-    """Return flat pieces, one a rank, as one array joined along `axis`."""
-    if axis == 0:
-        return joined.reshape([sum(lengths), *others[1:]])
-    pieces = []
-    for rank, length in enumerate(lengths):
-        pieces.append(joined[bounds[rank] : bounds[rank + 1]].reshape(_with_length(others, axis, length)))
-    joined_pieces = arrays.namespace(joined).concatenate(pieces, axis=axis)
-    return joined_pieces.astype(joined.dtype, copy=False)  # of another byte order
-
-
-def _with_length(shape: Sequence[int], axis: int, length: int) -> list[int]:
-    """Return a shape with another length of one axis."""
-    return [length if index == axis else size for index, size in enumerate(shape)]

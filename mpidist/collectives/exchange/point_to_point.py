@@ -414,12 +414,7 @@ class PointToPoint:
 
     def start_send(self, array: Any, to: int, timeout_seconds: float | None = None) -> Transfer:
         """Start to send an array; see `Communicator.send`.  Local."""
-        self._check_peer(to, "send")
-        if arrays.is_device(array):
-            raise UnsupportedDtypeError(
-                f"send moves arrays of the host, got a {type(array).__name__}; copy it with mpidist.arrays.as_host"
-            )
-        arrays.check_movable(array.dtype)
+        self.check_send(array, to)
         return self.post(array, to, timeout_seconds)
 
     def post(self, array: Any, to: int, timeout_seconds: float | None) -> Transfer:
@@ -443,7 +438,7 @@ class PointToPoint:
 
     def start_receive(self, source: int, like: Any = None, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive an array; see `Communicator.receive`.  Local."""
-        self._check_peer(source, "receive")
+        self.check_peer(source, "receive")
         return self.expect(source, None if like is None else (like.dtype, tuple(like.shape)), timeout_seconds)
 
     def expect(self, source: int, expected: Any, timeout_seconds: float | None) -> Transfer:
@@ -518,7 +513,17 @@ class PointToPoint:
             found = self._signatures[description] = pickle.loads(description)
         return found
 
-    def _check_peer(self, peer: int, verb: str) -> None:
+    def check_send(self, array: Any, to: int) -> None:
+        """Raise unless such an array can be sent to that rank.  Local."""
+        self.check_peer(to, "send")
+        if arrays.is_device(array):
+            raise UnsupportedDtypeError(
+                f"send moves arrays of the host, got a {type(array).__name__}; copy it with mpidist.arrays.as_host"
+            )
+        arrays.check_movable(array.dtype)
+
+    def check_peer(self, peer: int, verb: str) -> None:
+        """Raise ValueError unless there is such another rank.  Local."""
         own, size = self._ranks.rank, self._ranks.size
         if not 0 <= peer < size:
             raise ValueError(f"{verb}: there is no rank {peer} in a world of {size}")
@@ -545,10 +550,7 @@ class BoundSend:
     """The send of arrays of one dtype and shape to one rank; parameters as for `Communicator.send_init`."""
 
     def __init__(self, lines: PointToPoint, like: Any, to: int) -> None:
-        lines._check_peer(to, "send")
-        if arrays.is_device(like):
-            raise UnsupportedDtypeError(f"send moves arrays of the host, got a {type(like).__name__}")
-        arrays.check_movable(like.dtype)
+        lines.check_send(like, to)
         self._lines, self._to = lines, to
         self._dtype, self._shape = like.dtype, tuple(like.shape)
         self._destination, self._turnstile = lines.targets[to], lines.turnstile
@@ -579,7 +581,7 @@ class BoundReceive:
     """The receive of arrays of one dtype and shape from one rank; parameters as for `Communicator.receive_init`."""
 
     def __init__(self, lines: PointToPoint, like: Any, source: int) -> None:
-        lines._check_peer(source, "receive")
+        lines.check_peer(source, "receive")
         self._lines, self._source = lines, source
         self._expected = (like.dtype, tuple(like.shape))
         self._origin, self._turnstile = lines.sources[source], lines.turnstile

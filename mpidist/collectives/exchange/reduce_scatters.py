@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,45 +10,15 @@ import numpy
 from mpidist.arrays import reduction
 from mpidist.collectives.call import Call
 from mpidist.collectives.exchange import plain
-from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
+from mpidist.collectives.exchange.array_bound import ArrayBound
 from mpidist.collectives.exchange.call_slots import CallSlots
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.exchange.own_results import OwnResults
 from mpidist.collectives.ranks import Ranks
-from mpidist.collectives.reductions.plan import Bucket, build
-from mpidist.collectives.ways.chooser import ONE_PACK
+from mpidist.collectives.reductions.plan import Bucket
 from mpidist.collectives.ways.shared_memory import rank_order
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
-
-
-def bind_reduce_scatter(
-    ranks: Ranks, segments: SharedSegments | None, like: Any, op: str, results: OwnResults
-) -> ArrayBound:
-    """Return the reduce-scatter of arrays like this one; Local.
-
-    Parameters
-    ----------
-    ranks : Ranks
-    segments : SharedSegments or None
-        Of all ranks, for arrays of the host; None for messages.
-    like : array, at least one dimension
-    op : str
-        ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
-    results : OwnResults
-
-    Raises
-    ------
-    UnsupportedDtypeError
-        The dtype has no such reduction.
-    """
-    signature = ("", like.dtype, tuple(like.shape))
-    plan = build([signature], op, ONE_PACK)
-    call = Call(f"reduce_scatter({op})", [signature])
-    (bucket,) = plan.buckets
-    if segments is not None:
-        return NodeReduceScatter(ranks, segments, call, like, (op, plan.reduction, bucket), results)
-    return SentCollective(ranks, call, like, None, partial(plain.reduce_scatter, op=op, bucket=bucket))
 
 
 class NodeReduceScatter(ArrayBound):
@@ -87,10 +56,12 @@ class NodeReduceScatter(ArrayBound):
             shares = [values[:, :nbytes].view(self._wire)[:, mine] for values in slots.values]
             self._reduce_fns = [rank_order(self._op, share) for share in shares]
 
-    def show(self, array: Any) -> None:
-        """Put a short array into the call slot.  Local."""
+    def fill(self, array: Any) -> bool:
+        """Return True, and put a short array into the call slot; ValueError for another kind of array.  Local."""
+        self.check(array)
         if self._reduce_fns is not None:
             self._own[(self._control.call + 1) & 1][...] = array
+        return True
 
     def move(self, watch: Watch, array: Any) -> Any:
         out = self._results.array(self._share, self._wire)

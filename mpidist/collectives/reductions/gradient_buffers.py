@@ -102,7 +102,7 @@ class GradientBuffers:
         """Whether these are the buffers, all of them in their order.  Local."""
         return not self._dead and list(map(id, tensors)) == self._ids
 
-    def all_reduce(self, op: str, timeout_seconds: float | None) -> list[Any]:
+    def reduced(self, op: str, timeout_seconds: float | None) -> list[Any]:
         """Return the buffers reduced over all ranks, as arrays to be read.
 
         Collective: every rank calls it in the same order.

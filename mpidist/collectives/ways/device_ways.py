@@ -135,7 +135,7 @@ class DeviceReduction:
         if link is None or isinstance(link, str) or not link.can_reduce(self._dtype, self._op):
             self._stage(watch, flat)
         else:
-            link.all_reduce(flat, self._op, watch)
+            link.reduce(flat, self._op, watch)
 
     def _stage(self, watch: Watch, flat: Any) -> None:
         """Reduce piece by piece through the host."""
@@ -190,14 +190,10 @@ class StagedArray(ArrayBound):
         inner: ArrayBound,
         in_place: bool = False,
     ) -> None:
-        super().__init__(ranks, inner.call, like, axis)
+        super().__init__(ranks, inner.call, like, axis, inner.is_dealt)
         self._ways, self._memory, self._inner, self._in_place = ways, memory, inner, in_place
         self._like = arrays.empty(0, like.dtype, like)
         self._given: Any = None
-
-    def check(self, given: Any) -> None:
-        """Raise ValueError for another kind of array."""
-        super().check(given[0] if isinstance(given, tuple) else given)
 
     def enter(self, given: Any) -> None:
         """Begin work on the array.  Local."""
@@ -207,9 +203,9 @@ class StagedArray(ArrayBound):
         """Copy the array to the host, and show a short one to the other ranks.  Local."""
         self.check(given)
         self.enter(given)
-        array, *rest = given if isinstance(given, tuple) else (given,)
+        array = given[0] if isinstance(given, tuple) else given
         host = self._ways.to_host(self._memory, array, self.call.what)
-        self._given = (host, *rest) if isinstance(given, tuple) else host
+        self._given = (host, self._splits) if self.is_dealt else host
         return self._inner.fill(self._given)
 
     def move(self, watch: Watch, given: Any) -> Any:

@@ -52,8 +52,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
     values = kind.structure.flatten_up_to(tree)
     _check_dtypes(kind)
     hosts = kind.on_host(values)
-    if replicas.size > 1:
-        _check_alike(kind, replicas, root_rank)
+    _check_alike(kind, replicas, root_rank)
     results = _broadcast(hosts, replicas, root_rank)
     in_jax = [position for position, leaf in enumerate(kind.leaves) if leaf.in_jax]
     arrays = put([results[each] for each in in_jax], [kind.leaves[each].placement for each in in_jax])
@@ -79,8 +78,7 @@ def _check_alike(kind: TreeKind, replicas: Replicas, root: int) -> None:
         (name, leaf.dtype, leaf.shape) if leaf.has_sum else (name, given.dtype, given.shape)
         for name, leaf, given in zip(kind.names, kind.leaves, kind.kinds, strict=True)
     ]
-    communicator = replicas.communicator
-    communicator.check(communicator.call("broadcast_tree", [*described, fact("root_rank", root)]))
+    replicas.check("broadcast_tree", [*described, fact("root_rank", root)])
 
 
 def _broadcast(hosts: Sequence[Any], replicas: Replicas, root: int) -> list[Any]:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy
 
 from mpidist import context
-from mpidist.collectives.communicator import Communicator
+from mpidist.arrays import byte_view
 from mpidist.frameworks.keras.current_step import step_of, stepping
 from mpidist.frameworks.keras.shares import BatchShare
+from mpidist.frameworks.replicas import replicas_of
 from mpidist.options import ReduceOp
 
 
@@ -62,7 +63,8 @@ class ModelReplica:
         self.strategy = strategy
         self.number: int = strategy.extended.replica_id
         self.count: int = strategy.extended.num_replicas
-        self.communicator: Communicator = strategy.extended.communicator
+        self.replicas = replicas_of(strategy)
+        self.communicator = self.replicas.communicator
         self.has_chiefs_weights = self.is_synchronized = False
         self.halves: set[int] = set()
         self.steps: Any = None
@@ -189,18 +191,16 @@ class ModelReplica:
 
     def from_chief(self, arrays: Sequence[numpy.ndarray]) -> list[numpy.ndarray]:
         """Return the chief's arrays, as new ones; every rank gives some of the same shapes and dtypes.  Collective."""
-        results: list[Any] = [None] * len(arrays)
-        for dtype in sorted({each.dtype for each in arrays}, key=str):
-            places = [place for place, each in enumerate(arrays) if each.dtype == dtype]
-            flat = numpy.concatenate([arrays[place].reshape(-1) for place in places])
-            self.communicator.broadcast(flat.view("uint8"))  # as bytes, since there are more dtypes than MPI knows
-            at = 0
-            for place in places:
-                size = arrays[place].size
-                results[place] = flat[at : at + size].reshape(arrays[place].shape).copy()
-                at += size
+        results = [numpy.array(each, order="C") for each in arrays]
+        places = [byte_view(each) for each in results]  # bytes, since there are more dtypes than MPI knows
+        if not places:
+            return []
+        flat = numpy.concatenate(places)
+        self.communicator.broadcast(flat)
+        for place, values in zip(places, numpy.split(flat, numpy.cumsum([len(each) for each in places])), strict=False):
+            place[...] = values
         return results
 
     def compare(self, what: str, facts: list[tuple[str, Any, tuple[int, ...]]]) -> None:
         """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""
-        self.communicator.check(self.communicator.call(what, facts))
+        self.replicas.check(what, facts)

@@ -8,8 +8,9 @@ import numpy
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import crossing, cuda
-from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.tensors import array_of
 
 
@@ -120,7 +121,7 @@ def _is_convertible(name: str, module: torch.nn.Module) -> bool:
 class _Statistics:
     """Count, mean and variance of each channel over all replicas; the mean first, so that nothing cancels."""
 
-    def __init__(self, x: torch.Tensor, replicas: TorchReplicas) -> None:
+    def __init__(self, x: torch.Tensor, replicas: Replicas) -> None:
         self.axes = [0, *range(2, x.dim())]
         self.shape = [1, -1, *[1] * (x.dim() - 2)]
         values = x.detach()
@@ -139,7 +140,7 @@ class _Statistics:
         self.variance = _sums(replicas, (from_mean.double() - rest).square().sum(self.axes))[0] / self.count
 
 
-def _sums(replicas: TorchReplicas, values: torch.Tensor, rows: int | None = None) -> tuple[torch.Tensor, int]:
+def _sums(replicas: Replicas, values: torch.Tensor, rows: int | None = None) -> tuple[torch.Tensor, int]:
     """Return sums over all replicas, and those of the rows.  Collective.
 
     On the host both go together.  On a device the rows go by themselves: who knows them need not wait for the device.
@@ -162,7 +163,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float, statistics: _Statistics, replicas: TorchReplicas
+        ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float, statistics: _Statistics, replicas: Replicas
     ) -> torch.Tensor:
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
         inverse = (statistics.variance + eps).rsqrt().to(dtype).view(statistics.shape)

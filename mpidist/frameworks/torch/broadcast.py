@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from mpidist.collectives.exchange.objects import broadcast_object
 from mpidist.errors import ObjectError
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.comparison import check_alike, described
-from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.tensors import Named, array_of, expanded_axes, flat_of
 
 #: Tensors of up to so many bytes are sent together, up to so many bytes in one piece.
@@ -22,7 +24,7 @@ _SHORT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 23
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any] | torch.Tensor],
     root_rank: int = 0,
-    replicas: TorchReplicas | None = None,
+    replicas: Replicas | None = None,
 ) -> None:
     """Give all replicas the tensors of one, in place.
 
@@ -34,7 +36,7 @@ def broadcast_parameters(
         As ``model.state_dict()``, ``model.named_parameters()`` and ``model.parameters()`` give them.  Names, shapes and
         dtypes are compared.
     root_rank : int
-    replicas : TorchReplicas, optional
+    replicas : Replicas, optional
         By default those of the strategy in force, or all ranks.
 
     Raises
@@ -59,7 +61,7 @@ def broadcast_parameters(
 
 
 def broadcast_tensors(
-    replicas: TorchReplicas,
+    replicas: Replicas,
     named: Sequence[Named],
     root: int = 0,
     is_checked: bool = False,
@@ -71,7 +73,7 @@ def broadcast_tensors(
 
     Parameters
     ----------
-    replicas : TorchReplicas
+    replicas : Replicas
     named : sequence of (name, tensor)
     root : int
     is_checked : bool
@@ -112,14 +114,14 @@ def _pieces(named: Iterable[Named]) -> list[list[Named]]:
     return found
 
 
-def _broadcast_piece(replicas: TorchReplicas, named: Sequence[Named], root: int) -> None:
+def _broadcast_piece(replicas: Replicas, named: Sequence[Named], root: int) -> None:
     place = _place_of([each for _, each in named])
     with torch.no_grad(), cuda.in_order_of(named[0][1]) if place.type != "cpu" else nullcontext():
         # `data` has no part in the versions of a tensor, which a pass that is going on may have noted
         copies = [flat_of(each.data.to(place)) for _, each in named]
         whole = [each.reshape(-1).view(torch.uint8) for each in copies]
         together = whole[0] if len(whole) == 1 else torch.cat(whole)
-        replicas.broadcast(array_of(together), root)
+        replicas.communicator.broadcast(array_of(together), root)
         if len(whole) > 1:
             for part, values in zip(whole, together.split([len(each) for each in whole]), strict=True):
                 part.copy_(values)
@@ -145,7 +147,7 @@ def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None, *, replicas: TorchReplicas | None = None
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None, *, replicas: Replicas | None = None
 ) -> None:
     """Give all replicas the state and the hyperparameters of one replica's optimizer.
 
@@ -157,7 +159,7 @@ def broadcast_optimizer_state(
     root_rank : int
     model : torch.nn.Module, optional
         Without effect.
-    replicas : TorchReplicas, optional
+    replicas : Replicas, optional
         By default those of the strategy in force, or all ranks.
 
     Raises
@@ -184,7 +186,7 @@ def broadcast_optimizer_state(
             payload = _saved(optimizer.state_dict())
         except Exception as error:
             trouble = error  # told to all first
-    found = replicas.broadcast_bytes(payload, root_rank)
+    found = broadcast_object(replicas.communicator, payload, root_rank)
     if not found:
         raise ObjectError(
             f"broadcast_optimizer_state: the state_dict of rank {root_rank}'s {type(optimizer).__name__} cannot be "

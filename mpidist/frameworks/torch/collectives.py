@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 import torch
 
 from mpidist.compression import BFloat16, Compression, Float16
 from mpidist.errors import UnsupportedDtypeError, quoted
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import crossing, cuda
-from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.tensors import array_of, bits_of, check_memory, flat_of, is_known, tensor_of
 from mpidist.options import ReduceOp
 
@@ -56,7 +56,7 @@ def all_reduce(
             "BFloat16() of mpidist.compression; DistributedOptimizer takes other stages, which keep what they have not "
             "sent yet"
         )
-    given = _checked(tensor)
+    given = checked(tensor)
     if compression is not None and cuda.has(given):
         raise UnsupportedDtypeError(
             f"compression={quoted(compression)} codes values in host memory, and the tensor lies on {tensor.device}: "
@@ -77,16 +77,7 @@ def all_gather(tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
         Ranks may differ in the length of `axis`, and in nothing else.
     axis : int
     """
-    found: torch.Tensor = _AllGather.apply(_checked(tensor), axis, replicas_of())
-    return found
-
-
-def broadcast(tensor: torch.Tensor, root_rank: int = 0) -> torch.Tensor:
-    """Return the tensor of one rank; all give tensors of the same shape and dtype.
-
-    Collective: every rank calls it in the same order, and makes its backward passes in the same order.
-    """
-    found: torch.Tensor = _Broadcast.apply(_checked(tensor), root_rank, replicas_of())
+    found: torch.Tensor = _AllGather.apply(checked(tensor), axis, replicas_of())
     return found
 
 
@@ -96,7 +87,7 @@ def reduce_scatter(tensor: torch.Tensor, op: ReduceOp | str = ReduceOp.SUM) -> t
     Collective: every rank calls it in the same order, and makes its backward passes in the same order.  Gradients flow
     through SUM and MEAN.
     """
-    found: torch.Tensor = _ReduceScatter.apply(_checked(tensor), ReduceOp.parse(op).verb, replicas_of())
+    found: torch.Tensor = _ReduceScatter.apply(checked(tensor), ReduceOp.parse(op).verb, replicas_of())
     return found
 
 
@@ -113,11 +104,12 @@ def all_to_all(tensor: torch.Tensor, splits: Sequence[int] | None = None) -> tup
         How many rows each rank gets; by default all get as many.
     """
     received: list[int] = []
-    found: torch.Tensor = _RowExchange.apply(_checked(tensor), splits, received, replicas_of())
+    found: torch.Tensor = _RowExchange.apply(checked(tensor), splits, received, replicas_of())
     return found, received
 
 
-def _checked(tensor: torch.Tensor) -> torch.Tensor:
+def checked(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a collective was given; raise for what is no dense tensor in memory that ranks share."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"expected a tensor, got a {type(tensor).__name__}; mpidist's own collectives take arrays")
     check_memory([("the tensor", tensor)], None)
@@ -130,7 +122,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
-def _moved(replicas: TorchReplicas, what: str, tensor: torch.Tensor) -> Any:
+def _moved(replicas: Replicas, what: str, tensor: torch.Tensor) -> Any:
     """Return a contiguous tensor as an array that is only moved; of a dtype that NumPy does not have, its bits.
 
     Collective where it has not: dtypes are compared, which the bits do not tell.
@@ -157,7 +149,7 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, op: str, compression: Compression | None, replicas: TorchReplicas
+        ctx: Any, tensor: torch.Tensor, op: str, compression: Compression | None, replicas: Replicas
     ) -> torch.Tensor:
         ctx.op, ctx.compression, ctx.replicas = op, compression, replicas
         is_whole = op == "mean" and not (tensor.is_floating_point() or tensor.is_complex())
@@ -178,7 +170,7 @@ class _AllGather(torch.autograd.Function):
     """What comes back is added up, and each takes its own part."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, axis: int, replicas: TorchReplicas) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, axis: int, replicas: Replicas) -> torch.Tensor:
         ctx.replicas = replicas
         if replicas.size == 1:
             ctx.part = None
@@ -186,10 +178,7 @@ class _AllGather(torch.autograd.Function):
         with cuda.in_order_of(tensor):
             given = _moved(replicas, "all_gather", flat_of(tensor))
             found = _as_given(replicas.communicator.all_gather(given, axis), tensor)
-        lengths = numpy.zeros(replicas.size, numpy.int64)
-        lengths[replicas.rank] = tensor.shape[axis]
-        replicas.reduce("sum", [lengths], "lengths")
-        ctx.part = axis, int(lengths[: replicas.rank].sum()), int(lengths[replicas.rank])
+        ctx.part = axis, replicas.own_part(tensor.shape[axis]).start, tensor.shape[axis]
         return found
 
     @staticmethod
@@ -200,14 +189,15 @@ class _AllGather(torch.autograd.Function):
         return _AllReduce.apply(gradients[0], "sum", None, ctx.replicas).narrow(*ctx.part), None, None
 
 
-class _Broadcast(torch.autograd.Function):
+class Broadcast(torch.autograd.Function):
     """What comes back is added up for the rank that gave the tensor; it has no part in those of others."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, root: int, replicas: TorchReplicas) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, replicas: Replicas) -> torch.Tensor:
         ctx.is_root, ctx.replicas, found = replicas.rank == root, replicas, _copied(tensor)
-        with cuda.in_order_of(found):
-            replicas.broadcast(_moved(replicas, "broadcast", found), root)
+        if replicas.size > 1 or root != 0:  # which is an error
+            with cuda.in_order_of(found):
+                replicas.communicator.broadcast(_moved(replicas, "broadcast", found), root)
         return found
 
     @staticmethod
@@ -221,7 +211,7 @@ class _ReduceScatter(torch.autograd.Function):
     """What comes back is gathered."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, op: str, replicas: TorchReplicas) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, op: str, replicas: Replicas) -> torch.Tensor:
         ctx.op, ctx.replicas = op, replicas
         if replicas.size == 1:
             return _copied(tensor)
@@ -241,7 +231,7 @@ class _RowExchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, received: list[int], replicas: TorchReplicas
+        ctx: Any, tensor: torch.Tensor, splits: Sequence[int] | None, received: list[int], replicas: Replicas
     ) -> torch.Tensor:
         ctx.replicas = replicas
         if replicas.size == 1:

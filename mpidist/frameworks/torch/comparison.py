@@ -15,8 +15,8 @@ import torch
 from mpidist.collectives.call import FactsAndAdvice
 from mpidist.collectives.mismatch import fact
 from mpidist.errors import CollectiveMismatchError, listed
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import cuda
-from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import Named, bytes_of, expanded_axes, flat_of, integers_of
 
 #: Values whose differences are at most so many times the last bit of the largest one may come from rounding: processors
@@ -38,7 +38,7 @@ _ADVICE = (
 )
 
 
-def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> None:
+def check_alike(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have such tensors; the first that differs is named.
 
     Collective: every rank calls it in the same order.
@@ -51,7 +51,7 @@ def check_alike(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> N
         )
 
 
-def check_equal(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> None:
+def check_equal(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have the same values in new parameters; names one.
 
     Collective: every rank calls it in the same order.
@@ -59,7 +59,9 @@ def check_equal(replicas: TorchReplicas, what: str, named: Sequence[Named]) -> N
     check_alike(replicas, f"{what}: new parameters", named)
     if replicas.size == 1:
         return
-    found = replicas.exchange(numpy.array(_sums_of([each for _, each in named]), numpy.uint32).tobytes(), what)
+    found = replicas.communicator.exchange(
+        numpy.array(_sums_of([each for _, each in named]), numpy.uint32).tobytes(), what
+    )
     sums = [numpy.frombuffer(each, numpy.uint32) for each in found]
     for number, (name, _) in enumerate(named):
         if others := [rank for rank, each in enumerate(sums) if each[number] != sums[0][number]]:
@@ -98,7 +100,7 @@ class StepComparison:
 
     Parameters
     ----------
-    replicas : TorchReplicas
+    replicas : Replicas
     named : callable
         ``named()`` returns the (name, parameter) pairs that there are now.
     every : int
@@ -110,7 +112,7 @@ class StepComparison:
 
     def __init__(
         self,
-        replicas: TorchReplicas,
+        replicas: Replicas,
         named: Callable[[], Sequence[Named]],
         every: int,
         optimizer: torch.optim.Optimizer | None = None,
@@ -185,7 +187,7 @@ class StepComparison:
         if differing:
             finite = bytes(bool(_wide(each.detach()).isfinite().all()) for _, each, _ in differing)
             # what is no number on one rank is none on all behind the step
-            if len({*self._replicas.exchange(finite, "parameters that are finite")}) > 1 or not is_first:
+            if len({*self._replicas.communicator.exchange(finite, "parameters that are finite")}) > 1 or not is_first:
                 self.settle()
 
     def settle(self) -> None:
@@ -207,7 +209,9 @@ class StepComparison:
         """Return the parameters that differ, each with its sums on all ranks.  Collective."""
         named = [pair for pair in self._named() if pair[1].layout is torch.strided]
         sums = _sums_of([each for _, each in named])
-        found = self._replicas.exchange(numpy.array(sums, numpy.uint32).tobytes(), "sums of the parameters")
+        found = self._replicas.communicator.exchange(
+            numpy.array(sums, numpy.uint32).tobytes(), "sums of the parameters"
+        )
         if len({*found}) == 1:
             return []
         by_rank = [numpy.frombuffer(each, numpy.uint32).tolist() for each in found]
@@ -223,10 +227,13 @@ class StepComparison:
         with torch.no_grad():
             own = tensor.detach().cpu().resolve_conj().resolve_neg()
             theirs = own.clone(memory_format=torch.contiguous_format)
-            self._replicas.broadcast(bytes_of(theirs), root)
+            self._replicas.communicator.broadcast(bytes_of(theirs), root)
             apart, room = _apart(own, theirs)
             told = numpy.array([apart, apart <= room], numpy.float64)  # not so where one is no number
-            found = [numpy.frombuffer(each) for each in self._replicas.exchange(told.tobytes(), f"{name!r} elsewhere")]
+            found = [
+                numpy.frombuffer(each)
+                for each in self._replicas.communicator.exchange(told.tobytes(), f"{name!r} elsewhere")
+            ]
             if all(each[1] for each in found):
                 tensor.copy_(theirs)
                 return

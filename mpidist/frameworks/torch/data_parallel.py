@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, trainable
-from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
 from mpidist.options import ReduceOp
 
@@ -110,7 +111,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
         self._begin(replicas, init_sync)
 
-    def _begin(self, replicas: TorchReplicas, init_sync: bool) -> None:
+    def _begin(self, replicas: Replicas, init_sync: bool) -> None:
         """Begin with rank 0's parameters and buffers, and see the steps of optimizers.  Collective."""
         if init_sync:
             broadcast_module(replicas, self.module)
@@ -200,11 +201,11 @@ class BufferBroadcast:
 
     Parameters
     ----------
-    replicas : TorchReplicas
+    replicas : Replicas
     module : torch.nn.Module
     """
 
-    def __init__(self, replicas: TorchReplicas, module: torch.nn.Module) -> None:
+    def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
         self._replicas, self._module = replicas, module
 
     def __call__(self, root: int = 0) -> None:
@@ -217,7 +218,7 @@ class BufferBroadcast:
         return self._replicas.size > 1 and any(True for _ in self._module.buffers())
 
 
-def broadcast_module(replicas: TorchReplicas, module: torch.nn.Module, root: int = 0) -> None:
+def broadcast_module(replicas: Replicas, module: torch.nn.Module, root: int = 0) -> None:
     """Give all replicas the parameters and buffers of rank `root`'s module.
 
     Collective: every rank calls it in the same order.

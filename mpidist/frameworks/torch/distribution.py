@@ -9,9 +9,10 @@ from weakref import ref
 
 import torch
 
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.data_parallel import BufferBroadcast, DistributedDataParallel, broadcast_module
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
-from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.replicas import replicas_of
 
 
 def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[Any]:
@@ -70,7 +71,7 @@ def _names_of(modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimiz
 class _BufferSharing:
     """Has every forward pass in training of one module begin with rank 0's buffers; copies of it are plain modules."""
 
-    def __init__(self, replicas: TorchReplicas, module: torch.nn.Module) -> None:
+    def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
         self._broadcast, self._module = BufferBroadcast(replicas, module), ref(module)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:

@@ -18,9 +18,9 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.errors import UnsupportedDtypeError
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.comparison import StepComparison
-from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.tensors import array_of, dtype_of, flat_of, is_flat, is_on_host, tensor_of
 from mpidist.variables import IndexedSlices
 
@@ -40,7 +40,7 @@ class GradientList:
 
     Parameters
     ----------
-    replicas : TorchReplicas
+    replicas : Replicas
     names : sequence of str
     parameters : sequence of Parameter
     sparse : frozenset of int
@@ -68,7 +68,7 @@ class GradientList:
 
     def __init__(
         self,
-        replicas: TorchReplicas,
+        replicas: Replicas,
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         sparse: frozenset[int] = frozenset(),
@@ -142,7 +142,7 @@ class GradientList:
     def _bound_to(self, op: str) -> tuple[Any, Any]:
         """Return what reduces the flags, and what reduces gradients; None where they go with the flags."""
         if op not in self._bound:
-            bind, own = self._replicas.bind, self._flags_signature
+            bind, own = self._replicas.bind_in_place, self._flags_signature
             if self._on_device:
                 kind = array_of(torch.empty(0, device=self._place))
                 self._bound[op] = bind(op, [own]), bind(op, self._signatures, kind=kind)

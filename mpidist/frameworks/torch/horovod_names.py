@@ -14,6 +14,7 @@ import torch
 from mpidist import ranks, world
 from mpidist.collectives.handle import Handle
 from mpidist.frameworks.torch import collectives
+from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.options import ReduceOp
 from mpidist.transports import World
 
@@ -126,9 +127,13 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: None =
 def broadcast(
     tensor: torch.Tensor, root_rank: int = 0, name: str | None = None, process_set: None = None
 ) -> torch.Tensor:
-    """Return the tensor of one rank.  Collective: every rank calls it in the same order."""
+    """Return the tensor of one rank; all give tensors of the same shape and dtype.
+
+    Collective: every rank calls it in the same order, and makes its backward passes in the same order.
+    """
     _check_set(process_set)
-    return collectives.broadcast(tensor, root_rank)
+    found: torch.Tensor = collectives.Broadcast.apply(collectives.checked(tensor), root_rank, replicas_of())
+    return found
 
 
 def broadcast_(
@@ -137,7 +142,7 @@ def broadcast_(
     """Give all ranks the tensor of one, in place, and return it.  Collective."""
     _check_set(process_set)
     with torch.no_grad():
-        return tensor.copy_(collectives.broadcast(tensor, root_rank))
+        return tensor.copy_(broadcast(tensor, root_rank))
 
 
 def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: None = None) -> Any:

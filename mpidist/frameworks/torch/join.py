@@ -1,4 +1,4 @@
-"""TorchReplicas that run out of rows before others: they take part in what is left without rows of their own."""
+"""Replicas that run out of rows before others: they take part in what is left without rows of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy
 
-from mpidist.frameworks.torch.replicas import TorchReplicas
+from mpidist.frameworks.replicas import Replicas
 
 #: What is about to happen: rank 0's buffers are given to all, or gradients are reduced.
 BUFFERS, GRADIENTS = range(2)
@@ -17,7 +17,7 @@ class Joining:
 
     Parameters
     ----------
-    replicas : TorchReplicas
+    replicas : Replicas
     is_strict : bool
         Whether a replica that has run out is an error on all.
     by_all : bool
@@ -29,7 +29,7 @@ class Joining:
         The ranks that had rows at the last collective.
     """
 
-    def __init__(self, replicas: TorchReplicas, is_strict: bool, by_all: bool) -> None:
+    def __init__(self, replicas: Replicas, is_strict: bool, by_all: bool) -> None:
         self.active = tuple(range(replicas.size))
         self.by_all = by_all
         self._replicas, self._is_strict = replicas, is_strict

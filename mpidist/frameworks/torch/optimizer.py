@@ -10,10 +10,11 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.errors import quoted
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, trainable
-from mpidist.frameworks.torch.replicas import TorchReplicas, replicas_of
+from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import prepare_step
 from mpidist.frameworks.torch.tensors import Named
 from mpidist.options import ReduceOp
@@ -130,11 +131,11 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             raise
         self._begin(replicas, others or [])
 
-    def _begin(self, replicas: TorchReplicas, others: Sequence[Named]) -> None:
+    def _begin(self, replicas: Replicas, others: Sequence[Named]) -> None:
         """Begin with rank 0's parameters and state, and reduce before each step.  Collective."""
         own = {id(each) for _, each in self._listing()}
         broadcast_tensors(replicas, [*self._listing(), *(pair for pair in others if id(pair[1]) not in own)])
-        has_state = replicas.exchange(b"1" if self.state else b"0", "DistributedOptimizer")
+        has_state = replicas.communicator.exchange(b"1" if self.state else b"0", "DistributedOptimizer")
         if b"1" in has_state:
             broadcast_optimizer_state(self, replicas=replicas)
         assert self._reduction.comparison is not None

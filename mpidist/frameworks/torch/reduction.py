@@ -26,6 +26,7 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
+from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
@@ -33,7 +34,6 @@ from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
-from mpidist.frameworks.torch.replicas import TorchReplicas
 from mpidist.frameworks.torch.row_parts import RowParts
 from mpidist.frameworks.torch.tensors import Named, check_memory
 
@@ -72,7 +72,7 @@ class GradientReduction:
 
     Parameters
     ----------
-    replicas : TorchReplicas
+    replicas : Replicas
     named : callable
         ``named()`` returns the (name, parameter) pairs that there are now, in the same order on all ranks.
     op : str
@@ -103,7 +103,7 @@ class GradientReduction:
 
     def __init__(
         self,
-        replicas: TorchReplicas,
+        replicas: Replicas,
         named: Callable[[], Sequence[Named]],
         op: str,
         owner: str,
@@ -324,7 +324,7 @@ class GradientReduction:
         """
         _put_back(aside)
         own = b"changed " + digest_of([each for each, _ in aside]) if is_touched else b""
-        told = self.replicas.exchange(own, "gradients")
+        told = self.replicas.communicator.exchange(own, "gradients")
         if self.op == "mean" and len({*told}) == 1:
             return
         raise RuntimeError(
@@ -337,7 +337,7 @@ class GradientReduction:
 
     def _judge_own(self, told: bytes) -> None:
         """Raise on all replicas if gradients that come from no pass may have been summed already.  Collective."""
-        found = self.replicas.exchange(told, "gradients of no pass")
+        found = self.replicas.communicator.exchange(told, "gradients of no pass")
         own = [each if each != b"passes" else b"" for each in found]
         if own != found or (len({*own} - {b""}) == 1 and own.count(b"") < len(own) - 1):
             raise RuntimeError(
@@ -349,7 +349,7 @@ class GradientReduction:
     def _judge(self, notes: Any, is_joined: bool) -> None:
         """Raise on all replicas if what they have told makes the gradients wrong.  Collective."""
         if numpy.count_nonzero(notes[:_PHASES]) > 1:
-            told = self.replicas.exchange(b"" if is_joined else b"%d" % self._steps, "steps")
+            told = self.replicas.communicator.exchange(b"" if is_joined else b"%d" % self._steps, "steps")
             steps = ", ".join(f"rank {rank} {each.decode()}" for rank, each in enumerate(told) if each)
             raise CollectiveMismatchError(
                 f"{self.owner}: ranks are not in the same step when gradients are reduced. Steps made: {steps}. Each "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from mpidist.frameworks.torch.replicas import TorchReplicas
+from mpidist.frameworks.replicas import Replicas
 
 
 class RowParts:
@@ -16,12 +16,12 @@ class RowParts:
 
     Parameters
     ----------
-    replicas : TorchReplicas
+    replicas : Replicas
     owner : str
         What it belongs to, for messages.
     """
 
-    def __init__(self, replicas: TorchReplicas, owner: str) -> None:
+    def __init__(self, replicas: Replicas, owner: str) -> None:
         self._replicas, self._owner = replicas, owner
         self._rows: list[float] = []
 
@@ -48,7 +48,7 @@ class RowParts:
         total = numpy.array([rows, len({*noted}) > 1], numpy.float64)
         self._replicas.reduce("sum", [total], "rows")
         if total[1]:
-            told = self._replicas.exchange(numpy.array(noted, numpy.float64).tobytes(), "rows of passes")
+            told = self._replicas.communicator.exchange(numpy.array(noted, numpy.float64).tobytes(), "rows of passes")
             self._check([numpy.frombuffer(each).tolist() for each in told])
         # by no rows at all, what was reduced before stays
         return float(rows / total[0]) if total[0] else 1.0 / self._replicas.size

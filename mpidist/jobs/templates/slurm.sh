@@ -90,6 +90,11 @@ export OMPI_MCA_mpi_abort_delay=1
 {% endblock %}
 
 {% block launch %}
+{% if not asked.servers %}
+# srun is to count nodes times ranks a node: Slurm's own number stays that of the first start. While the job is pending
+# again, it can be given other nodes: scontrol update JobId=NUMBER NumNodes=1 NumTasks=RANKS NumCPUs=CORES.
+unset SLURM_NTASKS SLURM_NPROCS
+{% endif %}
 # --mpi                how the ranks find each other: pmix for Open MPI, pmi2 for MPICH; `srun --mpi=list` has all
 {% if asked.servers %}
 # --het-group          one world of both components; without it srun starts the first one only

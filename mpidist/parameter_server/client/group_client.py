@@ -6,7 +6,6 @@ memory of the snapshot is each rank's own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy
 
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.from_chief import from_chief
 from mpidist.optimizers.base import Optimizer
 from mpidist.parameter_server.client.server_end import error_kind
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
@@ -114,7 +114,7 @@ class GroupClient:
     def lookup(self, key: Key, indices: Any) -> Any:
         """Return rows; each rank gets those that it asked for."""
         self._set_apart(key)
-        asked = self._exchanged(numpy.asarray(indices, numpy.int64).tobytes(), "lookup")
+        asked = self._communicator.exchange(numpy.asarray(indices, numpy.int64).tobytes(), "lookup")
         numbers = [numpy.frombuffer(each, numpy.int64) for each in asked]
         spec, count = self._specs[key], sum(map(len, numbers))
         rows = numpy.empty((count, *spec.shape[1:]), spec.dtype)
@@ -221,23 +221,7 @@ class GroupClient:
 
     def _first(self, fn: Callable[[Any], Any]) -> Any:
         """Call `fn` with the client on the first rank, and return its result, which JSON can hold, on all."""
-        answer, error = b"", None
-        if self._client is not None:
-            try:
-                answer = json.dumps([fn(self._client)]).encode()
-            except Exception as raised:  # whatever it is, the other ranks are waiting for word of it
-                error = raised
-                answer = json.dumps([type(raised).__name__, str(raised)]).encode()
-        found = json.loads(self._exchanged(answer, "servers")[0])
-        if len(found) == 1:
-            return found[0]
-        if error is not None:
-            raise error
-        kind, text = found
-        raise error_kind(kind)(text)
-
-    def _exchanged(self, payload: bytes, what: str) -> list[bytes]:
-        return self._communicator.exchange(payload, what)
+        return from_chief(self._communicator, lambda: fn(self._client), "servers").checked(error_kind)
 
 
 def _raise(error: Exception | None) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy
 
-from mpidist import context, nest
+from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.group import GroupCommunicator
+from mpidist.collectives.structures import of_leaves
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.options import ReduceOp
 from mpidist.strategies.base import ReplicaContext, Strategy
 from mpidist.strategies.mirrored_extended import MirroredExtended
-from mpidist.strategies.reduction import like_given
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.variables import DistributedVariable, SplitVariable
 from mpidist.variables.components import component
@@ -60,14 +60,14 @@ class MeshReplicaContext(ReplicaContext):
         """
         context.require_replica(self)
         reduce_op = ReduceOp.parse(reduce_op)
-        return nest.pack(value, [self._reduced(reduce_op, leaf) for leaf in nest.flatten(value)])
+        return of_leaves(value, component, lambda arrays: [self._reduced(reduce_op, each) for each in arrays])
 
     def _reduced(self, reduce_op: ReduceOp, value: Any) -> Any:
         is_mean = reduce_op is ReduceOp.MEAN
-        total = self._mesh.group.all_reduce_here(component(value), "sum" if is_mean else reduce_op.verb)
+        total = self._mesh.group.all_reduce_here(value, "sum" if is_mean else reduce_op.verb)
         result = total / self.num_logical_devices if is_mean else total
         is_short = result.dtype != total.dtype and total.dtype.kind not in "iu"
-        return like_given(result.astype(total.dtype) if is_short else result, value)
+        return result.astype(total.dtype) if is_short else result
 
     def logical_all_gather(self, value: Any, axis: int) -> Any:
         """Return the values of all logical devices of this replica, joined along `axis` in their order.
@@ -82,7 +82,7 @@ class MeshReplicaContext(ReplicaContext):
         """
         context.require_replica(self)
         group = self._mesh.group
-        return nest.pack(value, [group.all_gather_here(component(leaf), axis) for leaf in nest.flatten(value)])
+        return of_leaves(value, component, lambda arrays: [group.all_gather_here(each, axis) for each in arrays])
 
 
 class MeshExtended(MirroredExtended):

@@ -71,7 +71,12 @@ SLURM = {
 def test_components_of_a_slurm_job():
     topology = Topology(["gpu1", "gpu1", "gpu2.cluster.org", "big7", "big7"])
     assert jobs(choose(topology, environ=SLURM)) == ["chief", "worker", "worker", "ps", "ps"]
-    assert jobs(choose(topology, environ=SLURM, num_ps=1)) == ["chief", "worker", "worker", "worker", "ps"]
+    assert jobs(choose(topology, environ=SLURM, num_ps=2)) == ["chief", "worker", "worker", "ps", "ps"]
+    refused = "components of the Slurm job: the last one has 2 ps, but ParameterServerStrategy was given num_ps=1"
+    with pytest.raises(ValueError, match=refused):
+        choose(topology, environ=SLURM, num_ps=1)
+    above = choose(topology, environ=SLURM, num_ps=1, text="chief:1,worker:*,ps:1")
+    assert jobs(above) == ["chief", "worker", "worker", "worker", "ps"]
     three = {**SLURM, "SLURM_HET_SIZE": "3", "SLURM_JOB_NODELIST_HET_GROUP_2": "ps[1-2]"}
     topology = Topology(["gpu1", "big7", "big7", "ps1", "ps2"])
     assert jobs(choose(topology, environ=three)) == ["chief", "worker", "worker", "ps", "ps"]

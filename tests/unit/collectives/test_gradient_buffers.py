@@ -99,7 +99,7 @@ def test_results_that_any_rank_holds_do_not_change_and_free_ones_are_used_again(
         held = []
         for step in range(6):
             _write(buffers.hand_out(), communicator.rank, step)
-            (result,) = buffers.all_reduce("mean", None)
+            (result,) = buffers.reduced("mean", None)
             assert not result.flags.writeable
             if communicator.rank == step % 2 and step < 3:  # one rank holds on to it, the other does not
                 held.append((step, result))
@@ -119,14 +119,14 @@ def test_ranks_go_on_when_there_is_no_memory_for_one_more_result(monkeypatch):
         communicator = world_communicator()
         buffers = GradientBuffers(communicator, [("", numpy.dtype("f4"), (700,))])
         buffers.hand_out()[0][...] = communicator.rank + 1
-        held = buffers.all_reduce("sum", None)
+        held = buffers.reduced("sum", None)
         communicator.barrier()
         monkeypatch.setattr(node_memory, "SharedFile", full)
         with pytest.raises(TransportError, match="no memory for result 2 .*no space left; drop or copy"):
-            buffers.all_reduce("sum", None)
+            buffers.reduced("sum", None)
         kept = held.pop().tolist()
         buffers.hand_out()[0][...] = 5
-        (again,) = buffers.all_reduce("mean", None)
+        (again,) = buffers.reduced("mean", None)
         return kept == [3.0] * 700, again.tolist() == [5.0] * 700
 
     assert run_ranks(2, run) == [(True, True)] * 2
@@ -205,7 +205,7 @@ def test_reductions_that_a_dtype_does_not_have_are_refused_and_the_ranks_go_on(d
         for array in buffers.hand_out():
             array[...] = 1
         with pytest.raises(UnsupportedDtypeError):
-            buffers.all_reduce(op, None)
-        return [each.tolist() for each in buffers.all_reduce("sum", None)]
+            buffers.reduced(op, None)
+        return [each.tolist() for each in buffers.reduced("sum", None)]
 
     assert run_ranks(2, run) == [[[2, 2, 2], [2, 2, 2]]] * 2

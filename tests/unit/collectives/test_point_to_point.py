@@ -20,6 +20,7 @@ from mpidist.errors import (
     UnsupportedDtypeError,
 )
 from mpidist.testing import Faults, run_ranks
+from mpidist.testing.device import on_device, pretended_device
 from mpidist.world import world_communicator
 
 DTYPES = ["f2", ml_dtypes.bfloat16, "f4", "i1", "?", "c16", ">f8", "U3", "M8[s]", "f4,i8"]
@@ -389,3 +390,15 @@ def test_what_was_sent_in_a_step_that_was_given_up_is_never_received(hosts, coun
 
     nothing = ["given up", None, "given up", None]
     assert run_ranks(3, on_rank, hosts=hosts) == [["given up", {1.0}, "given up", {3.0}], nothing, nothing]
+
+
+def test_a_bound_send_refuses_what_a_send_refuses_and_says_what_to_do():
+    def on_rank():
+        ranks = world_communicator()
+        array, other = on_device(numpy.ones(3)), 1 - ranks.rank
+        for send in (lambda: ranks.send(array, other), lambda: ranks.send_init(array, other)):
+            with pytest.raises(UnsupportedDtypeError, match="copy it with mpidist.arrays.as_host"):
+                send()
+
+    with pretended_device(""):
+        run_ranks(2, on_rank)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mpidist.arrays import wire_dtype
-from mpidist.collectives import reference
 from mpidist.collectives.ways.shared_memory import PlaceAllReduce, SegmentAllReduce, ShareAllReduce, rank_order
 from mpidist.testing import ranks, run_ranks
 from mpidist.world import world_communicator
+from tests.helpers import reference
 
 #: Bytes up to which a buffer goes through the segments of `run_ranks`, and through its places; and longer ones.
 SEGMENT, PLACE = ranks._SEGMENT_BYTES, ranks._PLACE_BYTES

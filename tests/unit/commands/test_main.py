@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 import mpidist
 from mpidist.commands import run
+from mpidist.commands.job_control import VERBS
 from mpidist.commands.launch.mpirun import Mpirun
 from mpidist.commands.launch.probe import MpiFound
 from mpidist.commands.main import COMMANDS, main
@@ -48,9 +51,71 @@ def test_every_command_has_its_module_and_help(name, capsys):
     assert f"mpidist {name}" in capsys.readouterr().out
 
 
+def _pages():
+    """Return (words of a command, its page of help), for all commands."""
+    verbs = [["job", verb] for verb in VERBS]
+    for words in [*([name] for name in COMMANDS), *verbs]:
+        run_ = subprocess.run([sys.executable, "-m", "mpidist", *words, "--help"], capture_output=True, text=True)
+        yield words, run_.stdout
+
+
+def test_pages_of_help_have_one_shape():
+    for words, page in _pages():
+        command = " ".join(["mpidist", *words])
+        usage, what, *_ = page.split("\n\n")
+        assert usage.startswith(f"usage: {command} "), page
+        assert re.match(r"[A-Z][a-z]+[^s] .*\.$", what, re.DOTALL) and what.split()[0] not in ("Looks", "One"), page
+        assert "\noptions:\n  -h, --help " in page and "\n\nexamples:\n" in page, page
+        examples = page.partition("\nexamples:\n")[2].partition("\n\n")[0].splitlines()
+        assert any(command in line for line in examples) and all(line.startswith("  ") for line in examples), page
+        assert max(map(len, page.splitlines())) <= 120, page
+        assert not re.search(r"default[: ]\S+ *$", page, re.MULTILINE), page  # a default stands in parentheses
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run", "job"}))
+def test_an_unknown_option_is_refused_in_one_form(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([name, "--helpp"])
+    assert left.value.code == 2
+    assert f"mpidist {name}: error: there is no option --helpp; did you mean --help?" in capsys.readouterr().err
+
+
+def _completed(script, *words):
+    """Return what bash offers for the last of the words."""
+    line = f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}; _shtab_mpidist"
+    ask = f"source {script}; {line} mpidist {shlex.quote(words[-1])}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, cwd=script.parent, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_bash_completes_commands_options_and_files(tmp_path, capsys):
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "script.sh"
+    script.write_text(capsys.readouterr().out)
+    (tmp_path / "train.py").touch()
+    assert _completed(script, "mpidist", "") == set(COMMANDS)
+    assert _completed(script, "mpidist", "run", "--lo") == {"--log-dir"}
+    assert _completed(script, "mpidist", "simulate", "--placement", "") == {"block", "cyclic"}
+    assert "train.py" in _completed(script, "mpidist", "run", "-n", "2", "tr")
+    assert {"slurm", "status"} <= _completed(script, "mpidist", "job", "")
+    assert main(["completion", "zsh"]) == 0 and "#compdef mpidist" in capsys.readouterr().out
+
+
+def test_without_shtab_completion_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 1
+    assert capsys.readouterr() == ("", "mpidist completion: it needs the package shtab: pip install shtab\n")
+
+
 @pytest.mark.parametrize(
     "page, status",
-    [(["info"], 128 + signal.SIGPIPE), (["--help"], 128 + signal.SIGPIPE), (["run", "--help"], 0)],  # argparse's own
+    [
+        (["info"], 128 + signal.SIGPIPE),
+        (["simulate"], 128 + signal.SIGPIPE),
+        (["--help"], 128 + signal.SIGPIPE),
+        (["run", "--help"], 0),
+    ],  # argparse's own
 )
 def test_a_page_that_nobody_reads_is_no_error(page, status):
     read, write = os.pipe()
@@ -147,3 +212,18 @@ def test_each_launcher_is_told_in_its_words(vendor, options, expected, capsys, m
     line = capsys.readouterr().out
     assert expected in line
     assert line.startswith("env ") and " 'A=1 2' " in line.partition("mpirun")[0]
+
+
+def test_run_in_a_heterogeneous_job_says_which_component_it_sees(capsys, monkeypatch):
+    monkeypatch.setattr(run, "probe_mpi", lambda: MpiFound("4", "Open MPI", "Open MPI", (5,)))
+    monkeypatch.setattr(run, "find_mpirun", lambda mpi: Mpirun("mpirun", "Open MPI", (5,)))
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_NTASKS": "4"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    assert run.main(["-n", "4", "--dry-run", "-m", "platform"]) == 0
+    assert "component" not in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")
+    assert run.main(["-n", "4", "--dry-run", "-m", "platform"]) == 0
+    said = capsys.readouterr().err
+    assert "the Slurm job 7 has 2 components, and mpirun sees the first one only (gpu1, gpu2)" in said
+    assert "srun --mpi=pmix --het-group=0,1" in said

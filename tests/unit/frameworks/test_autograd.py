@@ -11,7 +11,7 @@ import pytest
 
 import mpidist.autograd
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
-from mpidist.frameworks.replicas import _made, replicas_in_force
+from mpidist.frameworks.replicas import replicas_in_force, replicas_of
 from mpidist.testing import run_ranks
 
 SIZES = [1, 2, 3]
@@ -220,7 +220,7 @@ def test_in_a_mesh_each_logical_device_reduces_over_replicas():
 def test_a_strategy_with_servers_is_refused():
     strategy = SimpleNamespace(extended=SimpleNamespace(num_replicas=2, num_logical_devices=1))
     with pytest.raises(NotImplementedError, match="reduces nothing over replicas"):
-        _made(strategy)
+        replicas_of(strategy)
 
 
 def test_shapes_that_differ_are_named_on_all_ranks():

@@ -20,7 +20,7 @@ def test_the_folder_stands_above_the_user_and_a_given_file_stands_alone(tmp_path
     here = write(tmp_path / "here/mpidist.toml", '[job]\npartition = "gpu"\nsetup = ["module load a", "ulimit -l"]\n')
     files = site_files(environ, tmp_path / "here")
     assert files == [user, here]
-    found = read_site(files, OPTIONS)
+    found = read_site(files, "job", OPTIONS)
     assert {name: default.values for name, default in found.items()} == {
         "partition": ("gpu",),
         "cores": ("4",),
@@ -34,7 +34,7 @@ def test_the_folder_stands_above_the_user_and_a_given_file_stands_alone(tmp_path
 def test_the_configuration_folder_is_the_one_that_the_environment_names(tmp_path):
     path = write(tmp_path / "config/mpidist/mpidist.toml", "")
     assert site_files({"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": "/nowhere"}, tmp_path) == [path]
-    assert read_site([path], OPTIONS) == {}
+    assert read_site([path], "job", OPTIONS) == {}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_configuration_folder_is_the_one_that_the_environment_names(tmp_path
     [
         ("[job]\nparttion = 'gpu'", "[job] has no option 'parttion'; did you mean partition?"),
         ("[job]\nzzz = 1", "[job] has no option 'zzz'; expected one of account, "),
-        ("[job]\nnodes = true", "nodes = True; expected a text, a whole number, or a list of texts"),
+        ("[job]\nnodes = true", "nodes = True; expected a text, a number, or a list of texts"),
         ("job = 3", "expected a table that begins with the line [job]"),
         ("[job\n", "is no TOML"),
     ],
@@ -50,10 +50,10 @@ def test_the_configuration_folder_is_the_one_that_the_environment_names(tmp_path
 def test_a_site_file_that_is_wrong_is_refused_by_its_name(tmp_path, text, message):
     path = write(tmp_path / "mpidist.toml", text)
     with pytest.raises(ValueError) as refused:
-        read_site([path], OPTIONS)
+        read_site([path], "job", OPTIONS)
     assert str(path) in str(refused.value) and message in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match="No such file or directory; expected a file such as mpidist.toml"):
-        read_site([tmp_path / "none.toml"], OPTIONS)
+        read_site([tmp_path / "none.toml"], "job", OPTIONS)

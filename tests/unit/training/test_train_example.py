@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -235,3 +237,32 @@ def test_no_bar_where_nobody_watches(capsys):
     with display.Progress(3, 10, 5, 0, visible=False) as progress:
         progress.show(1, 0.5)
     assert capsys.readouterr().out == ""
+
+
+SHOWN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import display
+with display.Progress(2, 10, 5, 0, True) as progress:
+    progress.show(2, 0.5)
+"""
+
+
+def _on_terminal(tmp_path, **env):
+    """Return what the example's bar writes to a terminal."""
+    script, output = tmp_path / "script.py", tmp_path / "output"
+    script.write_text(SHOWN)
+    line = shlex.join([sys.executable, str(script), str(EXAMPLES)])
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR" and "OMPI_" not in name}
+    command = ["script", "--quiet", "--return", "--command", line, str(output)]
+    subprocess.run(command, env={**kept, "TERM": "xterm", **env}, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    return output.read_text()
+
+
+@pytest.mark.skipif(not shutil.which("script"), reason="no program `script`, which makes a terminal")
+def test_the_bar_has_no_colors_where_none_are_wanted(tmp_path):
+    pytest.importorskip("rich")
+    color = re.compile(r"\x1b\[(3|4|9|10)\d")
+    assert color.search(_on_terminal(tmp_path))
+    plain = _on_terminal(tmp_path, NO_COLOR="1")
+    assert "epoch" in plain and not color.search(plain)

@@ -7,17 +7,16 @@ from typing import Any
 import numpy
 
 from mpidist.arrays import reduction, wire_dtype
-from mpidist.collectives.ranks import Ranks
 
 
-def all_reduce(ranks: Ranks, buffer: Any, op: str = "sum") -> None:
+def all_reduce(ranks: Any, buffer: Any, op: str = "sum") -> None:
     """Reduce an array over all ranks, in place, adding in rank order.
 
     Collective: every rank calls it in the same order.
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     buffer : numpy.ndarray, modified in place
         16-bit floats are summed in float32 and rounded once.
     op : str

@@ -1,0 +1,60 @@
+"""What the chief does for all ranks: its result, or its error, is known to every rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from mpidist.collectives.communicator import Communicator
+
+
+class ChiefResult(NamedTuple):
+    """What became of a call on the chief; the same on all ranks.
+
+    Attributes
+    ----------
+    result : object
+        None after an error.
+    kind, text : str
+        The type of the error and what it says; empty where there was none.
+    error : Exception or None
+        The error itself, on the chief.
+    """
+
+    result: Any = None
+    kind: str = ""
+    text: str = ""
+    error: Exception | None = None
+
+    def checked(self, kind_of: Callable[[str], type[Exception]]) -> Any:
+        """Return the result; raise the error on the chief, and one of ``kind_of(kind)`` on the others.  Local."""
+        if self.error is not None:
+            raise self.error
+        if self.kind:
+            raise kind_of(self.kind)(self.text)
+        return self.result
+
+
+def from_chief(communicator: Communicator, fn: Callable[[], Any], what: str) -> ChiefResult:
+    """Call a function on the chief, rank 0, and return on all ranks what became of it.
+
+    Collective: every rank calls it in the same order.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    fn : callable
+        Its result is one that JSON can hold.
+    what : str
+        For messages.
+    """
+    own: Exception | None = None
+    told = ""
+    if communicator.rank == 0:
+        try:
+            told = json.dumps([fn(), "", ""])
+        except Exception as error:  # whatever it is, the other ranks are waiting for word of it
+            own, told = error, json.dumps([None, type(error).__name__, str(error)])
+    result, kind, text = json.loads(communicator.exchange(told.encode(), what)[0])
+    return ChiefResult(result, kind, text, own)

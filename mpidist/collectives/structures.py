@@ -1,0 +1,32 @@
+"""Collectives of nested values: how the leaves become arrays, and results the leaves of a value like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpidist import arrays, nest
+
+
+def of_leaves(value: Any, array_of: Callable[[Any], Any], collective: Callable[[list[Any]], Sequence[Any]]) -> Any:
+    """Return a value like the one given, with what a collective makes of its arrays.
+
+    Collective as `collective` is.
+
+    Parameters
+    ----------
+    value : array or number, or nested tuples, lists and dicts of them
+    array_of : callable
+        ``array_of(leaf)``; it raises for what is no array.  All leaves are converted before anything is sent.
+    collective : callable
+        ``collective(arrays)`` returns as many results.
+    """
+    leaves = nest.flatten(value)
+    results = collective([array_of(leaf) for leaf in leaves])
+    return nest.pack(value, [like_given(*pair) for pair in zip(results, leaves, strict=True)])
+
+
+def like_given(result: Any, given: Any) -> Any:
+    """Return a NumPy scalar rather than an array of no dimensions, unless such an array was given.  Local."""
+    is_scalar = getattr(result, "ndim", None) == 0 and not arrays.is_known(given)
+    return result[()] if is_scalar else result

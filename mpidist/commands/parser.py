@@ -1,0 +1,68 @@
+"""The parser of a command's arguments: pages of help and refusals have one shape for all commands."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of ``mpidist COMMAND``.
+
+    Parameters
+    ----------
+    command : str
+    what : str
+        What the command does, in the imperative.
+    more : str
+        What stands below the options; begins with examples.
+    **options
+        Of ``argparse.ArgumentParser``.
+    """
+
+    def __init__(self, command: str, what: str, more: str, **options: Any) -> None:
+        super().__init__(
+            prog=f"mpidist {command}",
+            description=what,
+            epilog=more,
+            formatter_class=_Page,
+            allow_abbrev=False,
+            **options,
+        )
+
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """The options and arguments that there are."""
+        return self._actions
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Return the options; leave, with a suggestion, where one is unknown."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown[0], f"{self.prog} --help lists what there is")
+        return found
+
+    def refuse(self, word: str, hint: str, meant: str | None = None) -> NoReturn:
+        """Leave because of an unknown word: say what is `meant`, else a similar option, else the hint."""
+        known = [option for action in self.actions for option in action.option_strings]
+        close = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.7)
+        meant = meant or (close[0] if close else None)
+        kind = "option" if word.startswith("-") else "argument"
+        self.error(f"there is no {kind} {word}; {f'did you mean {meant}?' if meant else hint}")
+
+
+class _Page(argparse.RawDescriptionHelpFormatter):
+    """Pages of one width, whatever the terminal's."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=120)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap the description, which is one line; leave the examples as they are."""
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)

@@ -1,0 +1,69 @@
+"""Each definition of a verb is a public name, or what moves its bytes: nothing else is called so, or passes it on."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import mpidist
+
+PACKAGE = Path(mpidist.__file__).parent
+
+#: Where each verb, and its form that is bound once, may be defined.
+PLACES = {
+    "all_reduce": {
+        "collectives/communicator.py",  # the communicator
+        "strategies/base.py",  # the replica context
+        "world_collectives.py",  # all ranks, without a strategy
+        "frameworks/torch/collectives.py",
+        "frameworks/jax/gradients.py",
+        "frameworks/autograd.py",
+    },
+    "all_reduce_init": {"collectives/communicator.py", "strategies/base.py", "compression/replicas.py"},
+    "all_gather": {
+        "collectives/communicator.py",
+        "strategies/base.py",
+        "world_collectives.py",
+        "frameworks/torch/collectives.py",
+        "frameworks/jax/gradients.py",
+        "frameworks/autograd.py",
+    },
+    "all_gather_init": {"collectives/communicator.py", "strategies/replica_collectives.py"},
+    "broadcast": {
+        "collectives/communicator.py",
+        "strategies/base.py",  # the strategy
+        "strategies/replica_collectives.py",  # the replica context
+        "world_collectives.py",
+        "cross_device_ops.py",  # TensorFlow's, which users override
+        "frameworks/torch/horovod_names.py",
+    },
+    "broadcast_init": {"collectives/communicator.py", "strategies/replica_collectives.py"},
+}
+
+
+def definitions(files, name):
+    """Return the files that define a function or method of this name, once for each definition."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return [
+        path
+        for path, text in files.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, kinds) and node.name == name
+    ]
+
+
+@pytest.fixture(scope="module")
+def files():
+    return {str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob("*.py")}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_verb_is_defined_where_users_call_it_and_once_there(files, name):
+    assert sorted(definitions(files, name)) == sorted(PLACES[name])
+
+
+def test_each_definition_is_found():
+    text = "def broadcast(): ...\nclass A:\n    def broadcast(self): ...\n    def broadcasts(self): ..."
+    assert definitions({"a.py": text, "b.py": "broadcast = 1"}, "broadcast") == ["a.py", "a.py"]
