@@ -19,6 +19,8 @@ MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 FRAMEWORKS_VENV := .venv-frameworks
 RAN := build/ran
+# notes, traces and page of `make train`
+REPORT := build/report
 
 # frameworks with tests, all in one environment: NAME runs tests/frameworks/test_NAME*.py, or NAME_TESTS, on NAME_SIZES
 # ranks, with NAME_VARIABLES
@@ -66,7 +68,8 @@ help:
 	@echo "make clean      removes the environments and everything built"
 
 train: $(VENV)/.installed
-	$(VENV)/bin/mpidist run --quiet -n $(RANKS) examples/train.py
+	rm -rf $(REPORT)
+	MPIDIST_TRACE=$(REPORT) $(VENV)/bin/mpidist run --quiet -n $(RANKS) examples/train.py --report $(REPORT)
 	@echo
 	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint /tmp/digits --save-parameters /tmp/digits.npz"
 	@echo "      docs/quickstart.md lists the examples with PyTorch, JAX and Keras, and goes on to a script of your own"

@@ -49,6 +49,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", type=int, default=0, help="which rows are kept for the test")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: after all epochs")
     parser.add_argument("--save-parameters", metavar="FILE", help="write the trained parameters to a .npz file")
+    parser.add_argument("--report", metavar="DIR", help="write a page about the training there; MPIDIST_TRACE=DIR too")
     arguments = parser.parse_args(argv)
     if arguments.resume and not arguments.checkpoint:
         parser.error("--resume needs --checkpoint DIR")
@@ -61,6 +62,7 @@ class Training:
     def __init__(self, arguments: argparse.Namespace, strategy: Any) -> None:
         self.arguments, self.strategy = arguments, strategy
         self.handler: Any = None
+        self.rows_trained = 0  # of this rank
         self.model = importlib.import_module(arguments.model)
         self.train_rows, self.test_rows = digits.load(arguments.split)
         numbered = (*self.train_rows, numpy.arange(len(self.train_rows.images)))
@@ -83,6 +85,7 @@ class Training:
     def train_step(self, batch: Any) -> Any:
         """Run once per replica, on that replica's part of the batch; returns its share of the loss."""
         images, labels, rows = batch
+        self.rows_trained += len(rows)
         if self.model.SHIFTS:
             images = digits.shifted(images, self.moves()[rows])
         loss, gradients = self.model.value_and_grad(self.parameters(), images, labels, self.arguments.batch_size)
@@ -149,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         display.print_table(ranks)
         per_replica = math.ceil(arguments.batch_size / strategy.num_replicas_in_sync)
         print(f"global batch {arguments.batch_size} rows, {per_replica} per replica", flush=True)
+    report = mpidist.callbacks.Report(arguments.report) if arguments.report else None
+    if report is not None:
+        report.begin(strategy, training.variables.values())
     manager = training.checkpoints()
     if arguments.resume:
         restored = training.resume(manager)
@@ -158,12 +164,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     start, rows, steps = time.perf_counter(), len(training.train_rows.images), training.optimizer.iterations
     with display.Progress(arguments.epochs, rows, arguments.batch_size, steps, is_chief) as progress:
         while training.batches.epoch < arguments.epochs and not training.is_stopped():
-            loss = training.train_epoch()
+            epoch, loss = training.batches.epoch, training.train_epoch()
             progress.show(training.optimizer.iterations, loss)
+            if report is not None:
+                report.note(epoch, training.optimizer.iterations, training.rows_trained, {"loss": loss})
             if manager is not None:
                 manager.save(training.optimizer.iterations)
     seconds = time.perf_counter() - start
 
+    page = report.end() if report is not None else None
     accuracy = training.test_accuracy()
     if is_chief:
         if arguments.save_parameters:
@@ -173,6 +182,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         display.print_table([*result, ("test accuracy", f"{accuracy:.4f}")], gap=" ")
         if crowd := display.shared_cores(ranks, os.cpu_count() or 1):
             print(crowd)
+        if page is not None:
+            print(f"report: {page}")
 
 
 if __name__ == "__main__":

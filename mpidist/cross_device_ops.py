@@ -269,12 +269,13 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         labels = [None] * len(values) if names is None else [[name] for name in names]
         return [engine([value], op, label)[0] for value, label in zip(values, labels, strict=True)]
 
-    def _algorithm(self, options: CommunicationOptions) -> str | None:
+    def algorithm_for(self, options: CommunicationOptions) -> str | None:
+        """Return the algorithm that the options or the class ask for; None for one by size.  Local."""
         pinned = PINNED if options.deterministic else None
         return self.algorithm or _ALGORITHMS[options.implementation] or pinned
 
     def _engine(self, options: CommunicationOptions) -> Engine:
-        algorithm = self._algorithm(options)
+        algorithm = self.algorithm_for(options)
         if algorithm == "nccl":
             require_nccl(self.communicator, "CommunicationImplementation.NCCL")
         return self.communicator.engine(options.bytes_per_pack, algorithm, options.timeout_seconds)

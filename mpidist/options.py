@@ -226,6 +226,13 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
     return chosen
 
 
+def changed(chosen: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return variable -> (value, default) of settings that differ; where `mpidist run` has its notes is no choice."""
+    own = [field for field in fields(Settings) if field.name != "run_folder"]
+    found = {f"MPIDIST_{field.name.upper()}": (getattr(chosen, field.name), field.default) for field in own}
+    return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+
+
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     if RUN_TOKEN in environ:
         return

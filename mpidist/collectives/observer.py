@@ -12,11 +12,17 @@ from typing import Any
 from mpidist.collectives.ways.bucket_reduction import BucketReduction, Pipeline
 from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
+from mpidist.runtime.trace import Trace
 from mpidist.transports.base import Transport
 
 
 class Observer:
     """An observer that notes nothing.  All methods are Local."""
+
+    @property
+    def trace(self) -> Trace | None:
+        """Where it notes what this rank does; None where it does not."""
+        return None
 
     def transport(self, transport: Transport) -> Transport:
         """Return the transport of the ranks."""

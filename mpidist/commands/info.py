@@ -8,7 +8,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from importlib import metadata
 from typing import Any
 
@@ -23,7 +22,7 @@ from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import GET_MPI, MpiFound, probe_mpi
 from mpidist.commands.parser import Parser
 from mpidist.errors import LaunchError, MpidistError
-from mpidist.options import Settings, settings
+from mpidist.options import Settings, changed, settings
 from mpidist.transports import world
 from mpidist.tuning.store import folder, key_of, look_up, stored
 
@@ -199,10 +198,5 @@ def settings_rows() -> list[Row]:
 
 
 def changed_rows(chosen: Settings) -> list[Row]:
-    """Return a row for every setting that differs from its default; where `mpidist run` has its notes is no choice."""
-    own = [field for field in fields(Settings) if field.name != "run_folder"]
-    different = [field for field in own if getattr(chosen, field.name) != field.default]
-    return [
-        (f"MPIDIST_{field.name.upper()}", f"{getattr(chosen, field.name)} (default {field.default})")
-        for field in different
-    ]
+    """Return a row for every setting that differs from its default."""
+    return [(name, f"{value} (default {default})") for name, (value, default) in changed(chosen).items()]

@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": ("mpidist.commands.bench", "all-reduces of these ranks, against the Allreduce of their own MPI"),
     "job": ("mpidist.commands.job", "the script of a batch job, filled in, checked and submitted"),
     "trace": ("mpidist.commands.trace", "merge what MPIDIST_TRACE made the ranks write, and say where the time went"),
+    "report": ("mpidist.commands.report", "make the page about a training, from what its ranks noted"),
     "simulate": ("mpidist.commands.simulate", "what a collective takes on any number of ranks, and the best algorithm"),
     "completion": ("mpidist.commands.completion", "a script by which a shell completes these commands"),
 }

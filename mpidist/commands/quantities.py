@@ -1,4 +1,4 @@
-"""Sizes, times and rates as people write them on a command line, and as tables show them."""
+"""Sizes, times and rates as people write them on a command line, and tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Collection, Sequence
 
+from mpidist.reporting.quantities import show_bytes as show_bytes
+from mpidist.reporting.quantities import show_seconds as show_seconds
 from mpidist.schedules.cost import Level
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
@@ -69,31 +71,6 @@ def _scaled(text: str, units: dict[str, float], expected: str) -> float:
     if match is None or match[2] not in units or not math.isfinite(float(match[1])):
         raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
     return float(match[1]) * units[match[2]]
-
-
-def show_bytes(number: float) -> str:
-    """Return ``1.5 KB``, ``100 MB``: three digits, powers of ten."""
-    return _shown(number, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)), "B")
-
-
-def show_seconds(number: float) -> str:
-    """Return ``1.5 ms``, ``20 us``: three digits."""
-    return _shown(number, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)), "ns", 1e-9)
-
-
-def _shown(number: float, units: tuple[tuple[str, float], ...], smallest: str, scale: float = 1.0) -> str:
-    for name, factor in units:
-        if number >= 0.9995 * factor:
-            return f"{_three_digits(number / factor)} {name}"
-    return f"{_three_digits(number / scale)} {smallest}"
-
-
-def _three_digits(number: float) -> str:
-    """Return a number with three digits, and no zeros behind the point."""
-    if number >= 999.5:
-        return f"{number:.0f}"
-    text = f"{number:.3g}"
-    return text if "e" not in text else f"{number:.3f}"
 
 
 def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:

@@ -125,6 +125,11 @@ class StrategyExtended:
         return self.num_replicas * self.num_logical_devices > 1
 
     @property
+    def trainers(self) -> tuple[int, tuple[int, ...]] | None:
+        """This rank of the job and the ranks that train, where these train by themselves; None where together."""
+        return None
+
+    @property
     def is_alone(self) -> bool:
         """Whether no other process trains anything together with this one."""
         return not self.spans_ranks

@@ -89,6 +89,11 @@ class ServedExtended(StrategyExtended):
         return len(self._strategy._roles.tasks) > 1
 
     @property
+    def trainers(self) -> tuple[int, tuple[int, ...]]:
+        """This rank of the job, and the ranks of all workers."""
+        return self._strategy._rank, tuple(sorted(rank for each in self._strategy._roles.trainers for rank in each))
+
+    @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices of the servers."""
         count = len(self._strategy._roles.servers)

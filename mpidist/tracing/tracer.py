@@ -67,6 +67,11 @@ class Tracer(Observer):
         control.turnstile = _TracedTurnstile(control, self._trace)
         control.at_end.append(self._trace.close)
 
+    @property
+    def trace(self) -> Trace:
+        """Where this rank's events are.  Local."""
+        return self._trace
+
     # -- what is observed ---------------------------------------------------------------------------------------------
 
     def transport(self, transport: Transport) -> Transport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
@@ -18,6 +19,7 @@ from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
 from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
+from mpidist.reporting.notes import note_checkpoint
 from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.training.entry_names import coded, shortened
 from mpidist.training.given_path import given_path
@@ -169,7 +171,9 @@ class Checkpoint:
         found, numbers = self._collect() if job is None else job.client.undivided(self._collect)
         what = f"checkpoint {path} was not saved"
         write_fn = _write_together if _writes_together(parallel, what) else _write_alone
+        start = time.perf_counter()
         write_fn(path, found, numbers, what, owner)
+        note_checkpoint(world_communicator(), "saved", path, time.perf_counter() - start)
         if job is not None and job.on_save is not None:
             job.on_save(path)
         return path
@@ -199,7 +203,7 @@ class Checkpoint:
     @in_kept_world
     def restore_here(self, path: str | Path) -> None:
         """Restore in this worker only.  Collective among its ranks."""
-        path = Path(path)
+        path, start = Path(path), time.perf_counter()
         values = _shared(path)
         _agree(listed(self._misfits(values), "; "), f"checkpoint {path} does not fit")
         job = registry.of_job()
@@ -207,6 +211,7 @@ class Checkpoint:
             self._restore_all(path, values)
         else:
             job.client.undivided(lambda: self._restore_all(path, values))
+        note_checkpoint(world_communicator(), "restored", path, time.perf_counter() - start)
 
     def _restore_all(self, path: Path, values: Mapping[str, Any]) -> None:
         """Restore every part."""

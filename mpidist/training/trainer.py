@@ -72,6 +72,8 @@ class Trainer:
         See `fit`.
     last_loss : float
         Of this rank's rows in the last step, 0 if there were none.
+    rows_trained : int
+        Rows that this rank has trained on.
 
     Raises
     ------
@@ -106,7 +108,7 @@ class Trainer:
         self._callbacks: Sequence[Callback] = ()
         self._data: Any = None
         self._is_training = self._stop_now = self.stop_training = False
-        self.last_loss = 0.0
+        self.last_loss, self.rows_trained = 0.0, 0
         self.history = History()
 
     # -- for users -----------------------------------------------------------------------------------------------------
@@ -390,7 +392,7 @@ class Trainer:
         totals, evaluation = self._step(batch, share, vote)
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
-            self._count(batch, evaluation)
+            self.rows_trained += self._count(batch, evaluation)
         return totals
 
     def _all_agree_to_stop(self) -> bool:
@@ -443,13 +445,14 @@ class Trainer:
         """Evaluate this replica's part of a batch; runs in the replica."""
         self._count(batch, self._model.test(batch))
 
-    def _count(self, batch: Any, evaluation: Evaluation) -> None:
-        """Take loss and predictions of some rows into account."""
+    def _count(self, batch: Any, evaluation: Evaluation) -> int:
+        """Take loss and predictions of some rows into account; return how many they are."""
         rows, sums = rows_of(batch), self._loss.sums
         sums["total"] += evaluation.loss * rows
         sums["count"] += rows
         for metric in self.metrics:
             metric.update_state(batch[1], evaluation.predictions)
+        return rows
 
     def _results(self) -> Logs:
         """Return loss and metrics over the rows of all ranks, in one call.  Collective."""

@@ -179,3 +179,11 @@ def test_only_the_chief_shows_progress(capfd):
     model.fit(X, Y, verbose=1)
     time.sleep(0)
     assert ("loss" in capfd.readouterr().out) == (rank() == 0)
+
+
+def test_a_callback_of_a_trainer_is_refused_with_what_to_do(folder):
+    if ranks() == 1:
+        pytest.skip("one rank has a plain model")
+    model = distributed(functional, compiled())
+    with pytest.raises(TypeError, match=r"callback Report is for mpidist.Trainer.*begin, note and end"):
+        model.fit(X, Y, batch_size=16, verbose=0, callbacks=[mpidist.callbacks.Report(folder)])

@@ -32,7 +32,7 @@ LAYERS = (
     ("collectives",),
     ("tuning", "tracing"),
     ("world",),
-    ("ranks", "world_collectives", "compression"),
+    ("ranks", "world_collectives", "compression", "reporting"),
     ("variables",),
     ("cross_device_ops",),
     ("optimizers", "input"),

@@ -24,8 +24,8 @@ EVERYDAY = set(
     """
     about accumulation adapter all alone an and argument array assignment at auto awaited
     backend backward bar base bench but by
-    cache caller cancelled cause check chooser class clock command communication comparison completion conformance
-    connecting
+    cache caller cancelled cause chart check chooser class clock command communication comparison completion
+    conformance connecting
     core counted crossing current curve
     data deadline death default dependency derived destination device differ doctor dtype during
     elsewhere ended entered entry error evaluation event exact
@@ -38,16 +38,16 @@ EVERYDAY = set(
     lambda launch lazy leftover level line list log lone loopback lost
     machine main manager mapping max measure measured membership memory merge message method min missing mode
     monitoring
-    name neighbour nest network no norm not note
+    name neighbour nest network no norm not
     object of on once open option order origin out outcome output own owner
     package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
     placement plain planned
     plausibility plot point probe process processor progress proof protocol
     quantity question
-    random range read reader reading record recording reduction remote reordered request resolution restore room
-    row runner runtime
+    random range read reader reading record recording reduction remote reordered reporting request resolution restore
+    room row runner runtime
     saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
-    site split stall start started state stop stopwatch store stored stream structure submitted sum supervisor
+    site split stall start started state stop stopwatch store stored stream structure style submitted sum supervisor
     taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use

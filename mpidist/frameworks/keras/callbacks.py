@@ -11,6 +11,7 @@ import numpy
 from mpidist.frameworks.keras import backends, facts, metrics
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import is_seed, optimizers_of, synchronize, variables_of
+from mpidist.training.callbacks.base import Callback as TrainerCallback
 
 #: What writes files, sends or shows something: only the chief has it.
 _CHIEF_ONLY = (
@@ -34,11 +35,18 @@ def with_agreement(replica: ModelReplica, callbacks: Any) -> list[keras.callback
     Raises
     ------
     TypeError
-        A `keras.callbacks.CallbackList`, which has its own ends.
+        A `keras.callbacks.CallbackList`, which has its own ends; or a callback of a `Trainer`.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("a distributed Keras model takes a list of callbacks, got a CallbackList; pass its callbacks")
     given: Sequence[Any] = keras.tree.flatten(callbacks) if callbacks else []
+    for each in given:
+        if isinstance(each, TrainerCallback):
+            name = type(each).__name__
+            more = (
+                "; call its begin, note and end around `fit`, see mpidist.callbacks.Report" if name == "Report" else ""
+            )
+            raise TypeError(f"callback {name} is for mpidist.Trainer, and not for `fit` of a Keras model{more}")
     own = [each for each in given if replica.is_chief or not isinstance(each, _CHIEF_ONLY)]
     return [_Logs(replica), *own, _Agreed(replica)]
 

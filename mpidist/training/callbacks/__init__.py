@@ -10,6 +10,7 @@ from mpidist.training.callbacks.lambda_callback import LambdaCallback
 from mpidist.training.callbacks.learning_rate import LearningRateScheduler, ReduceLROnPlateau
 from mpidist.training.callbacks.model_checkpoint import BackupAndRestore, ModelCheckpoint
 from mpidist.training.callbacks.progress_bar import ProgressBar
+from mpidist.training.callbacks.report import Report
 from mpidist.training.callbacks.tensorboard import TensorBoard
 from mpidist.training.callbacks.terminate_on_nan import TerminateOnNaN
 
@@ -24,6 +25,7 @@ __all__ = [
     "ModelCheckpoint",
     "ProgressBar",
     "ReduceLROnPlateau",
+    "Report",
     "TensorBoard",
     "TerminateOnNaN",
 ]

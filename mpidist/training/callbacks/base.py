@@ -20,6 +20,7 @@ class Training(Protocol):
     metrics: list[Metric]
     stop_training: bool
     last_loss: float
+    rows_trained: int
 
     @property
     def is_chief(self) -> bool: ...

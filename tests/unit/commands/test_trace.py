@@ -8,9 +8,10 @@ import numpy
 import pytest
 
 from mpidist.commands.main import main
-from mpidist.commands.trace import gather, lateness, on_one_clock, report, shares, timeline
+from mpidist.commands.trace import report, timeline
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.trace import About, Recording, Trace, read
+from mpidist.tracing.shares import gather, lateness, on_one_clock, shares
 
 MS = 1_000_000
 

@@ -13,10 +13,10 @@ from mpidist.collectives.engine import Engine
 from mpidist.collectives.observer import NOBODY
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions import update
-from mpidist.commands.trace import gather, lateness
 from mpidist.runtime import trace as kinds
 from mpidist.testing import run_ranks
 from mpidist.tracing.clock import clock_offset
+from mpidist.tracing.shares import gather, lateness
 from mpidist.world import world_communicator
 
 
