@@ -6,10 +6,13 @@ import argparse
 import math
 import re
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from mpidist.reporting.quantities import show_bytes as show_bytes
 from mpidist.reporting.quantities import show_seconds as show_seconds
-from mpidist.schedules.cost import Level
+
+if TYPE_CHECKING:
+    from mpidist.schedules.cost import Level
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 

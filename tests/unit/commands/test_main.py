@@ -227,3 +227,9 @@ def test_run_in_a_heterogeneous_job_says_which_component_it_sees(capsys, monkeyp
     said = capsys.readouterr().err
     assert "the Slurm job 7 has 2 components, and mpirun sees the first one only (gpu1, gpu2)" in said
     assert "srun --mpi=pmix --het-group=0,1" in said
+
+
+def test_a_launch_does_not_wait_for_numpy():
+    code = "import sys; import mpidist.commands.run; print({'numpy', 'mpi4py'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
