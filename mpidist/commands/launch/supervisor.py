@@ -198,8 +198,8 @@ class _Job:
         if not (ended or self.killed.ending):
             return
         self._ending_since = self._ending_since or now
-        if now - self._ending_since <= _ENDING_SECONDS:
-            return
+        if now - self._ending_since <= _ENDING_SECONDS or self.process.poll() is not None:
+            return  # it may have ended while this process could not write, or was stopped
         if ended:
             self.outlived = True
             late = f"the launcher did not end within {_ENDING_SECONDS:g} s after all ranks had, and was ended"

@@ -77,6 +77,32 @@ def test_a_launcher_that_stays_when_its_ranks_have_ended_is_ended_and_their_stat
     assert capfd.readouterr().err.endswith(said)
 
 
+#: A launcher that stays after its two ranks until there is a file.
+SLOW = """
+import os, subprocess, sys, time
+environ = [{**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)} for rank in (0, 1)]
+for each in [subprocess.Popen(sys.argv[2:], env=each) for each in environ]: each.wait()
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+def test_a_launcher_that_has_ended_while_nobody_looked_has_not_stayed(monkeypatch, capfd, tmp_path):
+    file = tmp_path / "ended"
+
+    def stand_still(job):  # as while nobody reads what is shown, or after Ctrl-Z
+        if job._ending_since is not None:
+            file.touch()
+            job.process.wait()
+            job._ending_since -= 2 * supervisor._ENDING_SECONDS
+
+    monkeypatch.setattr(supervisor._Job, "_tell_deaths", stand_still)
+    launcher = [sys.executable, "-c", SLOW, str(file)]
+    ended = supervisor.supervise(launcher, ["sh", "-c", "sleep 0.2"], 2, os.environ, 30.0)
+    assert (ended.status, ended.death) == (7, None)
+    assert file.exists() and "the launcher did not end" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("reported", ["0", "143"])
 @pytest.mark.parametrize(
     ("leave", "status"),
