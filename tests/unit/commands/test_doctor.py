@@ -61,10 +61,10 @@ def test_a_library_may_lie_in_a_folder_whose_name_has_spaces(tmp_path, monkeypat
     link = tmp_path / "of a user" / "libopenblas.so"
     link.parent.mkdir()
     link.symlink_to(library)
-    monkeypatch.setattr(doctor_rank.Path, "read_text", lambda path: f"7f00-7f01 r-xp 00000000 08:01 17   {link}\n")
-    assert doctor_rank._threads() == expected
-    monkeypatch.setattr(doctor_rank.Path, "read_text", lambda path: f"7f00-7f01 r-xp 00000000 08:01 17   {link.parent}/none/libopenblas.so\n")
-    assert doctor_rank._threads() is None
+    for path, threads in ((link, expected), (link.parent / "none" / link.name, None)):
+        shown = f"7f00-7f01 r-xp 00000000 08:01 17   {path}\n"
+        monkeypatch.setattr(doctor_rank.Path, "read_text", lambda _, shown=shown: shown)
+        assert doctor_rank._threads() == threads
 
 
 def test_threads_are_those_that_the_library_has():
