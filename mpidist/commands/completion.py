@@ -9,6 +9,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mpidist.commands.job_control import VERBS
 from mpidist.commands.main import COMMANDS
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the script, and return the exit status; Local."""
     shell = parser().parse_args(argv).shell
     try:
-        import shtab
+        shtab: Any = importlib.import_module("shtab")  # what it says of types differs between its versions
     except ModuleNotFoundError:
         print("mpidist completion: it needs the package shtab: pip install shtab", file=sys.stderr)
         return 1
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _complete(action: argparse.Action, file: dict[str, str], folder: dict[str, str]) -> None:
+def _complete(action: argparse.Action, file: Any, folder: Any) -> None:
     """Have the shell complete the value of an option or an argument that is a file or a folder."""
     if action.dest == "words":
         found = {**file, "bash": "_mpidist_words"}

@@ -318,6 +318,8 @@ class _Job:
         """Return the launcher's status; where it was ended after its ranks, theirs."""
         if not self.outlived:
             return self.process.returncode
+        if self.tolerant and not self.deaths.all_ended_badly():
+            return 0  # the others did without who is dead
         first = self.deaths.first()
         return 0 if first is None else 1 if first.shell_status is None else first.shell_status
 

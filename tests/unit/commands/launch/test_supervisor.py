@@ -77,6 +77,16 @@ def test_a_launcher_that_stays_when_its_ranks_have_ended_is_ended_and_their_stat
     assert capfd.readouterr().err.endswith(said)
 
 
+@pytest.mark.parametrize(("tolerant", "status"), [("0", 137), ("1", 0)])
+def test_a_launcher_that_stays_after_a_job_that_could_do_without_a_rank(monkeypatch, tolerant, status):
+    monkeypatch.setattr(supervisor, "_ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "_GRACE_SECONDS", 0.2)
+    program = ["sh", "-c", "sleep 0.2; [ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $$"]
+    environ = {**os.environ, "MPIDIST_FAULT_TOLERANT": tolerant}
+    ended = supervisor.supervise([sys.executable, "-c", LOCKED], program, 2, environ, 30.0)
+    assert (ended.status, ended.lost, ended.stuck) == (status, 0, "")
+
+
 #: A launcher that stays after its two ranks until there is a file.
 SLOW = """
 import os, subprocess, sys, time
