@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import termios
+import time
 
 import pytest
 
@@ -111,6 +113,37 @@ def test_a_launcher_that_has_ended_while_nobody_looked_has_not_stayed(monkeypatc
     ended = supervisor.supervise(launcher, ["sh", "-c", "sleep 0.2"], 2, os.environ, 30.0)
     assert (ended.status, ended.death) == (7, None)
     assert file.exists() and "the launcher did not end" not in capfd.readouterr().err
+
+
+def test_a_launcher_may_wait_for_a_terminal_that_shows_nothing(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(supervisor, "_ENDING_SECONDS", 0.2)
+    file, looks = tmp_path / "shown", []
+
+    def stands(descriptors):
+        looks.append(time.monotonic())
+        if looks[-1] - looks[0] > 5 * supervisor._ENDING_SECONDS:
+            file.touch()
+        return True
+
+    monkeypatch.setattr(supervisor, "_stands", stands)
+    launcher = [sys.executable, "-c", SLOW, str(file)]
+    ended = supervisor.supervise(launcher, ["sh", "-c", "sleep 0.2"], 2, os.environ, 30.0)
+    assert (ended.status, ended.death) == (7, None)
+    assert file.exists() and "the launcher did not end" not in capfd.readouterr().err
+
+
+def test_a_terminal_stands_between_ctrl_s_and_ctrl_q():
+    master, slave = os.openpty()
+    try:
+        assert not supervisor._stands([slave])
+        termios.tcflow(slave, termios.TCOOFF)
+        assert supervisor._stands([slave])
+        termios.tcflow(slave, termios.TCOON)
+        assert not supervisor._stands([slave])
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert not supervisor._stands([slave])
 
 
 @pytest.mark.parametrize("reported", ["0", "143"])
