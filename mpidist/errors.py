@@ -187,7 +187,10 @@ def listed(items: Iterable[str], separator: str = ", ", most: int = 8) -> str:
 
 def quoted(value: object) -> str:
     """Return a value for a message, in one line: of a long one the beginning and the end.  Local."""
-    return " ".join(_QUOTES.repr(value).split())
+    try:
+        return " ".join(_QUOTES.repr(value).split())
+    except Exception:  # of a class with the name of one of Python's, or an int of too many digits
+        return f"<{type(value).__name__}>"
 
 
 if not TYPE_CHECKING:

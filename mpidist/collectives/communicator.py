@@ -257,9 +257,7 @@ class Communicator:
             The array is not C-contiguous, or read-only, or there is no such reduction or algorithm.
         """
         buffer = arrays.plain(buffer)
-        plain.check_contiguous("all_reduce", buffer)
-        if not getattr(buffer.flags, "writeable", True):  # arrays on devices have no such flag
-            raise ValueError(f"{self.control.own_name}: all_reduce writes its result in place, got a read-only array")
+        plain.check_in_place(f"{self.control.own_name}: all_reduce", buffer)
         key = ("all_reduce", type(buffer), buffer.shape, buffer.dtype, op, algorithm)
         like = (buffer, op, algorithm, timeout_seconds)
         self.bindings.call(key, self._bind_buffer, like, (buffer.reshape(-1),), timeout_seconds)
@@ -430,9 +428,14 @@ class Communicator:
         array : array, C-contiguous, any dtype, modified in place on all ranks but `root`
         root : int
         timeout_seconds : float, optional
+
+        Raises
+        ------
+        ValueError
+            The array is not C-contiguous, or read-only on another rank than `root`; before any communication.
         """
         array = self._as_array(array)
-        plain.check_contiguous("broadcast", array)
+        plain.check_in_place(f"{self.control.own_name}: broadcast", array, is_written=self.rank != root)
         key = ("broadcast", root, type(array), array.dtype, array.shape)
         self.bindings.call(key, self._arrays.bind_broadcast, (array, root, True), array, timeout_seconds)
 

@@ -55,6 +55,14 @@ def from_chief(communicator: Communicator, fn: Callable[[], Any], what: str) -> 
         try:
             told = json.dumps([fn(), "", ""])
         except Exception as error:  # whatever it is, the other ranks are waiting for word of it
-            own, told = error, json.dumps([None, type(error).__name__, str(error)])
+            own, told = error, json.dumps([None, type(error).__name__, _text_of(error)])
     result, kind, text = json.loads(communicator.exchange(told.encode(), what)[0])
     return ChiefResult(result, kind, text, own)
+
+
+def _text_of(error: Exception) -> str:
+    """Return what an error says; also of a class that cannot say it."""
+    try:
+        return str(error)
+    except Exception as why:
+        return f"(its text cannot be made: {type(why).__name__})"

@@ -131,16 +131,13 @@ def _threads() -> int | None:
     """Return how many threads NumPy's linear algebra has, by the word of its library."""
     numpy.ones((2, 2)) @ numpy.ones((2, 2))
     try:
-        mapped = {
-            line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if _LIBRARY.search(line)
-        }
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        mapped = {line.split(maxsplit=5)[-1] for line in lines if _LIBRARY.search(line)}
+        libraries = list(map(ctypes.CDLL, sorted(mapped)))
     except OSError:
         return None
-    counts = []
-    for path in sorted(mapped):
-        library = ctypes.CDLL(path)
-        counts += [getattr(library, name)() for name in _COUNTERS if hasattr(library, name)][:1]
-    return max(counts, default=None)
+    found = [[getattr(each, name) for name in _COUNTERS if hasattr(each, name)] for each in libraries]
+    return max((functions[0]() for functions in found if functions), default=None)
 
 
 def _shared_memory() -> tuple[int, int] | None:

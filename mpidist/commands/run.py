@@ -100,7 +100,7 @@ def parser() -> Parser:
     add("--timeout", type=_seconds, metavar="SECONDS", help="end the job after so long, with status 124")
     tolerant = "go on when a rank dies that others can do without (Open MPI 5)"
     add("--fault-tolerant", action="store_true", help=tolerant)
-    add("--launcher-args", metavar="'...'", help="further arguments for mpirun, as one word")
+    add("--launcher-args", metavar="'...'", help="for mpirun, as one word: --launcher-args='--mca btl ^tcp'")
     add("--dry-run", action="store_true", default=False, help="print the command line instead of running it")
     add("--quiet", action="store_true", help="do not say what was added to the command line, and why")
     add("--site", default=None, metavar="FILE", help=f"defaults from this file only, not from {NAME}; /dev/null: none")
@@ -115,7 +115,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = parser().parse_known_args(argv)
     if unknown:
         word = unknown[0]
-        parser().refuse(word, f"one of mpirun's own goes into --launcher-args '{word} ...'", instead_of(word))
+        parser().refuse(word, f"one of mpirun's own goes into --launcher-args='{word} ...'", instead_of(word))
     return arguments
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -78,7 +79,8 @@ def _blind(communicator: Communicator, folder: str) -> tuple[str, ...]:
         answers = all_gather_object(communicator, sees)
     finally:
         if communicator.rank == 0:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # there may be no file, and a file in the place of its folder
+                path.unlink()
     hosts = communicator.topology.hosts
     return tuple(dict.fromkeys(host for host, answer in zip(hosts, answers, strict=True) if not answer))
 

@@ -22,3 +22,8 @@ def test_an_array_in_place_of_an_operation_is_quoted_in_one_short_line():
     with pytest.raises(ValueError, match="is not a valid") as named:
         ReduceOp.parse("x" * 100_000)
     assert len(str(named.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["array", "dict"])
+def test_a_value_whose_class_has_the_name_of_another_is_quoted(name):
+    assert name in quoted(type(name, (), {})())  # newer versions of Python look at its module

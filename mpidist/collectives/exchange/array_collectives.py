@@ -59,8 +59,6 @@ class ArrayCollectives:
         """Return a new broadcast."""
         like = self.checked(like)
         self._check_root(root, "broadcast")
-        if in_place:
-            plain.check_contiguous("broadcast", like)
         staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place), in_place)
         if staged is not None:
             return staged

@@ -65,8 +65,8 @@ class NodeExchange(ArrayBound):
 
     #: Of more than 30 attributes in a dict, CPython looks up each.
     __slots__ = tuple(
-        "_control _head _heads _in_place _is_overwritten _is_short _joined _kept _outbox _own _own_heads _parts _rank "
-        "_raw _readers _results _row_bytes _shown _slots _source _stacked _table _takes _transport received".split()
+        "_control _head _heads _in_place _is_short _joined _kept _outbox _own _own_heads _parts _rank _raw _readers "
+        "_results _row_bytes _shown _slots _source _stacked _table _takes _transport received".split()
     )
 
     def __init__(
@@ -88,7 +88,6 @@ class NodeExchange(ArrayBound):
         self._rank, self._source, self._in_place = ranks.rank, source, in_place
         self._readers = range(ranks.size) if readers is None else readers
         self._takes = ranks.rank in self._readers
-        self._is_overwritten = in_place and ranks.rank != source
         self._row_bytes = prod(self._shape_of(1)) * self._dtype.itemsize
         self._slots = CallSlots(segments, 0 if source is not None else ranks.size if is_dealt else 1)
         self._outbox = Outbox(segments, ranks.rank) if is_dealt else None
@@ -120,8 +119,6 @@ class NodeExchange(ArrayBound):
             or splits is not None
         ):
             self._prepare(given, array, splits)
-        if self._is_overwritten and not array.flags.writeable:
-            raise ValueError(f"{self.call.what} works in place, and this array can only be read")
         at = (self._control.call + 1) & 1
         if self._head:
             self._own_heads[at][:] = self._head
@@ -142,7 +139,7 @@ class NodeExchange(ArrayBound):
         if self._stacked is not None:
             if not self._in_place:
                 return self._stacked[at].copy().reshape(self._joined)
-            if self._is_overwritten:
+            if self._rank != self._source:
                 given[...] = self._stacked[at]
             return given
         array, out = given[0] if type(given) is tuple else given, None
@@ -153,6 +150,10 @@ class NodeExchange(ArrayBound):
         elif self._takes:
             self._join(self._parts[at], array, out)
         return out
+
+    def forget(self) -> None:
+        """Look at the next array anew: a signal may have ended `_prepare` halfway.  Local."""
+        self._shown = None
 
     def _prepare(self, given: Any, array: Any, splits: Sequence[int] | None) -> None:
         """Take note of what this rank shows of such an array; ValueError for another kind."""

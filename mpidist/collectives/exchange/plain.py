@@ -167,10 +167,12 @@ def checked_axis(array: Any, axis: int, name: str = "all_gather") -> int:
     return axis % array.ndim
 
 
-def check_contiguous(name: str, array: Any) -> None:
+def check_in_place(name: str, array: Any, is_written: bool = True) -> None:
     """Raise ValueError for an array that cannot be worked on in place.  Local."""
     if not array.flags.c_contiguous:
         raise ValueError(
             f"{name} works in place on C-contiguous arrays, got shape {array.shape} with strides {array.strides}; "
             "pass numpy.ascontiguousarray(array) and copy the result back"
         )
+    if is_written and not getattr(array.flags, "writeable", True):  # arrays on devices have no such flag
+        raise ValueError(f"{name} writes its result in place, got a read-only array; pass a copy of it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -170,12 +171,12 @@ class _Job:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self.process.poll() is None and not (self.stuck or self.outlived or self.destination.unread):
             self.deaths.look()
-            self.streams.pump(_TURN_SECONDS)
+            came = self.streams.pump(_TURN_SECONDS)
             self._tell_deaths()
             now = time.monotonic()
             self.leftovers.look_at(now)
             self._judge_start_up(now)
-            self._judge_end(now)
+            self._judge_end(now, came)
             if deadline is not None and now > deadline:
                 self.timed_out = True
                 break
@@ -193,13 +194,15 @@ class _Job:
         elif verdict is not None:
             print(f"mpidist run: warning: {verdict.message}", file=sys.stderr)
 
-    def _judge_end(self, now: float) -> None:
+    def _judge_end(self, now: float, came: bool) -> None:
         ended = self.deaths.all_ended()
         if not (ended or self.killed.ending):
             return
+        if ended and (came or _stands((STDOUT, STDERR))):  # the launcher may still have something to show
+            self._ending_since = now
         self._ending_since = self._ending_since or now
-        if now - self._ending_since <= _ENDING_SECONDS:
-            return
+        if now - self._ending_since <= _ENDING_SECONDS or self.process.poll() is not None:
+            return  # it may have ended while this process could not write, or was stopped
         if ended:
             self.outlived = True
             late = f"the launcher did not end within {_ENDING_SECONDS:g} s after all ranks had, and was ended"
@@ -318,6 +321,8 @@ class _Job:
         """Return the launcher's status; where it was ended after its ranks, theirs."""
         if not self.outlived:
             return self.process.returncode
+        if self.tolerant and not self.deaths.all_ended_badly():
+            return 0  # the others did without who is dead
         first = self.deaths.first()
         return 0 if first is None else 1 if first.shell_status is None else first.shell_status
 
@@ -326,6 +331,14 @@ class _Job:
         first = self.deaths.first()
         status = 0 if first is None or first.status is None else first.status
         return status if status > 1 else 0
+
+
+def _stands(descriptors: Sequence[int]) -> bool:
+    """Whether nobody takes what is written there now, as on a terminal after Ctrl-S."""
+    try:
+        return len(select.select([], descriptors, [], 0)[1]) < len(descriptors)
+    except OSError:  # one is closed
+        return False
 
 
 @contextmanager

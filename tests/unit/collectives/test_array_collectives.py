@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.collectives.exchange import node_exchange
+from mpidist.collectives.exchange.call_slots import CallSlots
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
 from mpidist.transports import world
@@ -267,18 +268,43 @@ def test_a_root_may_broadcast_a_view_and_a_read_only_array(hosts):
         numpy.testing.assert_array_equal(found, expected)
 
 
-def test_who_cannot_be_written_to_is_refused_in_place_without_a_call():
+@places
+def test_who_cannot_be_written_to_is_refused_in_place_without_a_call(hosts):
     def on_rank():
         communicator = world_communicator()
         array = numpy.zeros(3)
         array.flags.writeable = communicator.rank == 0
         calls = communicator.control.call
         if communicator.rank:
-            with pytest.raises(ValueError, match="can only be read"):
+            with pytest.raises(ValueError, match="rank 1 of 2: broadcast writes its result in place, got a read-only"):
                 communicator.broadcast(array)
             assert communicator.control.call == calls
 
-    run_ranks(2, on_rank)
+    run_ranks(2, on_rank, hosts=hosts(2))
+
+
+# -- interrupted ------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_signal_handler_has_broken_off_before_a_call_is_not_in_the_next_one(monkeypatch):
+    view = CallSlots.view
+
+    def interrupted(slots, rank, start, shape, *others):
+        if shape == (3,):
+            raise TimeoutError
+        return view(slots, rank, start, shape, *others)
+
+    monkeypatch.setattr(CallSlots, "view", interrupted)
+
+    def on_rank():
+        communicator = world_communicator()
+        gather, own = communicator.all_gather_init(numpy.zeros(1)), numpy.full(1, 1.0 + communicator.rank)
+        gather(own)
+        with pytest.raises(TimeoutError):
+            gather(numpy.zeros(3))
+        return gather(own).tolist()
+
+    assert run_ranks(2, on_rank) == [[1.0, 2.0]] * 2
 
 
 # -- all_to_all -------------------------------------------------------------------------------------------------------

@@ -41,3 +41,18 @@ def test_a_result_that_json_cannot_hold_is_an_error_on_all():
     assert [each.kind for each in found] == ["TypeError"] * 3
     assert all("not JSON serializable" in each.text for each in found)
     assert isinstance(found[0].error, TypeError) and found[1].error is None
+
+
+def test_an_error_that_cannot_be_told_is_known_to_all_and_the_next_call_is_another():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    def fail():
+        raise Mute
+
+    def on_rank():
+        found = from_chief(world_communicator(), fail, "a try")
+        return found.kind, found.text, from_chief(world_communicator(), lambda: 5, "a try").result
+
+    assert run_ranks(2, on_rank) == [("Mute", "(its text cannot be made: RuntimeError)", 5)] * 2

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,18 @@ def test_a_folder_without_locks(tmp_path, monkeypatch):
 
     monkeypatch.setattr(doctor_rank.fcntl, "flock", refuse)
     assert doctor_rank.observe(str(tmp_path), "", False).folder.lock_error == "ENOLCK No locks available"
+
+
+def test_a_library_may_lie_in_a_folder_whose_name_has_spaces(tmp_path, monkeypatch):
+    expected, lines = doctor_rank._threads(), Path("/proc/self/maps").read_text().splitlines()
+    library = next(line.split(maxsplit=5)[5] for line in lines if doctor_rank._LIBRARY.search(line))
+    link = tmp_path / "of a user" / "libopenblas.so"
+    link.parent.mkdir()
+    link.symlink_to(library)
+    for path, threads in ((link, expected), (link.parent / "none" / link.name, None)):
+        shown = f"7f00-7f01 r-xp 00000000 08:01 17   {path}\n"
+        monkeypatch.setattr(doctor_rank.Path, "read_text", lambda _, shown=shown: shown)
+        assert doctor_rank._threads() == threads
 
 
 def test_threads_are_those_that_the_library_has():

@@ -142,7 +142,9 @@ def test_a_page_that_nobody_reads_is_no_error(page, status):
         (["-n", "2", "--host", "a,b", "x.py"], "did you mean --hosts?"),
         (["-n", "2", "--time", "5", "x.py"], "there is no option --time; did you mean --timeout?"),
         (["-n", "2", "--output", "tag", "x.py"], "there is no option --output; did you mean --tag or --log-dir DIR?"),
-        (["-n", "2", "--map-by", "core", "x.py"], "goes into --launcher-args '--map-by ...'"),
+        (["-n", "2", "--map-by", "core", "x.py"], "goes into --launcher-args='--map-by ...'"),
+        # argparse takes one word that begins with dashes for an option, so what is advised has =
+        (["-n", "2", "--launcher-args=--verbose", "--map-by", "x.py"], "goes into --launcher-args='--map-by ...'"),
         (["-n", "2", "--tag", "--log-dir", "x", "x.py"], "not allowed with argument --tag"),
         (["-n", "2", "--hosts", "a", "--hostfile", "x", "x.py"], "not allowed with argument --hosts"),
         (["-n", "2", "--timeout", "-1", "x.py"], "expected seconds, more than 0, got '-1'"),

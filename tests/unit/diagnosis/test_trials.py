@@ -49,8 +49,10 @@ def test_a_folder_that_a_node_does_not_see(tmp_path, monkeypatch):
     assert together(tmp_path, monkeypatch).blind == ("node3",)
 
 
-def test_a_folder_that_is_not_there_is_no_matter_of_nodes(tmp_path, monkeypatch):
+def test_a_folder_that_is_not_there_or_no_folder_is_no_matter_of_nodes(tmp_path, monkeypatch):
     assert together(tmp_path / "missing", monkeypatch).blind == ()
+    (tmp_path / "file").touch()
+    assert together(tmp_path / "file", monkeypatch).blind == ()
 
 
 def test_an_all_reduce_that_is_wrong_on_a_rank(tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import termios
+import time
 
 import pytest
 
@@ -75,6 +77,73 @@ def test_a_launcher_that_stays_when_its_ranks_have_ended_is_ended_and_their_stat
     assert (ended.death is None) == (status == 0)
     said = "mpidist run: warning: the launcher did not end within 0.2 s after all ranks had, and was ended\n"
     assert capfd.readouterr().err.endswith(said)
+
+
+@pytest.mark.parametrize(("tolerant", "status"), [("0", 137), ("1", 0)])
+def test_a_launcher_that_stays_after_a_job_that_could_do_without_a_rank(monkeypatch, tolerant, status):
+    monkeypatch.setattr(supervisor, "_ENDING_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "_GRACE_SECONDS", 0.2)
+    program = ["sh", "-c", "sleep 0.2; [ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $$"]
+    environ = {**os.environ, "MPIDIST_FAULT_TOLERANT": tolerant}
+    ended = supervisor.supervise([sys.executable, "-c", LOCKED], program, 2, environ, 30.0)
+    assert (ended.status, ended.lost, ended.stuck) == (status, 0, "")
+
+
+#: A launcher that stays after its two ranks until there is a file.
+SLOW = """
+import os, subprocess, sys, time
+environ = [{**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)} for rank in (0, 1)]
+for each in [subprocess.Popen(sys.argv[2:], env=each) for each in environ]: each.wait()
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+def test_a_launcher_that_has_ended_while_nobody_looked_has_not_stayed(monkeypatch, capfd, tmp_path):
+    file = tmp_path / "ended"
+
+    def stand_still(job):  # as while nobody reads what is shown, or after Ctrl-Z
+        if job._ending_since is not None:
+            file.touch()
+            job.process.wait()
+            job._ending_since -= 2 * supervisor._ENDING_SECONDS
+
+    monkeypatch.setattr(supervisor._Job, "_tell_deaths", stand_still)
+    launcher = [sys.executable, "-c", SLOW, str(file)]
+    ended = supervisor.supervise(launcher, ["sh", "-c", "sleep 0.2"], 2, os.environ, 30.0)
+    assert (ended.status, ended.death) == (7, None)
+    assert file.exists() and "the launcher did not end" not in capfd.readouterr().err
+
+
+def test_a_launcher_may_wait_for_a_terminal_that_shows_nothing(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(supervisor, "_ENDING_SECONDS", 0.2)
+    file, looks = tmp_path / "shown", []
+
+    def stands(descriptors):
+        looks.append(time.monotonic())
+        if looks[-1] - looks[0] > 5 * supervisor._ENDING_SECONDS:
+            file.touch()
+        return True
+
+    monkeypatch.setattr(supervisor, "_stands", stands)
+    launcher = [sys.executable, "-c", SLOW, str(file)]
+    ended = supervisor.supervise(launcher, ["sh", "-c", "sleep 0.2"], 2, os.environ, 30.0)
+    assert (ended.status, ended.death) == (7, None)
+    assert file.exists() and "the launcher did not end" not in capfd.readouterr().err
+
+
+def test_a_terminal_stands_between_ctrl_s_and_ctrl_q():
+    master, slave = os.openpty()
+    try:
+        assert not supervisor._stands([slave])
+        termios.tcflow(slave, termios.TCOOFF)
+        assert supervisor._stands([slave])
+        termios.tcflow(slave, termios.TCOON)
+        assert not supervisor._stands([slave])
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert not supervisor._stands([slave])
 
 
 @pytest.mark.parametrize("reported", ["0", "143"])
