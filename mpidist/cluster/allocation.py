@@ -81,10 +81,12 @@ def given_allocation(environ: Mapping[str, str] | None = None) -> Allocation | N
         if scheduler.job in environ and scheduler.hosts in environ:
             try:
                 shares = scheduler.read(environ)
-                ranks = _slurm_ranks(environ, shares) if scheduler.name == "Slurm" else len(shares)
+                ranks, components = len(shares), 1
+                if scheduler.name == "Slurm":
+                    ranks = _slurm_ranks(environ, shares)
+                    components = int(environ.get("SLURM_HET_SIZE") or 1)
             except (OSError, ValueError) as error:
                 raise ClusterResolutionError(f"the hosts of {scheduler.name}'s job cannot be read: {error}") from error
-            components = int(environ.get("SLURM_HET_SIZE") or 1) if scheduler.name == "Slurm" else 1
             return Allocation(scheduler.name, environ[scheduler.job], shares, ranks, components)
     return None
 

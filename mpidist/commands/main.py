@@ -60,4 +60,10 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         print(f"mpidist: {name!r} is not a command; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    if name in ("run", "job"):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            print(f"mpidist {name}: the working folder is gone; cd into one that is there", file=sys.stderr)
+            return 1
     return importlib.import_module(COMMANDS[name][0]).main(rest)

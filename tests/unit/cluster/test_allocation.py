@@ -104,6 +104,7 @@ def test_no_job(environ):
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2(x2)"}, r"Slurm's job .*SLURM_TASKS_PER_NODE=2\(x2\) is for 2 hosts"),
         ({**SLURM, "SLURM_JOB_NODELIST": "node[1-"}, r"host list 'node\[1-'"),
         ({name: text for name, text in SLURM.items() if "TASKS" not in name}, "SLURM_TASKS_PER_NODE is not set"),
+        ({**SLURM, "SLURM_HET_SIZE": "two"}, "Slurm's job cannot be read: .*'two'"),
         ({"PBS_JOBID": "7", "PBS_NODEFILE": "/no/such/file"}, "PBS's job .*No such file"),
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b"}, "LSF's job"),
     ],

@@ -235,3 +235,12 @@ def test_a_launch_does_not_wait_for_numpy():
     code = "import sys; import mpidist.commands.run; print({'numpy', 'mpi4py'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", ["run", "job"])
+def test_a_working_folder_that_is_gone_is_told_in_a_line(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main([name, "-n", "2", "train.py"]) == 1
+    assert capsys.readouterr().err == f"mpidist {name}: the working folder is gone; cd into one that is there\n"
