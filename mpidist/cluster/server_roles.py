@@ -115,16 +115,16 @@ def choose(
         raise ValueError(f"There must be at least one ps, and a whole number of them. Received: num_ps={num_ps}")
     if text:
         found, source = parse_roles(text, topology.size), f"MPIDIST_ROLES={text}"
-        _check_num_ps(found, num_ps, source)
+        _check_num_ps(found, num_ps, source, ranks_per_worker)
         return deal(found, topology, ranks_per_worker, source)
     if topology.size == 1:
         return alone()
     components = component_of_rank(topology, environ or {})
     if components is not None:
         found, source = number_roles(_by_component(components)), "components of the Slurm job"
-        _check_num_ps(found, num_ps, f"{source}: the last one")
+        _check_num_ps(found, num_ps, "the last component of the Slurm job", ranks_per_worker)
         return deal(found, topology, ranks_per_worker, source)
-    source = "one ps a node" if num_ps is None else f"num_ps={num_ps}"
+    source = ("one ps a node" if num_ps is None else f"num_ps={num_ps}") + _left_out(topology, environ or {})
     count = min(topology.node_count, topology.size - 1) if num_ps is None else num_ps
     return deal(number_roles(_by_number(topology, count, ranks_per_worker)), topology, ranks_per_worker, source)
 
@@ -160,21 +160,41 @@ def deal(tasks: Sequence[Task], topology: Topology, ranks_per_worker: RanksPerWo
 
 def component_of_rank(topology: Topology, environ: Mapping[str, str]) -> list[int] | None:
     """Return the component of a heterogeneous Slurm job that each rank runs in, by its host; None in any other job."""
-    numbers = range(int(environ.get("SLURM_HET_SIZE", "") or 0))
+    found = _found_components(topology, environ)
+    return found if len(set(found)) > 1 else None
+
+
+def _left_out(topology: Topology, environ: Mapping[str, str]) -> str:
+    """Return what to add to the source of the roles where the ranks have only one component of their Slurm job."""
+    if len(set(_found_components(topology, environ))) != 1:
+        return ""
+    groups = ",".join(map(str, range(_component_count(environ))))
+    return f", in one component of the Slurm job; srun --het-group={groups} starts ranks in all of them"
+
+
+def _component_count(environ: Mapping[str, str]) -> int:
+    size = environ.get("SLURM_HET_SIZE", "")
+    if size and not size.isdecimal():
+        raise ValueError(f"SLURM_HET_SIZE: expected the number of the Slurm job's components; got {size!r}")
+    return int(size or 0)
+
+
+def _found_components(topology: Topology, environ: Mapping[str, str]) -> list[int]:
+    """Return the component of each rank; none where it is not certain for all of them."""
     # PACK is what older Slurms say, and a newer one's srun that has made the job itself
     lists = [
         environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}") or environ.get(f"SLURM_JOB_NODELIST_PACK_GROUP_{number}")
-        for number in numbers
+        for number in range(_component_count(environ))
     ]
     if len(lists) < 2 or not all(lists):
-        return None
+        return []
     hosts_of = [[_short(host) for host in expand_hostlist(text or "")] for text in lists]
     component_of = {host: number for number, hosts in enumerate(hosts_of) for host in hosts}
     if len(component_of) < sum(map(len, hosts_of)):
-        return None
+        return []
     found = [component_of.get(_short(host)) for host in topology.hosts]
     known = [each for each in found if each is not None]
-    return known if len(known) == topology.size and len(set(known)) > 1 else None
+    return known if len(known) == topology.size else []
 
 
 def _by_component(components: Sequence[int]) -> list[str]:
@@ -248,12 +268,13 @@ def _check_ranks_per_worker(value: RanksPerWorker) -> None:
         raise ValueError(f"ranks_per_worker must be a number of 1 or more, or 'node'; got {value!r}")
 
 
-def _check_num_ps(tasks: Sequence[Task], num_ps: int | None, source: str) -> None:
+def _check_num_ps(tasks: Sequence[Task], num_ps: int | None, source: str, ranks_per_worker: RanksPerWorker) -> None:
     found = sum(task.type == "ps" for task in tasks)
     if num_ps is not None and found != num_ps:
+        split = possible_split(len(tasks), num_ps, ranks_per_worker)
         raise ValueError(
-            f"{source} has {found} ps, but ParameterServerStrategy was given num_ps={num_ps}; leave num_ps out, or set "
-            "MPIDIST_ROLES to the roles that are meant, such as chief:1,worker:*,ps:2"
+            f"{source} has {found} ps, but ParameterServerStrategy was given num_ps={num_ps}; leave num_ps out"
+            + (f", or set the roles that are meant, such as MPIDIST_ROLES={split}" if split else "")
         )
 
 

@@ -74,11 +74,11 @@ def state_of(job: SubmittedJob) -> tuple[str, str]:
     return ", ".join(states), " ".join(dict.fromkeys(rest.strip() for _, rest in found if rest.strip()))
 
 
-def is_ended(job: SubmittedJob) -> bool:
-    """Return whether no part of a job waits or runs."""
+def is_ended(job: SubmittedJob, state: str) -> bool:
+    """Return whether no part of a job waits or runs, by what `state_of` says."""
     waits_or_runs = SCHEDULERS[job.scheduler].alive
-    states = state_of(job)[0].split(", ")
-    return states == [_ENDED] or not any(re.fullmatch(waits_or_runs, state) for state in states)
+    states = state.split(", ")
+    return states == [_ENDED] or not any(re.fullmatch(waits_or_runs, each) for each in states)
 
 
 def status(argv: Sequence[str]) -> int:
@@ -114,14 +114,19 @@ def logs(argv: Sequence[str]) -> int:
     asked = parser.parse_args(argv)
     job = find_job(record_file(os.environ), asked.number)
     pattern, read = os.path.join(job.folder, job.output), dict[str, int]()
-    ended, looked = not asked.follow, time.monotonic()
+    ended, looked, seen, told = not asked.follow, time.monotonic(), 0, ""
     while True:
         _print_new(pattern, read)
         if ended:
             break
         time.sleep(_OUTPUT_PAUSE)
         if time.monotonic() - looked >= _STATE_PAUSE:
-            ended, looked = is_ended(job), time.monotonic()
+            state, detail = state_of(job)
+            ended, silent = is_ended(job, state), sum(read.values()) == seen
+            if state != told and (ended or silent):  # output speaks for itself
+                print(f"mpidist job: job {job.job} is {state}" + f": {detail}" * bool(detail), file=sys.stderr)
+                told = state
+            looked, seen = time.monotonic(), sum(read.values())
     if not read:
         print(f"mpidist job: there is no {pattern} yet; mpidist job status {job.job} says why", file=sys.stderr)
     return 0 if read else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_a_full_disk_at_the_last_save_leaves_the_checkpoint_before_it(slurm: Slu
     with slurm.submitted(text) as job:
         told(slurm, job)
         ended = job.ended()
-    assert ended.returncode == 1, ended.stdout
+    assert ended.returncode in (1, 128 + signal.SIGKILL), ended.stdout  # pmi2 kills ranks before they end by themselves
     assert re.search(r"the job was told to end: it saves after \d+ steps", ended.stdout)
     error = re.findall(r"^\S*CheckpointError: (.*)", ended.stdout, re.MULTILINE)[-1]
     assert f"{disk}/checkpoint-2.h5 was not saved: rank 0: [Errno 28] No space left on device" in error

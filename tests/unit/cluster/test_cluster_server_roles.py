@@ -72,14 +72,26 @@ def test_components_of_a_slurm_job():
     topology = Topology(["gpu1", "gpu1", "gpu2.cluster.org", "big7", "big7"])
     assert jobs(choose(topology, environ=SLURM)) == ["chief", "worker", "worker", "ps", "ps"]
     assert jobs(choose(topology, environ=SLURM, num_ps=2)) == ["chief", "worker", "worker", "ps", "ps"]
-    refused = "components of the Slurm job: the last one has 2 ps, but ParameterServerStrategy was given num_ps=1"
+    refused = "^the last component of the Slurm job has 2 ps, .* num_ps=1; leave num_ps out, .*=chief:1,worker:3,ps:1$"
     with pytest.raises(ValueError, match=refused):
         choose(topology, environ=SLURM, num_ps=1)
+    with pytest.raises(ValueError, match="num_ps=1; leave num_ps out$"):  # no split of 5 ranks has a worker of 7
+        choose(topology, environ=SLURM, num_ps=1, ranks_per_worker=7)
+    with pytest.raises(ValueError, match="^SLURM_HET_SIZE: expected the number of .*; got 'two'$"):
+        choose(topology, environ={**SLURM, "SLURM_HET_SIZE": "two"})
     above = choose(topology, environ=SLURM, num_ps=1, text="chief:1,worker:*,ps:1")
     assert jobs(above) == ["chief", "worker", "worker", "worker", "ps"]
     three = {**SLURM, "SLURM_HET_SIZE": "3", "SLURM_JOB_NODELIST_HET_GROUP_2": "ps[1-2]"}
     topology = Topology(["gpu1", "big7", "big7", "ps1", "ps2"])
     assert jobs(choose(topology, environ=three)) == ["chief", "worker", "worker", "ps", "ps"]
+
+
+def test_ranks_in_one_component_only_are_told_how_to_start_in_all():
+    roles = choose(Topology(["gpu1", "gpu2"]), environ=SLURM, num_ps=1)
+    assert roles.source == (
+        "num_ps=1, in one component of the Slurm job; srun --het-group=0,1 starts ranks in all of them"
+    )
+    assert choose(Topology(["gpu1", "other"]), environ=SLURM, num_ps=1).source == "num_ps=1"
 
 
 def test_components_of_a_job_that_srun_has_made():

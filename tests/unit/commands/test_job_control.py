@@ -160,7 +160,26 @@ def test_logs_follow_a_job_until_it_has_ended(slurm, capsys, tmp_path, monkeypat
     other.start()
     assert job.main(["logs", "-f"]) == 0
     other.join()
-    assert capsys.readouterr().out == "epoch 1\nepoch 2\n"
+    printed = capsys.readouterr()
+    assert printed.out == "epoch 1\nepoch 2\n"
+    assert printed.err.endswith("mpidist job: job 4711 is completed: 0:01 node1\n")
+
+
+def test_logs_that_follow_a_job_say_what_it_waits_for(slurm, capsys, tmp_path, monkeypatch):
+    """It is looked at three times: it waits, still waits, and has been cancelled."""
+    submit()
+    capsys.readouterr()
+    monkeypatch.setattr(job_control, "_OUTPUT_PAUSE", 0.01)
+    monkeypatch.setattr(job_control, "_STATE_PAUSE", 0.0)
+    slurm(
+        squeue='state=PENDING; [ "$(<looks)" = xx ] && state=CANCELLED; printf x >>looks; '
+        'echo "4711|$state|0:00 (Resources)"'
+    )
+    (tmp_path / "looks").touch()
+    assert job.main(["logs", "-f"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == [f"mpidist job: job 4711 is {state}: 0:00 (Resources)" for state in ("pending", "cancelled")]
+    assert said[2].startswith("mpidist job: there is no ") and len(said) == 3
 
 
 def _that_tells(seen, function):
@@ -211,7 +230,7 @@ def test_states_are_read_from_what_each_scheduler_prints(monkeypatch, scheduler,
     monkeypatch.setattr(job_control, "_ask", lambda words: printed)
     submitted = SubmittedJob("4711", scheduler, "x", "/x.sh", "/", "x.out", 0.0)
     assert job_control.state_of(submitted)[0] == state
-    assert job_control.is_ended(submitted) is not waits_or_runs
+    assert job_control.is_ended(submitted, state) is not waits_or_runs
 
 
 def test_lsf_reads_the_script_from_its_standard_input(slurm, tmp_path, capsys):
