@@ -1,4 +1,4 @@
-"""Jobs that go wrong under srun, on two nodes: they end in seconds, with a non-zero status, and say who and why."""
+"""Jobs that go wrong under srun, on two nodes: they end, with a non-zero status, and say who and why."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from mpidist.cluster.slurm_plugins import family
 from tests.helpers.launch import JobResult
-from tests.slurm.cluster import Slurm, mpi
+from tests.slurm.cluster import LIMIT_SECONDS, Slurm, mpi
 
-#: Seconds within which a job step must have ended after a failure; starting it and Slurm's clean-up included.
-LIMIT_SECONDS = 30
+#: What ranks do that go on for longer than any step may take: a step that waits for them is ended as one that hangs.
+ENDLESS = f"time.sleep({10 * LIMIT_SECONDS})"
 
 STEPS = """
 import os, signal, sys, time
@@ -34,7 +34,6 @@ steps(20)
 
 def _run(slurm: Slurm, body: str, *options: str, **env: str) -> JobResult:
     result = slurm.run_script(STEPS + body, *options, env=env)
-    assert result.seconds < LIMIT_SECONDS, result.stderr
     assert result.returncode != 0, result.stderr
     return result
 
@@ -58,13 +57,13 @@ def test_an_exception_ends_the_step_with_its_traceback_last(slurm: Slurm, bad: i
 
 
 def test_an_exception_while_the_others_compute_ends_the_step_too(slurm: Slurm):
-    result = _run(slurm, 'if rank == 2: raise ValueError("boom")\ntime.sleep(50)', "--kill-on-bad-exit=0")
+    result = _run(slurm, f'if rank == 2: raise ValueError("boom")\n{ENDLESS}', "--kill-on-bad-exit=0")
     assert _last_said(result).endswith("ValueError: boom\n")
 
 
 @pytest.mark.parametrize("missing", [(0,), (3,), (2, 3), (1, 2)])
 def test_ranks_that_never_join_are_named_across_nodes(slurm: Slurm, missing: tuple[int, ...]):
-    result = _run(slurm, f"if rank in {missing}: time.sleep(50)\nsteps(1, timeout_seconds=1)", "--kill-on-bad-exit=0")
+    result = _run(slurm, f"if rank in {missing}: {ENDLESS}\nsteps(1, timeout_seconds=1)", "--kill-on-bad-exit=0")
     error = _last_said(result)
     assert "TransportTimeoutError" in error
     names = ", ".join(f"rank {rank} (node{1 + rank // 2})" for rank in missing)
@@ -95,6 +94,6 @@ def test_a_killed_rank_is_named_by_its_neighbour(slurm: Slurm):
 
 
 def test_a_killed_rank_is_named_while_the_other_node_computes(slurm: Slurm):
-    body = "if rank == 3: os.kill(os.getpid(), signal.SIGKILL)\nif rank < 2: time.sleep(50)\nsteps(1)"
+    body = f"if rank == 3: os.kill(os.getpid(), signal.SIGKILL)\nif rank < 2: {ENDLESS}\nsteps(1)"
     result = _run(slurm, body, "--kill-on-bad-exit=0")
     assert re.search(r"RankFailedError: rank 2 of 4: rank 3 \(node2\) died in all_reduce", _last_said(result))

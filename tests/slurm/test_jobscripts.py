@@ -18,7 +18,7 @@ from tests.helpers.launch import ROOT
 from tests.slurm.cluster import Slurm, plugin
 
 #: Seconds within which a job of this file has ended, its restarts included.
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 
 #: Scripts that this Slurm cannot run to their end: GPUs are only counted here, and there are no containers.
 CHECKED = {"gpu.sh", "gpu-nodes.sh", "apptainer.sh", "pyxis.sh"}

@@ -10,7 +10,7 @@ import pytest
 from mpidist.cluster.slurm_plugins import family
 from tests.helpers.grid import grid
 from tests.helpers.launch import ROOT, JobResult
-from tests.slurm.cluster import Slurm, mpi, plugin
+from tests.slurm.cluster import LIMIT_SECONDS, Slurm, mpi, plugin
 
 COMMAND = [sys.executable, str(ROOT / "examples" / "parameter_server.py")]
 RECOMMENDER = [sys.executable, str(ROOT / "examples" / "recommender.py"), "--epochs", "1"]
@@ -68,12 +68,11 @@ if world_communicator().rank == {victim}:
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 strategy = mpidist.ParameterServerStrategy()
 coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
-coordinator.schedule(time.sleep, args=(40,)).fetch()
+coordinator.schedule(time.sleep, args=({10 * LIMIT_SECONDS},)).fetch()
 """
     first, second = (["--nodes=1", f"--ntasks={count}", f"--nodelist=node{node}"] for node, count in ((1, 3), (2, 2)))
     command = [sys.executable, "-c", script]
     delay = {"OMPI_MCA_mpi_abort_delay": "1"} if family(mpi().vendor) == "Open MPI" else {}
     result = slurm.srun(*command, ":", *second, *command, options=first, env=delay)
     assert result.returncode != 0
-    assert result.seconds < 30
     assert re.search(rf"rank {victim} \(node\d\)\)? died", result.stderr), result.stderr
