@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 import mpidist
+from tests.helpers.parsed import parsed
 
 PACKAGE = Path(mpidist.__file__).parent
 
@@ -43,27 +43,21 @@ PLACES = {
 }
 
 
-def definitions(files, name):
-    """Return the files that define a function or method of this name, once for each definition."""
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    return [
-        path
-        for path, text in files.items()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, kinds) and node.name == name
-    ]
+def definitions(files):
+    """Return the files that define a function or method of each name, once for each definition."""
+    found = defaultdict(list)
+    for path, text in files.items():
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found[node.name].append(path)
+    return found
 
 
-@pytest.fixture(scope="module")
-def files():
-    return {str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob("*.py")}
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_a_verb_is_defined_where_users_call_it_and_once_there(files, name):
-    assert sorted(definitions(files, name)) == sorted(PLACES[name])
+def test_a_verb_is_defined_where_users_call_it_and_once_there():
+    found = definitions({str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob("*.py")})
+    assert {name: sorted(found[name]) for name in PLACES} == {name: sorted(places) for name, places in PLACES.items()}
 
 
 def test_each_definition_is_found():
     text = "def broadcast(): ...\nclass A:\n    def broadcast(self): ...\n    def broadcasts(self): ..."
-    assert definitions({"a.py": text, "b.py": "broadcast = 1"}, "broadcast") == ["a.py", "a.py"]
+    assert definitions({"a.py": text, "b.py": "broadcast = 1"})["broadcast"] == ["a.py", "a.py"]
