@@ -22,6 +22,9 @@ from mpidist.variables import IndexedSlices
 from mpidist.variables.row_reduction import reduce_rows
 from mpidist.world import launched_communicator
 
+#: For so many lists of arrays that are reduced at once, what is bound is kept: batches may be of ever new lengths.
+_LISTS = 64
+
 #: ``reduce(arrays)`` puts reduced values in place of a list's own.
 InPlace = Callable[[Sequence[Any]], Any]
 
@@ -131,16 +134,19 @@ class Replicas:
     # -- at once -------------------------------------------------------------------------------------------------------
 
     def reduce(self, op: str, arrays: Sequence[Any], name: str = "", compression: Compression | None = None) -> None:
-        """Reduce a few arrays in place; what is bound for them is kept.  Parameters as for `bind`.
+        """Reduce a few arrays in place; what is bound for the last lists is kept.  Parameters as for `bind`.
 
         Collective: every rank calls it in the same order.
         """
         key = op, name, compression, *((type(each), each.dtype, each.shape) for each in arrays)
-        if key not in self._bound:
+        bound = self._bound.pop(key, None)  # those that were used last come last
+        if bound is None:
             signatures = [(name, each.dtype, each.shape) for each in arrays]
-            kind = empty(0, arrays[0].dtype, arrays[0])
-            self._bound[key] = self.bind_in_place(op, signatures, compression, kind)
-        self._bound[key](arrays)
+            bound = self.bind_in_place(op, signatures, compression, empty(0, arrays[0].dtype, arrays[0]))
+            if len(self._bound) == _LISTS:
+                del self._bound[next(iter(self._bound))]
+        self._bound[key] = bound
+        bound(arrays)
 
     def reduce_rows(self, op: str, rows: IndexedSlices) -> IndexedSlices:
         """Return the rows of all replicas reduced, each named once.  Collective."""

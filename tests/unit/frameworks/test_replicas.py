@@ -35,3 +35,15 @@ def test_one_that_is_under_way_is_not_started_again_since_callers_put_values_in_
         return strategy.run(step)
 
     assert run_ranks(2, on_rank) == [[4.0] * 3] * 2
+
+
+def test_of_ever_new_lengths_little_is_kept_and_all_are_right():
+    def on_rank():
+        replicas = replicas_in_force()
+        for length in [*range(1, 200), 5, 199]:
+            values = numpy.full(length, 1.0 + replicas.rank)
+            replicas.reduce("sum", [values])
+            assert values.tolist() == [3.0] * length
+        return len(replicas._bound)
+
+    assert run_ranks(2, on_rank) == [64, 64]
