@@ -19,8 +19,9 @@ from mpidist.options import settings
 
 #: Ranks that warn.  Where one rank is missing, one of these is not.
 _SPEAKERS = 2
-#: The lowest rank that waits ends the job: each rank waits so much longer than the one before, up to so many.
-_STAGGER_SECONDS, _STAGGERED = 0.1, 50
+#: The lowest rank that waits ends the job: each rank waits so much longer than the one before, up to so many.  A rank
+#: speaks half of that before its end, in another thread: on busy cores a short while is none.
+_STAGGER_SECONDS, _STAGGERED = 2.0, 8
 
 _SIGEV_THREAD, _CLOCK_MONOTONIC = 2, 1
 
