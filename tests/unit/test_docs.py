@@ -230,7 +230,6 @@ _SPEED = (
     ("gradients of ResNet-50: 161 arrays, 102 MB", "gradients-2", "resnet50", None, "Gloo DDP", "ms"),
     ("the same", "gradients-2", "resnet50", None, "Allreduce each", "ms"),
     ("1000 gradients of 1 KB", "gradients-2", "small", None, "Allreduce packed", "ms"),
-    ("one array of 16 MiB", "all-reduce-openmpi-2", "all_reduce", 1 << 24, "Allreduce", "ms"),
     ("one array of 4 B", "all-reduce-openmpi-2", "all_reduce", 4, "Allreduce", "us"),
     ("steps of Adam on a parameter server", "ps-4", "1 float, Adam", None, "TensorFlow", "a second"),
 )
@@ -251,9 +250,24 @@ def test_the_table_of_readme_has_what_was_measured(title, file, work, nbytes, pe
     assert sorted(command.split()) == sorted(" ".join(ran).partition(" --json")[0].split())
 
 
+#: The row of training steps, and the model in `benchmarks/results/torch_steps-2.json`.
+_STEP, _STEP_OF = "training step of a PyTorch MLP of 2.2 million parameters", "MLP, 2.2 million"
+
+
+def test_the_row_of_training_steps_has_what_was_measured():
+    ours, _, theirs, ratio, number = cells(README, _STEP)
+    run = json.loads((RESULTS / "torch_steps-2.json").read_text())
+    seconds = [launch["seconds"][_STEP_OF] for launch in run["launches"]]
+    assert len(seconds) == 3
+    for cell, who in ((ours, "mpidist"), (theirs, "DDP")):
+        assert _is_rounded(cell.removesuffix(" ms"), 1e3 * median_of(seconds, who))
+    assert _is_rounded(ratio, median_of(seconds, "DDP", "mpidist"))
+    assert re.findall(rf"^{number}\. `mpidist (.*)`$", README, re.MULTILINE) == [" ".join(run["command"][:5])]
+
+
 def test_the_table_of_readme_has_no_other_rows():
     (table,) = re.findall(r"^\| Measured \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
-    assert [line.split(" | ")[0][2:] for line in table.splitlines()[2:] if line] == [row[0] for row in _SPEED]
+    assert {line.split(" | ")[0][2:] for line in table.splitlines()[2:] if line} == {_STEP, *(row[0] for row in _SPEED)}
 
 
 @pytest.mark.parametrize(
