@@ -84,11 +84,19 @@ def given_allocation(environ: Mapping[str, str] | None = None) -> Allocation | N
                 ranks, components = len(shares), 1
                 if scheduler.name == "Slurm":
                     ranks = _slurm_ranks(environ, shares)
-                    components = int(environ.get("SLURM_HET_SIZE") or 1)
+                    components = component_count(environ) or 1
             except (OSError, ValueError) as error:
                 raise ClusterResolutionError(f"the hosts of {scheduler.name}'s job cannot be read: {error}") from error
             return Allocation(scheduler.name, environ[scheduler.job], shares, ranks, components)
     return None
+
+
+def component_count(environ: Mapping[str, str]) -> int:
+    """Return how many components a heterogeneous Slurm job has, 0 of any other job; ValueError for no number; Local."""
+    size = environ.get("SLURM_HET_SIZE", "")
+    if size and not size.isdecimal():
+        raise ValueError(f"SLURM_HET_SIZE: expected the number of the Slurm job's components; got {size!r}")
+    return int(size or 0)
 
 
 def _slurm(environ: Mapping[str, str]) -> dict[str, HostShare]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from mpidist.cluster.allocation import component_count
 from mpidist.cluster.hostlist import expand_hostlist
 from mpidist.cluster.roles import number_roles, parse_roles
 from mpidist.cluster.spec import ClusterSpec, Task
@@ -168,15 +169,8 @@ def _left_out(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return what to add to the source of the roles where the ranks have only one component of their Slurm job."""
     if len(set(_found_components(topology, environ))) != 1:
         return ""
-    groups = ",".join(map(str, range(_component_count(environ))))
+    groups = ",".join(map(str, range(component_count(environ))))
     return f", in one component of the Slurm job; srun --het-group={groups} starts ranks in all of them"
-
-
-def _component_count(environ: Mapping[str, str]) -> int:
-    size = environ.get("SLURM_HET_SIZE", "")
-    if size and not size.isdecimal():
-        raise ValueError(f"SLURM_HET_SIZE: expected the number of the Slurm job's components; got {size!r}")
-    return int(size or 0)
 
 
 def _found_components(topology: Topology, environ: Mapping[str, str]) -> list[int]:
@@ -184,7 +178,7 @@ def _found_components(topology: Topology, environ: Mapping[str, str]) -> list[in
     # PACK is what older Slurms say, and a newer one's srun that has made the job itself
     lists = [
         environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}") or environ.get(f"SLURM_JOB_NODELIST_PACK_GROUP_{number}")
-        for number in range(_component_count(environ))
+        for number in range(component_count(environ))
     ]
     if len(lists) < 2 or not all(lists):
         return []
