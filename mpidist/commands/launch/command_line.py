@@ -21,6 +21,7 @@ class CommandLine:
     """A launcher's command line in the making."""
 
     arguments: list[str]  # the launcher and its arguments, without the program
+    given: Mapping[str, str] = field(default_factory=dict)  # the user's environment
     environ: dict[str, str] = field(default_factory=dict)  # variables added to the environment of the ranks
     reasons: list[str] = field(default_factory=list)  # one line for every addition: what and why
     is_placed: bool = False  # whether the user says where ranks go, and nothing is added that does
@@ -33,6 +34,11 @@ class CommandLine:
         self.arguments += arguments
         self.environ |= environ
         self.reasons.append(f"{what}: {reason}")
+
+    def add_default(self, reason: str, name: str, value: str) -> None:
+        """Add a variable, for this reason, unless the user has set it."""
+        if name not in self.given:
+            self.add(reason, **{name: value})
 
 
 def program_command(program: Sequence[str], module: Sequence[str] | None) -> list[str]:
@@ -69,16 +75,15 @@ def command_line(
 ) -> CommandLine:
     """Return the command line that starts `ranks` ranks, in this room; all on this machine by default."""
     room = Room(ranks, cores) if room is None else room
-    line = CommandLine([path, "-n", str(ranks)], is_placed=_is_placing(launcher_args))
+    line = CommandLine([path, "-n", str(ranks)], environ, is_placed=_is_placing(launcher_args))
     places = _PLACES.get(vendor)
     if places is not None:
         places(line, room, root)
-    if "OMP_NUM_THREADS" not in environ:
-        line.add(f"{_n(room.cores.count, 'core')} for {room.ranks_there}", OMP_NUM_THREADS=str(max(1, room.each)))
-    if "PYTHONUNBUFFERED" not in environ and not terminal:
-        line.add("what a rank prints appears at once", PYTHONUNBUFFERED="1")
-    if "UCX_DEBUG_SIGNO" not in environ:
-        line.add("UCX, below MPI, would keep SIGHUP from ending the ranks", UCX_DEBUG_SIGNO="0")
+    cores_for = f"{_n(room.cores.count, 'core')} for {room.ranks_there}"
+    line.add_default(cores_for, "OMP_NUM_THREADS", str(max(1, room.each)))
+    if not terminal:
+        line.add_default("what a rank prints appears at once", "PYTHONUNBUFFERED", "1")
+    line.add_default("UCX, below MPI, would keep SIGHUP from ending the ranks", "UCX_DEBUG_SIGNO", "0")
     return line
 
 
@@ -98,7 +103,7 @@ def _open_mpi(line: CommandLine, room: Room, root: bool) -> None:
     if not room.each:
         line.add(_crowd(room), "--map-by", ":OVERSUBSCRIBE")
         line.add("no rank is tied to a core that others use", "--bind-to", "none")
-        line.add("a waiting rank gives its core to the others", "--mca", "mpi_yield_when_idle", "1")
+        line.add(_YIELD, "--mca", "mpi_yield_when_idle", "1")
         return
     if room.cores.restricted:
         if room.too_few_places:
@@ -115,6 +120,8 @@ def _open_mpi(line: CommandLine, room: Room, root: bool) -> None:
 def _mpich(line: CommandLine, room: Room, root: bool) -> None:
     if not room.each:
         line.add(_crowd(room), "-bind-to", "none")
+        # MPICH calls sched_yield, which often returns at once; so set, it sleeps for a moment
+        line.add_default(_YIELD, "MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
     elif room.cores.restricted:
         line.add(_RESTRICTED, "-bind-to", "none")
     else:
@@ -127,6 +134,8 @@ def _crowd(room: Room) -> str:
 
 #: Options that say where ranks go.
 _PLACING = frozenset(["map-by", "bind-to", "rankfile", "rf", "cpu-set", "cpu-list"])
+
+_YIELD = "a waiting rank gives its core to the others"
 
 # Both launchers number the machine's cores, not the allowed ones: binding would leave the share that was given.
 _RESTRICTED = "the job may not use all cores of the machine, and the launcher would bind to any of them"

@@ -97,6 +97,13 @@ def test_mpich(case, expected):
     assert line("MPICH", **case).arguments == ["mpirun", "-n", str(case["ranks"]), *expected]
 
 
+def test_ranks_that_share_cores_sleep_while_they_wait_under_mpich():
+    heavy = "MPIR_CVAR_ENABLE_HEAVY_YIELD"
+    assert line("MPICH", ranks=8).environ == {heavy: "1"}
+    assert line("MPICH", ranks=4).environ == {}
+    assert line("MPICH", ranks=8, environ={**SET, heavy: "0"}).environ == {}
+
+
 def test_an_unknown_launcher_gets_no_arguments_of_others():
     assert line("Intel MPI", ranks=9, root=True).arguments == ["mpirun", "-n", "9"]
 
