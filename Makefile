@@ -27,12 +27,11 @@ REPORT := build/report
 FRAMEWORKS ?= jax torch keras keras_torch
 FRAMEWORK_SIZES ?= 1 2 3
 FRAMEWORKS_PACKAGES := jax optax torch==2.13.0 'keras>=3.12,<4' scikit-learn
-# it compiles for minutes
+# it compiles for a minute
 keras_SIZES := 2
 keras_TESTS := $(wildcard tests/frameworks/test_keras*.py)
 keras_torch_TESTS := $(keras_TESTS)
-# most of its time JAX compiles what is run once
-keras_VARIABLES := KERAS_BACKEND=jax XLA_FLAGS='--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+keras_VARIABLES := KERAS_BACKEND=jax
 keras_torch_VARIABLES := KERAS_BACKEND=torch
 
 # or every start of every rank would compile the package anew

@@ -5,6 +5,18 @@
 
 from __future__ import annotations
 
-from tests.parallel.conftest import pytest_addoption, pytest_configure
+import os
+
+# before JAX is loaded: one thread a rank, and programs that are compiled quickly: each runs once or twice
+_XLA = [
+    "--xla_cpu_multi_thread_eigen=false",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "intra_op_parallelism_threads=1",  # the last: what follows a word without dashes is not read
+]
+os.environ.setdefault("XLA_FLAGS", " ".join(_XLA))
+
+from tests.parallel.conftest import pytest_addoption, pytest_configure  # noqa: E402
 
 __all__ = ["pytest_addoption", "pytest_configure"]

@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
-# one thread a rank, and programs that are compiled quickly
-_XLA = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 --xla_backend_optimization_level=0"
-os.environ.setdefault("XLA_FLAGS", f"{_XLA} --xla_llvm_disable_expensive_passes=true")
 
 import keras  # noqa: E402
 import numpy  # noqa: E402
