@@ -104,7 +104,8 @@ def run_command(
     line = command_line(launcher().path, launcher().vendor, ranks, cores, environ, os.geteuid() == 0)
     # of its own, as `mpidist run` gives it: jobs that run at a time may have the same names in /dev/shm
     with tempfile.TemporaryDirectory(prefix="sm_segments.", dir=_SHARED_MEMORY, ignore_cleanup_errors=True) as segments:
-        own = {"OMPI_MCA_btl_sm_backing_directory": segments}
+        # buffered, so that `print` writes a line at once and ranks' lines do not mix in the file
+        own = {"OMPI_MCA_btl_sm_backing_directory": segments, "PYTHONUNBUFFERED": ""}
         return run_process([*line.arguments, *command], {**environ, **line.environ, **own}, timeout_seconds)
 
 
