@@ -101,7 +101,7 @@ test-unit: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -q -n auto --dist worksteal tests/unit tests/docs
 
 # jobs mostly wait, so several run at a time; one that fails is run again, which is said
-JOBS := -m pytest -q -n auto --dist worksteal --reruns 1
+JOBS := -m pytest -q -n auto --dist worksteal --reruns 1 -o faulthandler_timeout=240
 
 test-jobs: $(VENV)/.installed
 	$(VENV)/bin/python $(JOBS) -m "not measures" tests/jobs
