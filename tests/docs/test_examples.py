@@ -2,7 +2,8 @@
 
 A Python block runs as it stands, each in a process of its own: alone, and on three ranks that are threads.  A comment
 in the line above says when that is different: ``<!-- run: alone -->``, ``two`` or ``four`` for so many ranks, or
-``pytest`` for a test module; those of ``keras`` and ``torch`` are run by `tests/frameworks`.  The blocks of a page of
+``pytest`` for a test module; those of ``keras`` and ``torch`` are run by `tests/frameworks`, and by `tests/jobs` those
+of ``four_processes``, which no threads can be, and a ``file``, by the commands of its page.  The blocks of a page of
 the guide are run one after another, in one namespace, and must print what is shown below them, on every rank.
 """
 
@@ -15,7 +16,7 @@ import pytest
 
 from mpidist.commands.launch.probe import without_launcher
 from tests.helpers.example_processes import alone, as_tests, in_process, on_ranks, page_on_ranks
-from tests.helpers.pages import GUIDE, ROOT, blocks
+from tests.helpers.pages import FROM_MPI4PY, GUIDE, ROOT, blocks
 
 #: How a block is run -> the functions that get the file it is in.
 _RUNS = {
@@ -24,6 +25,8 @@ _RUNS = {
     "two": (partial(on_ranks, 2),),
     "four": (partial(on_ranks, 4),),
     "pytest": (as_tests,),
+    "four_processes": (),
+    "file": (),
     "keras": (),
     "torch": (),
 }
@@ -39,8 +42,11 @@ def test_every_example_runs(block, tmp_path):
         _run(block.place, tmp_path, fn, str(path))
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
-@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
+#: Alone, and on three ranks that are threads, if the page asks no ranks of MPI: then tests/jobs has them.
+_PAGES = [pytest.param(page, ranks, id=f"{page.stem}-{ranks}") for page in GUIDE for ranks in (0, 3)]
+
+
+@pytest.mark.parametrize(("page", "ranks"), [each for each in _PAGES if each.values != (FROM_MPI4PY, 3)])
 def test_a_page_of_the_guide_runs_and_prints_what_it_shows(page, ranks, tmp_path):
     _run(page.name, tmp_path, page_on_ranks, ranks, str(page))
 

@@ -1,7 +1,7 @@
 """The pages of the documentation, and their Python examples.
 
-Examples of a page of the guide belong together: `differences` runs them one after another, as a reader types them, and
-compares what they print with what the page shows.
+Examples of a page of the guide, or of another page to paste from, belong together: `differences` runs them one after
+another, as a reader types them, and compares what they print with what the page shows.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *GUIDE])
+FROM_MPI4PY = ROOT / "docs" / "coming-from-mpi4py.md"
+GUIDE = [ROOT / "docs" / "guide.md", FROM_MPI4PY, *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *GUIDE})
 
 _BLOCK = re.compile(
     r"(?:^<!-- run: (?P<how>\w+) -->\n)?^```python\n(?P<code>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
+)
+
+
+_SESSION = re.compile(
+    r"^<!-- run: (?P<how>session|figures) -->\n```console\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 
@@ -38,6 +44,24 @@ class Block(NamedTuple):
     def is_part_of_page(self) -> bool:
         """Whether it goes on where the block before it ended."""
         return self.page in GUIDE and self.how is None
+
+
+class Command(NamedTuple):
+    """A command that a page shows, what it prints, and whether only the words of that count, and not the figures."""
+
+    text: str
+    printed: str
+    is_measured: bool
+
+
+def commands(page: Path) -> list[Command]:
+    """Return the commands of a page that can be run as they stand, in the folder that has the page's files."""
+    found = []
+    for session in _SESSION.finditer(page.read_text()):
+        for part in re.split(r"^\$ ", session["text"], flags=re.MULTILINE)[1:]:
+            command, _, printed = part.partition("\n")
+            found.append(Command(command, printed, session["how"] == "figures"))
+    return found
 
 
 def blocks() -> Iterator[Block]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import json
 import re
+import shlex
 import statistics
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +23,8 @@ from typing import NamedTuple
 import pytest
 
 import mpidist
+from mpidist.commands import job
+from mpidist.commands.job_control import VERBS
 from mpidist.commands.main import COMMANDS
 from mpidist.options import Settings
 from tests.helpers.pages import GUIDE, PAGES, ROOT, blocks
@@ -71,6 +76,32 @@ def test_the_mismatch_that_readme_shows_is_what_is_raised():
     assert _words(str(caught.value)).partition(": ")[2] in _words(README)
 
 
+@pytest.mark.parametrize(
+    ("error", "rows", "calls"),
+    [(mpidist.errors.CollectiveMismatchError, 4, 15), (mpidist.errors.TransportTimeoutError, 3, 14)],
+)
+def test_the_errors_that_the_page_on_stopped_jobs_shows_are_what_is_raised(error, rows, calls):
+    import numpy
+
+    raised = threading.Event()
+
+    def on_rank():
+        rank = mpidist.rank()
+        for call in range(1, 15 + 1):
+            if rank and call > calls:
+                assert raised.wait(60)
+            try:
+                mpidist.all_reduce(numpy.ones(rows if call == 15 and rank else 3), timeout_seconds=0.5)
+            except error:
+                raised.set()
+                raise
+
+    with pytest.raises(error) as caught:
+        mpidist.testing.run_ranks(2, on_rank)
+    text = _words(str(caught.value)).replace("localhost", "vm").replace("0.5 s", "1.0 s").partition(" raised on")[0]
+    assert text.partition(": ")[2] in _words((ROOT / "docs" / "why-stopped.md").read_text())
+
+
 # -- commands and targets ---------------------------------------------------------------------------------------------
 
 
@@ -89,6 +120,33 @@ def test_every_make_target_that_the_pages_name_exists():
 
 def _fits(name: str, rule: str) -> bool:
     return re.fullmatch(re.escape(rule).replace("%", "[0-9N]+"), name) is not None
+
+
+def commands_shown(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command of mpidist in the terminal sessions of a page, those behind `srun` included."""
+    for session in re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in re.findall(r"^\$ (?!conda)(.*)", session.replace("\\\n", " "), re.MULTILINE):
+            words = shlex.split(line, comments=True)
+            at = words.index("mpidist") if "mpidist" in words else len(words)
+            taken = list(itertools.takewhile(lambda word: word not in ("|", ">", ";", "&&"), words[at + 1 :]))
+            if taken and "..." not in taken:
+                yield taken
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(commands_shown(page))], ids=lambda page: page.name)
+def test_every_command_that_a_page_shows_is_one_that_mpidist_takes(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for script in (Path("train.py"), Path("examples", "train.py")):
+        script.parent.mkdir(exist_ok=True)
+        script.touch()
+    for name, *words in commands_shown(page):
+        parser = importlib.import_module(COMMANDS[name][0]).parser()
+        if name == "run":
+            assert parser.parse_known_args(words)[1] == []
+        elif name != "job":
+            parser.parse_args(words)
+        elif words[0] not in VERBS:
+            job.make_job(vars(job.parse(words)[0]), [], {})
 
 
 def _code_of(text: str) -> str:
