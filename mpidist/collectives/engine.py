@@ -8,12 +8,11 @@ drops its gradients every step, allocates nothing after the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.persistent import UNLIKE, Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.reductions.in_place import bind_in_place
 from mpidist.collectives.reductions.lists import BoundList, Question, bind_list
@@ -21,6 +20,9 @@ from mpidist.collectives.reductions.optional_lists import OptionalList
 from mpidist.collectives.reductions.plan import Signature
 from mpidist.collectives.reductions.results import Packed
 from mpidist.collectives.reductions.update import FusedUpdate
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: Of how many lengths the last list is known, and for how many operations and deadlines.
 _KEPT_LENGTHS, _KEPT_DEADLINES = 256, 64
@@ -41,7 +43,7 @@ class Engine:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     bytes_per_pack : int
         Size in bytes of a fused unit, 0 for the default.
     algorithm : str, optional
@@ -52,7 +54,7 @@ class Engine:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Communicator,
         bytes_per_pack: int = 0,
         algorithm: str | None = None,
         timeout_seconds: float | None = None,
@@ -203,14 +205,14 @@ class Recent:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     op : str
     timeout_seconds : float or None
     is_packed : bool
         Whether results are given as they were packed.
     """
 
-    def __init__(self, ranks: Ranks, op: str, timeout_seconds: float | None, is_packed: bool) -> None:
+    def __init__(self, ranks: Communicator, op: str, timeout_seconds: float | None, is_packed: bool) -> None:
         self.op = op
         self.timeout_seconds = timeout_seconds
         self.is_packed = is_packed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -11,12 +11,14 @@ from mpidist.arrays import wire_dtype
 from mpidist.collectives.call import Call
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression.base import Compression
 from mpidist.compression.code_sums import CodeSums, GatheredCodes, SharedCodes
 from mpidist.compression.residues import CodeResidues
 from mpidist.runtime.control import Watch
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 
 class CodedList(Bound):
@@ -27,7 +29,7 @@ class CodedList(Bound):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     signatures : sequence of (name, dtype, shape)
         Of one dtype.
     op : str
@@ -42,7 +44,7 @@ class CodedList(Bound):
         None on one rank.
     """
 
-    def __init__(self, ranks: Ranks, signatures: Sequence[Signature], op: str, stage: Compression) -> None:
+    def __init__(self, ranks: Communicator, signatures: Sequence[Signature], op: str, stage: Compression) -> None:
         super().__init__(ranks, Call(f"all_reduce({op})", [*signatures, fact("compression", stage)]))
         (self._dtype,) = {numpy.dtype(dtype) for _, dtype, _ in signatures}
         self._shapes = [shape for _, _, shape in signatures]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist.collectives.call import Call
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.runtime.control import Watch
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 
 class ArrayBound(Bound):
@@ -18,7 +20,7 @@ class ArrayBound(Bound):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     call : Call
     like : array
         No reference to it is kept.
@@ -32,7 +34,9 @@ class ArrayBound(Bound):
     is_dealt : bool
     """
 
-    def __init__(self, ranks: Ranks, call: Call, like: Any, axis: int | None = None, is_dealt: bool = False) -> None:
+    def __init__(
+        self, ranks: Communicator, call: Call, like: Any, axis: int | None = None, is_dealt: bool = False
+    ) -> None:
         super().__init__(ranks, call)
         self._type, self._dtype, self._shape, self._axis = type(like), like.dtype, tuple(like.shape), axis
         self._size, self.is_dealt = ranks.size, is_dealt
@@ -86,7 +90,7 @@ class SentCollective(ArrayBound):
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Communicator,
         call: Call,
         like: Any,
         axis: int | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -16,11 +16,13 @@ from mpidist.collectives.exchange.node_exchange import CountedExchange, NodeExch
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.exchange.own_results import OwnResults
 from mpidist.collectives.exchange.reduce_scatters import NodeReduceScatter
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.plan import build
 from mpidist.collectives.ways.chooser import ONE_PACK
 from mpidist.collectives.ways.device_ways import StagedArray
 from mpidist.runtime.control import Watch
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 
 class ArrayCollectives:
@@ -30,10 +32,10 @@ class ArrayCollectives:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
         self._results = OwnResults()
         self._segments = ranks.segments

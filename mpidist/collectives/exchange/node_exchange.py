@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -16,9 +16,11 @@ from mpidist.collectives.exchange.array_bound import ArrayBound
 from mpidist.collectives.exchange.call_slots import CallSlots
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.exchange.own_results import LEAST_BYTES, OwnResults
-from mpidist.collectives.ranks import Ranks
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 _BYTES = numpy.dtype(numpy.uint8)
 _NOTHING = numpy.empty(0, _BYTES)
@@ -40,7 +42,7 @@ class NodeExchange(ArrayBound):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     segments : SharedSegments
         Of all ranks.
     call : Call
@@ -71,7 +73,7 @@ class NodeExchange(ArrayBound):
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Communicator,
         segments: SharedSegments,
         call: Call,
         like: Any,

@@ -14,13 +14,15 @@ import struct
 import weakref
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
-from mpidist.collectives.ranks import Ranks
 from mpidist.errors import RankFailedError
 from mpidist.transports.base import Pending, Transport
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: A note has these bytes, and begins with: its kind, the number of the message that its sender waits for, the rank that
 #: sent the probe first, which of its probes it is, how many ranks the probe has been to, and the length of the text.
@@ -105,11 +107,11 @@ class PeerStandoffs:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     sides : Sides
     """
 
-    def __init__(self, ranks: Ranks, sides: Sides) -> None:
+    def __init__(self, ranks: Communicator, sides: Sides) -> None:
         self._ranks, self._sides = ranks, sides
         self._notes: Transport = ranks.transport.among(range(ranks.size), _NOTES)
         self._receives: dict[int, tuple[Any, Pending]] = {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist.collectives.exchange.peer_standoff import AwaitedTransfer, PeerStandoffs
-from mpidist.collectives.ranks import Ranks
 from mpidist.errors import RankFailedError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import Watch
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: After so many seconds of waiting it may be for ever.
 _LONG_SECONDS = 0.5
@@ -19,7 +21,7 @@ class PeerWatch(Watch):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     waited : AwaitedTransfer
         What this rank waits for.
     standoffs : PeerStandoffs
@@ -32,7 +34,7 @@ class PeerWatch(Watch):
 
     __slots__ = ("_waited", "_standoffs", "_peer", "_has_left", "is_missed")
 
-    def __init__(self, ranks: Ranks, waited: AwaitedTransfer, standoffs: PeerStandoffs) -> None:
+    def __init__(self, ranks: Communicator, waited: AwaitedTransfer, standoffs: PeerStandoffs) -> None:
         super().__init__(ranks.control, waited.what, waited.timeout_seconds, 0)
         self._waited, self._standoffs = waited, standoffs
         self._peer = ranks.transport.world_ranks[waited.peer]  # as the control channel knows it

@@ -14,7 +14,7 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -26,9 +26,11 @@ from mpidist.collectives.exchange.peer_watch import PeerWatch
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Once
-from mpidist.collectives.ranks import Ranks
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
 from mpidist.transports.base import Pending, Transport
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: Length of the head of a message that is sent, and the numbers with which a head begins: bytes that describe the
 #: array, bytes of the array, and the last call that a rank missed.
@@ -347,7 +349,7 @@ class PointToPoint:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
 
     Attributes
     ----------
@@ -359,7 +361,7 @@ class PointToPoint:
         Whether a message has come from a later step than that in which this rank waits.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         transport = ranks.transport
         if not transport.has_channels:
             raise TransportError(

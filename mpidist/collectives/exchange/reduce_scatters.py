@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -14,11 +14,13 @@ from mpidist.collectives.exchange.array_bound import ArrayBound
 from mpidist.collectives.exchange.call_slots import CallSlots
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.exchange.own_results import OwnResults
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.plan import Bucket
 from mpidist.collectives.ways.shared_memory import rank_order
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 
 class NodeReduceScatter(ArrayBound):
@@ -29,7 +31,7 @@ class NodeReduceScatter(ArrayBound):
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Communicator,
         segments: SharedSegments,
         call: Call,
         like: Any,

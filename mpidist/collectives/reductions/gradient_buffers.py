@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
 import numpy
@@ -18,7 +18,6 @@ import numpy
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.plan import Plan, Signature, build
 from mpidist.collectives.reductions.results import ResultSet
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
@@ -29,6 +28,9 @@ from mpidist.collectives.ways.shared_sum import SharedSum
 from mpidist.errors import RankFailedError, TransportError, TransportTimeoutError, UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import map_together
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
 _MOST_RESULTS = 63
@@ -46,7 +48,7 @@ class GradientBuffers:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
         Of ranks that share memory.
     signatures : sequence of (name, dtype, shape)
     timeout_seconds : float, optional
@@ -59,7 +61,9 @@ class GradientBuffers:
         On all ranks: there is not so much shared memory.
     """
 
-    def __init__(self, ranks: Ranks, signatures: Sequence[Signature], timeout_seconds: float | None = None) -> None:
+    def __init__(
+        self, ranks: Communicator, signatures: Sequence[Signature], timeout_seconds: float | None = None
+    ) -> None:
         for name, dtype, _ in signatures:
             if wire_dtype(dtype) != dtype:
                 raise UnsupportedDtypeError(f"variable {name!r} is {dtype}: gradient buffers are for 32 bits or more")
@@ -209,7 +213,7 @@ class GradientBuffers:
 class _BoundBuffers(Bound):
     """The all-reduce of gradient buffers by one operation."""
 
-    def __init__(self, buffers: GradientBuffers, op: str, ranks: Ranks) -> None:
+    def __init__(self, buffers: GradientBuffers, op: str, ranks: Communicator) -> None:
         super().__init__(ranks, buffers.call(f"all_reduce({op})", with_names=False))
         self._buffers, self._op = ref(buffers), op
 

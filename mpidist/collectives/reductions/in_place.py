@@ -7,12 +7,11 @@ gradients lie in the framework's memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.intake import BufferIntake, InPlaceIntake
 from mpidist.collectives.reductions.lists import ShortArray
 from mpidist.collectives.reductions.plan import Bucket, Signature, build
@@ -23,9 +22,12 @@ from mpidist.collectives.ways.pieces import Pieces
 from mpidist.device.memory import memory_of
 from mpidist.errors import UnsupportedDtypeError
 
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
+
 
 def bind_in_place(
-    ranks: Ranks,
+    ranks: Communicator,
     signatures: Sequence[Signature],
     op: str = "sum",
     algorithm: str | None = None,
@@ -38,7 +40,7 @@ def bind_in_place(
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     signatures : sequence of (name, dtype, shape)
     op : str
         ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
@@ -59,7 +61,7 @@ def bind_in_place(
 
 
 def bind_buffer(
-    ranks: Ranks, buffer: Any, op: str, algorithm: str | None = None, timeout_seconds: float | None = None
+    ranks: Communicator, buffer: Any, op: str, algorithm: str | None = None, timeout_seconds: float | None = None
 ) -> Bound:
     """Return what reduces arrays like this one in place, which whoever calls it has looked at.
 
@@ -71,7 +73,7 @@ def bind_buffer(
 
 
 def _bound(
-    ranks: Ranks,
+    ranks: Communicator,
     signatures: Sequence[Signature],
     op: str,
     algorithm: str | None,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
 from mpidist.errors import CollectiveMismatchError
 
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
+
 
 def reduce_list(
-    ranks: Ranks, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
+    ranks: Communicator, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
 ) -> list[Any]:
     """Return the reduced arrays of a list; see `Communicator.all_reduce_list`.  Collective."""
     if not tensors:
@@ -28,7 +30,7 @@ def reduce_list(
 
 
 def _adjusted(
-    ranks: Ranks,
+    ranks: Communicator,
     tensors: Sequence[Any],
     examples: Sequence[Any],
     op: str,
@@ -43,7 +45,7 @@ def _adjusted(
 
 
 def _with_none(
-    ranks: Ranks, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
+    ranks: Communicator, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
 ) -> list[Any]:
     """Reduce a list with None in it: the shape of what this rank does not have it learns from the others."""
     known = _signatures(ranks, tensors, op, timeout_seconds)
@@ -62,7 +64,7 @@ def _with_none(
     return results
 
 
-def _signatures(ranks: Ranks, tensors: Sequence[Any], op: str, timeout_seconds: float | None) -> list[Any]:
+def _signatures(ranks: Communicator, tensors: Sequence[Any], op: str, timeout_seconds: float | None) -> list[Any]:
     """Return dtype and shape of each array of a list, as the first rank has it that has it.  Collective."""
     mine = [None if each is None else (each.dtype, tuple(each.shape)) for each in tensors]
     what = f"all_reduce({op}) with None"

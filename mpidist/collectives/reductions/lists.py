@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -13,7 +13,6 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.adjustment import check_factors
 from mpidist.collectives.reductions.intake import ListIntake, pack
 from mpidist.collectives.reductions.plan import Bucket, Plan, Signature, build
@@ -28,6 +27,9 @@ from mpidist.device.memory import memory_of
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import PACK
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: A list of at least so many tensors, that are shorter on average than so many bytes, is told by shapes and dtypes
 #: only: to look at their strides, too, would take longer than to copy those that are not contiguous.
@@ -66,7 +68,7 @@ class Question(NamedTuple):
 
 
 def bind_list(
-    ranks: Ranks,
+    ranks: Communicator,
     tensors: Sequence[Any],
     question: Question,
     timeout_seconds: float | None = None,
@@ -77,7 +79,7 @@ def bind_list(
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     tensors : sequence of array
     question : Question
     timeout_seconds : float, optional
@@ -136,7 +138,7 @@ class ShortArray(Bound):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     call : Call
     signature : Signature
     step : SegmentAllReduce
@@ -155,7 +157,7 @@ class ShortArray(Bound):
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Communicator,
         call: Call,
         signature: Signature,
         step: SegmentAllReduce,
@@ -210,7 +212,7 @@ def _call(plan: Plan, orders: Mapping[int, Sequence[int]], way: Way, question: Q
     return Call(f"all_reduce({plan.op})", [*plan.signatures, *facts], packs, orders)
 
 
-def _check_kinds(tensors: Sequence[Any], ranks: Ranks) -> None:
+def _check_kinds(tensors: Sequence[Any], ranks: Communicator) -> None:
     """Raise, before any communication, unless all tensors are of one kind that the transport can move.
 
     Subclasses of NumPy's arrays, which `arrays.plain` takes care of, may be cut in another way.

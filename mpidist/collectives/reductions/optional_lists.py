@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.adjustment import Zeros
 from mpidist.collectives.reductions.lists import BoundList
 from mpidist.runtime.control import Watch
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 
 class OptionalList(Bound):
@@ -19,7 +21,7 @@ class OptionalList(Bound):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     bind : callable
         ``bind(examples)`` returns the all-reduce of lists like `examples`.
     examples : sequence of array
@@ -29,7 +31,7 @@ class OptionalList(Bound):
     """
 
     def __init__(
-        self, ranks: Ranks, bind: Callable[[Sequence[Any]], BoundList], examples: Sequence[Any], op: str
+        self, ranks: Communicator, bind: Callable[[Sequence[Any]], BoundList], examples: Sequence[Any], op: str
     ) -> None:
         self._zeros = Zeros(examples, op)
         self._all = bind([*examples, self._zeros.counts])

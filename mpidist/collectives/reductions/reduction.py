@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy
 
@@ -11,7 +11,6 @@ from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.intake import pack
 from mpidist.collectives.reductions.plan import Bucket, Plan
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
@@ -22,6 +21,9 @@ from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.device.memory import DeviceMemory
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import PACK
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: ``pack(tensors, out)`` copies tensors, one after the other in C order, into the flat `out`, converting to its dtype.
 Pack = Callable[[Sequence[Any], Any], object]
@@ -54,7 +56,7 @@ class Ways(NamedTuple):
 
 
 def ways_of(
-    ranks: Ranks,
+    ranks: Communicator,
     plan: Plan,
     way: Way,
     step: SegmentAllReduce | None,
@@ -73,7 +75,9 @@ def ways_of(
     return Ways(way.algorithm, step, reductions, packs, is_apart)
 
 
-def one_step(ranks: Ranks, plan: Plan, way: Way, shape: tuple[int, ...] | None = None) -> SegmentAllReduce | None:
+def one_step(
+    ranks: Communicator, plan: Plan, way: Way, shape: tuple[int, ...] | None = None
+) -> SegmentAllReduce | None:
     """Return the all-reduce of the only bucket in one step, if that is the way; of one array with its shape.  Local."""
     if way.algorithm != "shared_memory" or len(plan.buckets) != 1:
         return None
@@ -81,7 +85,7 @@ def one_step(ranks: Ranks, plan: Plan, way: Way, shape: tuple[int, ...] | None =
     return ranks.small((only.elements,) if shape is None else shape, only.dtype, plan.reduction)
 
 
-def scale_of(ranks: Ranks, op: str, postscale: float | None = None) -> float | None:
+def scale_of(ranks: Communicator, op: str, postscale: float | None = None) -> float | None:
     """Return what the results of an operation are multiplied by.  Local."""
     scale = 1.0 / ranks.size if op == "mean" and ranks.size > 1 else None
     return scale if postscale is None else (1.0 if scale is None else scale) * postscale
@@ -152,7 +156,7 @@ class BoundReduction(Bound):
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     call : Call
     plan : Plan
     ways : Ways
@@ -175,7 +179,7 @@ class BoundReduction(Bound):
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Communicator,
         call: Call,
         plan: Plan,
         ways: Ways,

@@ -7,7 +7,7 @@ parameters.  A rank owns the same elements whatever the way, so an optimizer can
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
@@ -15,7 +15,6 @@ from mpidist import arrays
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.collectives.reductions.plan import Bucket, Plan, build
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
@@ -23,6 +22,9 @@ from mpidist.collectives.ways.chooser import ONE_PACK
 from mpidist.collectives.ways.pieces import Pieces, SeenByAll, Transform
 from mpidist.collectives.ways.selection import SEGMENT_BYTES, SEGMENTED, Way
 from mpidist.runtime.control import Watch
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: Below so many bytes a step is short whoever updates what, and every rank keeps everything.
 LEAST_BYTES = 1 << 20
@@ -53,7 +55,7 @@ class FusedUpdate(NamedTuple):
 
     Attributes
     ----------
-    communicator : Ranks
+    communicator : Communicator
     algorithm : str, optional
         As in `Communicator.all_reduce`.
     timeout_seconds : float, optional
@@ -61,7 +63,7 @@ class FusedUpdate(NamedTuple):
         Whether the parameters are arrays that all ranks see: what one rank has updated is there for the others.
     """
 
-    communicator: Ranks
+    communicator: Communicator
     algorithm: str | None = None
     timeout_seconds: float | None = None
     in_one_copy: bool = False
@@ -101,7 +103,7 @@ class PlannedUpdate:
     Parameters
     ----------
     plan : Plan
-    ranks : Ranks
+    ranks : Communicator
     way : Way
     timeout_seconds : float or None
     in_one_copy : bool
@@ -117,7 +119,7 @@ class PlannedUpdate:
     def __init__(
         self,
         plan: Plan,
-        ranks: Ranks,
+        ranks: Communicator,
         way: Way,
         timeout_seconds: float | None,
         in_one_copy: bool,
@@ -233,7 +235,7 @@ class PlannedUpdate:
 class _BoundUpdate(Bound):
     """An update that is made in the reduction of its gradients."""
 
-    def __init__(self, ranks: Ranks, call: Call, reductions: Sequence[BucketReduction]) -> None:
+    def __init__(self, ranks: Communicator, call: Call, reductions: Sequence[BucketReduction]) -> None:
         super().__init__(ranks, call)
         self._reductions = reductions
 

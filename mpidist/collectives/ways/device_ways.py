@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import arrays
 from mpidist.collectives.exchange.array_bound import ArrayBound
-from mpidist.collectives.ranks import Ranks
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
 from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of, wait_for
 from mpidist.errors import MissingDependencyError, RankFailedError
 from mpidist.runtime.control import Watch
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: What is staged at a time, in bytes: one piece is on its way from the device while the one before it is reduced.
 _PIECE_BYTES = 1 << 23
@@ -25,10 +27,10 @@ class DeviceWays:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
         self._links: dict[DeviceMemory, Link | str] = {}
         self._host = numpy.empty(0, numpy.uint8)
@@ -100,7 +102,7 @@ class DeviceReduction:
     Parameters
     ----------
     ways : DeviceWays
-    ranks : Ranks
+    ranks : Communicator
     memory : DeviceMemory
     buffer : array
         It is what is reduced if a call names none.
@@ -110,7 +112,7 @@ class DeviceReduction:
     """
 
     def __init__(
-        self, ways: DeviceWays, ranks: Ranks, memory: DeviceMemory, buffer: Any, op: str, algorithm: str
+        self, ways: DeviceWays, ranks: Communicator, memory: DeviceMemory, buffer: Any, op: str, algorithm: str
     ) -> None:
         self._ways, self._ranks, self._memory, self._buffer = ways, ranks, memory, buffer
         self._op, self._dtype = op, buffer.dtype
@@ -169,7 +171,7 @@ class StagedArray(ArrayBound):
     Parameters
     ----------
     ways : DeviceWays
-    ranks : Ranks
+    ranks : Communicator
     memory : DeviceMemory
     like : array
     axis : int, optional
@@ -183,7 +185,7 @@ class StagedArray(ArrayBound):
     def __init__(
         self,
         ways: DeviceWays,
-        ranks: Ranks,
+        ranks: Communicator,
         memory: DeviceMemory,
         like: Any,
         axis: int | None,
