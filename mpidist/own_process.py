@@ -1,7 +1,8 @@
 """What this process does at signals and at its end, and its forked children do not: they are no ranks.
 
 A child that is forked gets back the handlers and hooks there were before ours.  Where a program has put one of its own
-on top, which calls ours, ours passes on to the one before it.
+on top, which calls ours, ours passes on to the one before it.  A signal that comes to the child before that waits until
+then: Python would take note of it, and find no handler any more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -28,12 +30,13 @@ class Handler:
 
     Attributes
     ----------
+    number : signal.Signals
     previous : callable, int or None
         The handler before this one.
     """
 
     def __init__(self, number: signal.Signals, handle: Callable[[int, FrameType | None], object]) -> None:
-        self._number, self._handle, self._process = number, handle, os.getpid()
+        self.number, self._handle, self._process = number, handle, os.getpid()
         self._in_force: object = self
         self.previous = signal.getsignal(number)
         _handlers.append(self)
@@ -57,14 +60,14 @@ class Handler:
     def ignore(self) -> None:
         """Ignore the signal from now on, also after Python has taken its handlers away at its end.  Local."""
         self._in_force = signal.SIG_IGN
-        signal.signal(self._number, signal.SIG_IGN)
+        signal.signal(self.number, signal.SIG_IGN)
 
     def close(self) -> None:
         """Put the handler before this one back, unless the program has set another since.  Local."""
         if self in _handlers:
             _handlers.remove(self)
-            if signal.getsignal(self._number) is self._in_force:
-                signal.signal(self._number, signal.SIG_DFL if self.previous is None else self.previous)
+            if signal.getsignal(self.number) is self._in_force:
+                signal.signal(self.number, signal.SIG_DFL if self.previous is None else self.previous)
 
 
 def at_exit(fn: Callable[..., object], *args: Any) -> None:
@@ -93,6 +96,18 @@ _at_exit: list[Callable[..., object]] = []
 _hooks: list[tuple[_ExceptionHook, _ExceptionHook]] = []
 
 
+#: By thread, the signals that were blocked before the fork that is under way.
+_blocked = threading.local()
+
+
+def _before_fork() -> None:
+    _blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, {handler.number for handler in _handlers})
+
+
+def _behind_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.before)
+
+
 def _in_child() -> None:
     """Take all back, the latest first: what was on top shows what lies below."""
     for handler in _handlers[::-1]:
@@ -104,6 +119,7 @@ def _in_child() -> None:
             sys.excepthook = before
     _at_exit.clear()
     _hooks.clear()
+    _behind_fork()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_behind_fork, after_in_child=_in_child)

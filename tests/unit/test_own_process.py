@@ -52,6 +52,29 @@ kill()
     assert _said(body) == ["parent saw -15", f"parent handles by {handlers - 1}"]
 
 
+def test_a_signal_that_comes_to_a_child_at_once_is_not_lost():
+    """As by `Process.start` and `terminate`; a child that lives on sees the end of the pipe."""
+    body = """
+own_process.Handler(signal.SIGTERM, lambda *args: say("ours"))
+ends = set()
+for _ in range(200):
+    reader, writer = os.pipe()
+    process = os.fork()
+    if not process:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.kill(process, signal.SIGTERM)
+    os.close(writer)
+    ends.add(os.waitpid(process, 0)[1])
+    os.close(reader)
+say(ends)
+child(lambda: say(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+kill()
+"""
+    assert _said(body) == ["parent {15}", "child set()", "parent saw 0", "parent ours"]
+
+
 def test_a_child_has_the_handler_of_the_program_that_was_there_before():
     body = """
 signal.signal(signal.SIGTERM, lambda *args: say("program"))
