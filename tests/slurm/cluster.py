@@ -82,10 +82,19 @@ class Slurm:
     def repair(self, node: str) -> None:
         """Start a node that has crashed, when Slurm has noticed: before that it would send jobs there too early."""
         end = time.monotonic() + LIMIT_SECONDS
-        while time.monotonic() < end and "down" not in self.client("sinfo", "-h", "-n", node, "-o", "%t").stdout:
+        while time.monotonic() < end and not self._has_given_up(node):
             time.sleep(0.1)
         done = _call("up", str(self.folder))
         assert done.returncode == 0, done.stderr
+
+    def _has_given_up(self, node: str) -> bool:
+        """Return whether Slurm takes a node for down, and has no message under way.
+
+        It tries for 10 s to send a node the end of a job. If the node is back by then, and the job has started on it
+        anew, the message ends the new start.
+        """
+        is_down = "down" in self.client("sinfo", "-h", "-n", node, "-o", "%t").stdout
+        return is_down and re.search(r"Agent count:\s+0\b", self.client("sdiag").stdout) is not None
 
     def srun(
         self,
