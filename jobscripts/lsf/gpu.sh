@@ -76,17 +76,17 @@ status=$?
 kill "$timer" 2>/dev/null
 echo "$(date '+%F %T') the ranks ended with status $status"
 
-# Have the ranks saved, to go on later? They end with status 42, and the chief leaves the file `requeue` beside its
-# checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
-saved=
-if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then saved=yes; fi
-if [ -n "$saved" ] && [ -z "$ended" ]; then
+# Why should the job go on later? Ranks that have saved end with status 42, and the chief leaves the file `requeue` beside
+# its checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
+reason=
+if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then reason=saved; fi
+if [ -n "$reason" ] && [ -z "$ended" ]; then
     if [ "$restarts" -lt 10 ]; then
-        echo "$(date '+%F %T') saved: the job goes back to the queue"
+        echo "$(date '+%F %T') $reason: the job goes back to the queue"
         echo "$((restarts + 1))" >"$folder/.restarts-$LSB_JOBID"
         exit 42                             # LSF requeues by the status, see -Q
     else
-        echo "$(date '+%F %T') saved, after 10 restarts, which is the limit: submit the script again to go on"
+        echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"
     fi
 fi
 [ "$status" -ne 42 ] || status=1    # with 42 LSF would requeue the job all the same

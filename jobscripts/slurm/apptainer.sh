@@ -60,9 +60,9 @@ wait "$step"
 status=$?
 echo "$(date '+%F %T') the ranks ended with status $status"
 
-# Have the ranks saved, to go on later? They end with status 42, and the chief leaves the file `requeue` beside its
-# checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
-saved=
-if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then saved=yes; fi
-[ -z "$saved" ] || echo "$(date '+%F %T') saved: submit the script again to go on"
+# Why should the job go on later? Ranks that have saved end with status 42, and the chief leaves the file `requeue` beside
+# its checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
+reason=
+if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then reason=saved; fi
+[ -z "$reason" ] || echo "$(date '+%F %T') $reason: submit the script again to go on"
 exit "$status"

@@ -71,16 +71,24 @@ wait "$step"
 status=$?
 echo "$(date '+%F %T') the ranks ended with status $status"
 
-# Have the ranks saved, to go on later? They end with status 42, and the chief leaves the file `requeue` beside its
-# checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
-saved=
-if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then saved=yes; fi
-if [ -n "$saved" ] && [ -z "$ended" ]; then
+# Why should the job go on later? Ranks that have saved end with status 42, and the chief leaves the file `requeue` beside
+# its checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
+reason=
+if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then reason=saved; fi
+# Has a node been lost? Slurm takes minutes to see it, but a step that cannot start there fails at once. This node, whose
+# script still runs, is asked first: where no step can start here either, no node is to blame, as at the time limit.
+answers() { timeout 60 srun --mpi=none --overlap --nodelist="$1" --nodes=1 --ntasks-per-node=1 --ntasks=1 true; }
+if [ "$status" -ne 0 ] && [ -z "$reason$ended" ] && answers "$SLURMD_NODENAME"; then
+    for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+        answers "$node" || reason="${reason:+$reason, }$node does not answer"
+    done
+fi
+if [ -n "$reason" ] && [ -z "$ended" ]; then
     if [ "$restarts" -lt 10 ]; then
-        echo "$(date '+%F %T') saved: the job goes back to the queue"
+        echo "$(date '+%F %T') $reason: the job goes back to the queue"
         scontrol requeue "$SLURM_JOB_ID"
     else
-        echo "$(date '+%F %T') saved, after 10 restarts, which is the limit: submit the script again to go on"
+        echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"
     fi
 fi
 exit "$status"

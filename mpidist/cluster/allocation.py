@@ -31,9 +31,10 @@ class Allocation:
     shares : mapping of str to HostShare
         By host, in the scheduler's order.
     ranks : int
-        How many ranks the job was asked for; 1 for each host where the places may be meant for threads.
+        How many ranks the job was asked for, in all its components; 1 for each host where the places may be meant for
+        threads.
     components : int
-        Of a heterogeneous job, of which only the first one is seen here.
+        Of a heterogeneous job, of which `shares` has only the first one.
     """
 
     scheduler: str
@@ -99,6 +100,18 @@ def component_count(environ: Mapping[str, str]) -> int:
     return int(size or 0)
 
 
+def slurm_tasks(environ: Mapping[str, str]) -> int:
+    """Return how many tasks a Slurm job was asked for, in all its components; 1 for each that does not say.  Local."""
+    components = range(component_count(environ))
+    names = [f"SLURM_NTASKS_HET_GROUP_{number}" for number in components] or ["SLURM_NTASKS"]
+    return sum(int(environ.get(name, 1)) for name in names)
+
+
+def het_group_option(components: int) -> str:
+    """Return the option of srun that starts ranks in so many components, such as ``--het-group=0,1``; "" for one."""
+    return f"--het-group={','.join(map(str, range(components)))}" if components > 1 else ""
+
+
 def _slurm(environ: Mapping[str, str]) -> dict[str, HostShare]:
     """Return the shares of a step, where there is one, else of the job."""
     hosts = expand_hostlist(environ["SLURM_JOB_NODELIST"])
@@ -124,7 +137,7 @@ def _for_each(hosts: list[str], name: str, environ: Mapping[str, str]) -> list[i
 
 def _slurm_ranks(environ: Mapping[str, str], shares: Mapping[str, HostShare]) -> int:
     """Return the tasks that were asked for; where none were, its variables of tasks count CPUs, but for this one."""
-    return max(int(environ.get("SLURM_NTASKS", 1)), len(shares))
+    return max(slurm_tasks(environ), len(shares))
 
 
 def _pbs(environ: Mapping[str, str]) -> dict[str, HostShare]:

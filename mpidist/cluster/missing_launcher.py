@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-from mpidist.cluster.allocation import Allocation, given_allocation
+from mpidist.cluster.allocation import Allocation, given_allocation, het_group_option
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.cluster.slurm_plugins import srun_cure
 from mpidist.errors import ClusterResolutionError
@@ -33,11 +33,15 @@ def warn_of_missing_launcher() -> None:
 
 
 def _warning(allocation: Allocation) -> str:
-    start = srun_cure(_library()) if allocation.scheduler == "Slurm" else "Start it with a launcher"
+    option, given = het_group_option(allocation.components), f"{allocation.ranks} ranks"
+    start = srun_cure(_library(), option=option) if allocation.scheduler == "Slurm" else "Start it with a launcher"
+    if option:  # mpirun sees the first component only
+        given += f" in {allocation.components} components"
+    else:
+        start += f", or with `mpidist run -n {allocation.ranks} SCRIPT`"
     return (
-        f"{allocation.title} was given {allocation.ranks} ranks, but no launcher started this process: it works alone, "
-        f"as rank 0 of 1. {start}, or with `mpidist run -n {allocation.ranks} SCRIPT`; where one rank is meant, set "
-        "MPIDIST_NO_MPI=1"
+        f"{allocation.title} was given {given}, but no launcher started this process: it works alone, as rank 0 of 1. "
+        f"{start}; where one rank is meant, set MPIDIST_NO_MPI=1"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mpidist.cluster.allocation import component_count
+from mpidist.cluster.allocation import component_count, het_group_option
 from mpidist.cluster.hostlist import expand_hostlist
 from mpidist.cluster.roles import number_roles, parse_roles
 from mpidist.cluster.spec import ClusterSpec, Task
@@ -121,11 +121,11 @@ def choose(
     if topology.size == 1:
         return alone()
     components = component_of_rank(topology, environ or {})
-    if components is not None:
+    if len(set(components)) > 1:
         found, source = number_roles(_by_component(components)), "components of the Slurm job"
         _check_num_ps(found, num_ps, "the last component of the Slurm job", ranks_per_worker)
         return deal(found, topology, ranks_per_worker, source)
-    source = ("one ps a node" if num_ps is None else f"num_ps={num_ps}") + _left_out(topology, environ or {})
+    source = ("one ps a node" if num_ps is None else f"num_ps={num_ps}") + _left_out(components, environ or {})
     count = min(topology.node_count, topology.size - 1) if num_ps is None else num_ps
     return deal(number_roles(_by_number(topology, count, ranks_per_worker)), topology, ranks_per_worker, source)
 
@@ -159,22 +159,19 @@ def deal(tasks: Sequence[Task], topology: Topology, ranks_per_worker: RanksPerWo
     return Roles(tuple(dealt), (*chiefs, *workers), source)
 
 
-def component_of_rank(topology: Topology, environ: Mapping[str, str]) -> list[int] | None:
-    """Return the component of a heterogeneous Slurm job that each rank runs in, by its host; None in any other job."""
-    found = _found_components(topology, environ)
-    return found if len(set(found)) > 1 else None
-
-
-def _left_out(topology: Topology, environ: Mapping[str, str]) -> str:
+def _left_out(components: Sequence[int], environ: Mapping[str, str]) -> str:
     """Return what to add to the source of the roles where the ranks have only one component of their Slurm job."""
-    if len(set(_found_components(topology, environ))) != 1:
+    if len(set(components)) != 1:
         return ""
-    groups = ",".join(map(str, range(component_count(environ))))
-    return f", in one component of the Slurm job; srun --het-group={groups} starts ranks in all of them"
+    option = het_group_option(component_count(environ))
+    return f", in one component of the Slurm job; srun {option} starts ranks in all of them"
 
 
-def _found_components(topology: Topology, environ: Mapping[str, str]) -> list[int]:
-    """Return the component of each rank; none where it is not certain for all of them."""
+def component_of_rank(topology: Topology, environ: Mapping[str, str]) -> list[int]:
+    """Return the component of a heterogeneous Slurm job that each rank runs in, by its host.  Local.
+
+    Empty in any other job, and where it is not certain for all ranks; ValueError where the variables cannot be read.
+    """
     # PACK is what older Slurms say, and a newer one's srun that has made the job itself
     lists = [
         environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}") or environ.get(f"SLURM_JOB_NODELIST_PACK_GROUP_{number}")

@@ -43,10 +43,10 @@ def listed_plugins(text: str) -> tuple[str, ...]:
     return tuple(line for line in lines if re.fullmatch(r"[a-z][a-z0-9_]*", line))
 
 
-def srun_cure(mpi: str, used: str = "") -> str:
+def srun_cure(mpi: str, used: str = "", option: str = "") -> str:
     """Return how to start ranks with srun for an MPI, where the plugin `used` did not help; without a full stop.
 
-    It quotes what ``srun --mpi=list`` shows, if srun is at hand.
+    A further `option` is one that the job needs. It quotes what ``srun --mpi=list`` shows, if srun is at hand.
     """
     plugin, offered = plugin_for(mpi), offered_plugins()
     shown = f"`srun --mpi=list` here: {', '.join(sorted(offered))}" if offered else "`srun --mpi=list` shows them"
@@ -54,4 +54,4 @@ def srun_cure(mpi: str, used: str = "") -> str:
         return f"Start with another plugin of srun ({shown})"
     if offered and plugin not in offered:
         return f"It takes `srun --mpi={plugin}`, which this Slurm does not have ({shown})"
-    return f"Start with `srun --mpi={plugin}`" + (f" ({shown})" if offered else "")
+    return f"Start with `srun --mpi={plugin}{option and ' '}{option}`" + (f" ({shown})" if offered else "")

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from mpidist.cluster.allocation import slurm_tasks
 from mpidist.cluster.launchers import Launcher, detect_launcher
 from mpidist.cluster.resolvers.mpi import start_mpi
 from mpidist.collectives.exchange.objects import all_gather_object
@@ -44,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault(TIMEOUT, _PATIENCE)
     try:
         launcher = detect_launcher()
-    except LaunchError as error:
+        slurm_tasks(os.environ)  # which checks read too
+    except (LaunchError, ValueError) as error:
         print(f"mpidist doctor: {error}", file=sys.stderr)
         return 2
     if launcher is not None:

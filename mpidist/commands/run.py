@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.cluster.allocation import Allocation, given_allocation
+from mpidist.cluster.allocation import Allocation, given_allocation, het_group_option
 from mpidist.cluster.slurm_plugins import plugin_for
 from mpidist.commands.launch.command_line import (
     CommandLine,
@@ -262,9 +262,9 @@ def _allocation() -> Allocation | None:
 
 def _tell_components(allocation: Allocation, plugin: str) -> None:
     """Say what mpirun does not see of a heterogeneous job."""
-    groups, seen = ",".join(map(str, range(allocation.components))), ", ".join(allocation.shares)
+    option, seen = het_group_option(allocation.components), ", ".join(allocation.shares)
     sees = f"the {allocation.title} has {allocation.components} components, and mpirun sees the first one only ({seen})"
-    cure = f"in all of them ranks start by srun --mpi={plugin} --het-group={groups}"
+    cure = f"in all of them ranks start by srun --mpi={plugin} {option}"
     print(f"mpidist run: warning: {sees}; {cure}", file=sys.stderr)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpidist.cluster.allocation import component_count, het_group_option, slurm_tasks
 from mpidist.cluster.launchers import SLURM
+from mpidist.cluster.server_roles import component_of_rank
 from mpidist.cluster.slurm_plugins import plugin_for
 from mpidist.cluster.topology import Topology
 from mpidist.diagnosis.case import Case
@@ -50,7 +52,7 @@ def check_srun(case: Case) -> Iterator[Finding]:
 
 
 def check_world(case: Case) -> Iterator[Finding]:
-    """Find whether as many ranks are one world as a launcher started."""
+    """Find whether as many ranks are one world as a launcher started, and in all components of their Slurm job."""
     launcher = case.launcher
     if launcher is None:
         yield _alone(case)
@@ -59,13 +61,32 @@ def check_world(case: Case) -> Iterator[Finding]:
     elif launcher.size is not None and launcher.size != case.size:
         yield fail(f"{launcher.name} started {launcher.size} tasks, but the world has {case.size} ranks", _start(case))
     else:
-        yield ok(f"{case.size} ranks, as many as {launcher.name} started")
+        yield _together(case, f"{case.size} ranks, as many as {launcher.name} started")
+
+
+def _together(case: Case, text: str) -> Finding:
+    """Return the finding of a world that is whole; in a heterogeneous job, whether it has ranks in all components."""
+    seen = sorted({*_components(case)})
+    if not seen:
+        return ok(text)
+    there = component_count(case.own.environ)
+    if len(seen) == there:
+        return ok(f"{text}, in all {there} components of the job")
+    which = ", ".join(map(str, seen))
+    return warn(f"{text}, but in component {which} of the job's {there} only", _srun_doctor(case))
+
+
+def _components(case: Case) -> list[int]:
+    """Return the component of a heterogeneous job that each rank is in; none where it is not known."""
+    return component_of_rank(case.joint.topology, case.own.environ) if case.joint is not None else []
 
 
 def _alone(case: Case) -> Finding:
-    tasks = case.own.environ.get("SLURM_NTASKS", "1")
-    if "SLURM_JOB_ID" in case.own.environ and tasks != "1":
-        return warn(f"this process is alone, but the job has {tasks} tasks", f"{_srun(case)} python -m mpidist doctor")
+    environ = case.own.environ
+    components, tasks = component_count(environ), slurm_tasks(environ)
+    if "SLURM_JOB_ID" in environ and tasks > 1:
+        where = f" in {components} components" if components else ""
+        return warn(f"this process is alone, but the job has {tasks} tasks{where}", _srun_doctor(case))
     return ok("one process, started by hand; mpidist doctor --launch tries two ranks")
 
 
@@ -75,23 +96,27 @@ def _start(case: Case) -> str:
     if case.own.environ.get(NO_MPI) == "1":
         return f"unset {NO_MPI}"
     if case.launcher.name == SLURM.name and plugin_for(case.mpi) is not None:
-        return f"{_srun(case)} python -m mpidist doctor"
+        return _srun_doctor(case)
     return f"mpidist run -n {case.launcher.size or 2} -m mpidist doctor"
 
 
-def _srun(case: Case) -> str:
+def _srun_doctor(case: Case) -> str:
+    """Return the command by which srun starts this page's ranks, in all components of the job."""
     plugin = plugin_for(case.mpi)
-    return f"srun --mpi={plugin}" if plugin else "srun"
+    words = ["srun", f"--mpi={plugin}" if plugin else "", het_group_option(component_count(case.own.environ))]
+    return " ".join([*filter(None, words), "python -m mpidist doctor"])
 
 
 def check_placement(case: Case) -> Iterator[Finding]:
-    """Find whether nodes have as many ranks each."""
+    """Find whether nodes have as many ranks each, as the others of their component of a Slurm job."""
     if case.joint is None:
         return
     topology = case.joint.topology
     by_node = ", ".join(f"{name} {len(ranks)}" for name, ranks in _first(topology))
     text = f"{topology.describe()}: {by_node}{', ...' if topology.node_count > 8 else ''}"
-    if topology.is_uniform:
+    components = _components(case) or [0] * topology.size
+    numbers = {(components[ranks[0]], len(ranks)) for ranks in topology.ranks_of_node}
+    if len(numbers) == len({*components}):
         yield ok(text)
     else:
         each = -(-topology.size // topology.node_count)

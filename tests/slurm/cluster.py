@@ -1,4 +1,4 @@
-"""A Slurm of two virtual nodes on this machine, and how to start jobs on it."""
+"""A Slurm of a few virtual nodes on this machine, and how to start jobs on it."""
 
 from __future__ import annotations
 
@@ -55,25 +55,28 @@ def plugin() -> str:
 
 @dataclass(frozen=True)
 class Slurm:
-    """A running cluster of the nodes ``node1`` and ``node2``.
+    """A running cluster of the nodes ``node1``, ``node2`` and so on, of 4 CPUs each.
 
     Attributes
     ----------
     folder : Path
         Where its configuration, logs and sockets are.
+    nodes : int
+        How many.
     """
 
     folder: Path
+    nodes: int
 
     @classmethod
-    def start(cls, folder: Path) -> Slurm:
+    def start(cls, folder: Path, nodes: int) -> Slurm:
         """Start a cluster below `folder`; OSError says what this machine lacks."""
-        done = _call("up", "-n", "2", "-c", "4", str(folder))
+        done = _call("up", "-n", str(nodes), "-c", "4", str(folder))
         if done.returncode != 0:
             stop(folder)
             lines = done.stderr.strip().splitlines() or [f"tests/slurm/up ended with status {done.returncode}"]
             raise OSError("; ".join(lines[-3:]))
-        return cls(folder)
+        return cls(folder, nodes)
 
     def crash(self, node: str) -> None:
         """Have a node lose all its processes at once, Slurm's among them."""
@@ -82,10 +85,19 @@ class Slurm:
     def repair(self, node: str) -> None:
         """Start a node that has crashed, when Slurm has noticed: before that it would send jobs there too early."""
         end = time.monotonic() + LIMIT_SECONDS
-        while time.monotonic() < end and "down" not in self.client("sinfo", "-h", "-n", node, "-o", "%t").stdout:
+        while time.monotonic() < end and not self._has_given_up(node):
             time.sleep(0.1)
         done = _call("up", str(self.folder))
         assert done.returncode == 0, done.stderr
+
+    def _has_given_up(self, node: str) -> bool:
+        """Return whether Slurm takes a node for down, and has no message under way.
+
+        It tries for 10 s to send a node the end of a job. If the node is back by then, and the job has started on it
+        anew, the message ends the new start.
+        """
+        is_down = "down" in self.client("sinfo", "-h", "-n", node, "-o", "%t").stdout
+        return is_down and re.search(r"Agent count:\s+0\b", self.client("sdiag").stdout) is not None
 
     def srun(
         self,
@@ -145,9 +157,10 @@ class Slurm:
         return run(command, env=self.environ(), capture_output=True, text=True, timeout=LIMIT_SECONDS)
 
     def shared_memory(self) -> set[str]:
-        """Return the names in /dev/shm of both nodes, each with its node."""
+        """Return the names in /dev/shm of all nodes, each with its node."""
         listing = 'for name in $(ls -A /dev/shm); do echo "$SLURMD_NODENAME $name"; done'
-        result = self.srun("sh", "-c", listing, options=("--nodes=2", "--ntasks-per-node=1"), mpi="none")
+        options = (f"--nodes={self.nodes}", "--ntasks-per-node=1")
+        result = self.srun("sh", "-c", listing, options=options, mpi="none")
         assert result.returncode == 0, result.stderr
         return set(result.stdout.splitlines())
 

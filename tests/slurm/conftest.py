@@ -1,4 +1,4 @@
-"""The cluster that the tests of this folder share; they are skipped where there can be none."""
+"""The clusters of the tests of this folder; they are skipped where there can be none."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
-    """A Slurm of two nodes, for all tests of the session."""
-    if family(mpi().vendor) not in PLUGINS:
-        _without(request, f"mpi4py has no Open MPI and no MPICH: {mpi().title or mpi().error}")
-    folder = Path(tempfile.mkdtemp(prefix="slurm."))
-    try:
-        cluster = Slurm.start(folder)
-    except OSError as error:
-        _without(request, f"no Slurm on this machine: {error}")
-    try:
-        yield cluster
-    finally:
-        stop(folder)
+    """A Slurm of two nodes, for all tests of the session but those of a module that has another one."""
+    yield from _running(request, 2)
+
+
+@pytest.fixture(scope="module")
+def four_nodes(request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """A Slurm of four nodes, for the tests of a module."""
+    yield from _running(request, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +32,21 @@ def nothing_of_ours_is_left(slurm: Slurm) -> Iterator[None]:
     """After every test, whatever happened in it, no node has anything of mpidist's in its shared memory."""
     yield
     assert not [name for name in slurm.shared_memory() if "mpidist" in name]
+
+
+def _running(request: pytest.FixtureRequest, nodes: int) -> Iterator[Slurm]:
+    """Start a cluster, and stop it in the end."""
+    if family(mpi().vendor) not in PLUGINS:
+        _without(request, f"mpi4py has no Open MPI and no MPICH: {mpi().title or mpi().error}")
+    folder = Path(tempfile.mkdtemp(prefix="slurm."))
+    try:
+        cluster = Slurm.start(folder, nodes)
+    except OSError as error:
+        _without(request, f"no Slurm on this machine: {error}")
+    try:
+        yield cluster
+    finally:
+        stop(folder)
 
 
 def _without(request: pytest.FixtureRequest, reason: str) -> None:

@@ -39,6 +39,28 @@ def test_a_wrong_plugin_is_one_line_with_the_right_one(slurm: Slurm):
     assert result.returncode == 2 and "Traceback" not in result.stderr
 
 
+def test_ranks_are_counted_in_all_components_of_a_job(slurm: Slurm):
+    start = " ".join(DOCTOR)
+    result = slurm.sbatch(
+        f"""#!/bin/bash
+#SBATCH --nodes=1 --ntasks=2 --nodelist=node1
+#SBATCH hetjob
+#SBATCH --nodes=1 --ntasks=1 --nodelist=node2
+{start} --folder /tmp
+srun --mpi={plugin()} {start} --folder /tmp
+srun --mpi={plugin()} --het-group=0,1 {start} --folder /tmp
+"""
+    )
+    cure, lines = f"srun --mpi={plugin()} --het-group=0,1 python -m mpidist doctor", result.stdout.splitlines()
+    assert [line for line in lines if line[6:].startswith(("world: ", "placement: "))] == [
+        f"warn  world: this process is alone, but the job has 3 tasks in 2 components  -> {cure}",
+        f"warn  world: 2 ranks, as many as srun (Slurm) started, but in component 0 of the job's 2 only  -> {cure}",
+        "ok    placement: 1 node x 2 ranks: node1 2",
+        "ok    world: 3 ranks, as many as srun (Slurm) started, in all 2 components of the job",
+        "ok    placement: 2 nodes: 2+1 ranks: node1 2, node2 1",
+    ], result.stdout
+
+
 def test_python_alone_in_a_job_of_four_tasks_names_srun(slurm: Slurm):
     start = " ".join(DOCTOR)
     result = slurm.sbatch(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n{start} --folder /tmp\n")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import pytest
 
+from mpidist.jobs.request import Request
+from mpidist.jobs.script import fill_in
 from tests.helpers.grid import grid
 from tests.helpers.launch import ROOT
 from tests.slurm.cluster import Slurm, plugin
@@ -106,12 +109,31 @@ def test_the_documented_script_is_not_queued_again_for_ever(slurm: Slurm, tmp_pa
     assert (tmp_path / "requeue").exists()
 
 
-def test_a_lost_node_is_named_and_the_job_goes_on_when_it_is_back(slurm: Slurm, tmp_path: Path):
-    with slurm.submitted(_documented(tmp_path, "--model mlp --epochs 80")) as job:
+def _printed(folder: Path, *arguments: str) -> str:
+    """Return the batch script of `mpidist job --requeue`, for this cluster and these arguments of the example."""
+    example = str(ROOT / "examples" / "train.py")
+    words = (*arguments, "--checkpoint", "{checkpoints}", "--resume")
+    size = {"nodes": 2, "ranks_per_node": 2, "cores": 2, "requeue": 20}
+    asked = Request("slurm", example, words, python=sys.executable, mpi=plugin(), scratch=str(folder), **size)
+    return fill_in(asked, "mpidist job")
+
+
+@pytest.mark.parametrize(
+    "script, said",
+    [
+        (_documented, "queued again: node2 does not answer"),
+        (_printed, ".* node2 does not answer: the job goes back to the queue"),
+    ],
+    ids=["the page's script", "mpidist job --requeue"],
+)
+def test_a_lost_node_is_named_and_the_job_goes_on_when_it_is_back(
+    slurm: Slurm, tmp_path: Path, script: Callable[..., str], said: str
+):
+    with slurm.submitted(script(tmp_path, "--model", "mlp", "--epochs", "80")) as job:
         try:
             job.wait_for(r"epoch 2/80")
             slurm.crash("node2")
-            job.wait_for(r"\nqueued again: node2 does not answer")
+            job.wait_for(rf"\n{said}")
         finally:
             slurm.repair("node2")
         result = job.ended()

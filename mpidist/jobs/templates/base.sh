@@ -84,24 +84,26 @@ kill "$timer" 2>/dev/null
 echo "$(date '+%F %T') the ranks ended with status $status"
 {% if asked.save_before %}
 
-# Have the ranks saved, to go on later? They end with status 42, and the chief leaves the file `requeue` beside its
-# checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
-saved=
-if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then saved=yes; fi
+# Why should the job go on later? Ranks that have saved end with status 42, and the chief leaves the file `requeue` beside
+# its checkpoints, which counts too: when ranks end one after another, a signal to the last of them can hide the 42.
+reason=
+if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then reason=saved; fi
 {% if asked.requeue %}
-if [ -n "$saved" ] && [ -z "$ended" ]; then
+{% block lost_node %}
+{% endblock %}
+if [ -n "$reason" ] && [ -z "$ended" ]; then
     if [ "$restarts" -lt {{ asked.requeue }} ]; then
-        echo "$(date '+%F %T') saved: the job goes back to the queue"
+        echo "$(date '+%F %T') $reason: the job goes back to the queue"
 {% filter indent(8, first=True) %}
 {% block requeue %}
 {% endblock %}
 {% endfilter %}
     else
-        echo "$(date '+%F %T') saved, after {{ asked.requeue }} restarts, which is the limit: submit the script again to go on"
+        echo "$(date '+%F %T') $reason, after {{ asked.requeue }} restarts, which is the limit: submit the script again to go on"
     fi
 fi
 {% else %}
-[ -z "$saved" ] || echo "$(date '+%F %T') saved: submit the script again to go on"
+[ -z "$reason" ] || echo "$(date '+%F %T') $reason: submit the script again to go on"
 {% endif %}
 {% endif %}
 {% block leave %}

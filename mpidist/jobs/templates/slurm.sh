@@ -123,6 +123,17 @@ srun --mpi={{ asked.mpi }} {{ "--het-group=0,1" if asked.servers else '--ntasks-
     "$python" {{ asked.script | word }}{% for argument in asked.arguments %} {{ argument | word }}{% endfor %}{{ " &" if asked.save_before }}
 {% endblock %}
 
+{% block lost_node %}
+# Has a node been lost? Slurm takes minutes to see it, but a step that cannot start there fails at once. This node, whose
+# script still runs, is asked first: where no step can start here either, no node is to blame, as at the time limit.
+answers() { timeout 60 srun --mpi=none --overlap --nodelist="$1" --nodes=1 --ntasks-per-node=1 --ntasks=1 true; }
+if [ "$status" -ne 0 ] && [ -z "$reason$ended" ] && answers "$SLURMD_NODENAME"; then
+    for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+        answers "$node" || reason="${reason:+$reason, }$node does not answer"
+    done
+fi
+{% endblock %}
+
 {% block requeue %}
 scontrol requeue "$SLURM_JOB_ID"
 {% endblock %}

@@ -40,6 +40,14 @@ def test_a_batch_script_of_four_tasks_is_told_once(monkeypatch, caplog):
         assert part in said
 
 
+def test_components_of_a_job_count_together(monkeypatch, caplog):
+    first = {"SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_TASKS_PER_NODE": "1"}
+    tasks = {"SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_NTASKS_HET_GROUP_1": "2"}
+    (said,) = warnings_in({**recorded.BATCH_SCRIPT, **first, **tasks}, monkeypatch, caplog)
+    assert "Slurm job 4 was given 3 ranks in 2 components" in said
+    assert "`srun --mpi=pmix --het-group=0,1`" in said and "mpidist run" not in said
+
+
 def test_a_job_of_two_hosts_of_another_scheduler_is_told(monkeypatch, caplog):
     (said,) = warnings_in({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b 4"}, monkeypatch, caplog)
     assert "LSF job 7 was given 2 ranks" in said and "srun" not in said

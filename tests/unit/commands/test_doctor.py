@@ -121,3 +121,10 @@ def test_ranks_that_cannot_be_started_are_a_finding(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ok    mpirun: found"
     assert lines[1].startswith("FAIL  world: mpidist run: status 1  -> mpidist run -n 2")
+
+
+def test_a_number_of_components_that_is_none_is_told_in_a_line(monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_HET_SIZE", "two")
+    assert doctor.main([]) == 2
+    expected = "mpidist doctor: SLURM_HET_SIZE: expected the number of the Slurm job's components; got 'two'\n"
+    assert capsys.readouterr() == ("", expected)

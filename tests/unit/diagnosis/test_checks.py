@@ -163,6 +163,61 @@ def test_a_plugin_may_have_a_version(plugin):
     assert only(replace(ALONE, plugin=plugin, plugins=("none", "pmix_v4")), "srun").level == OK
 
 
+#: A heterogeneous job of three tasks on node1 and two on node2.
+COMPONENTS = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_HET_SIZE": "2",
+    **{"SLURM_NTASKS": "3", "SLURM_NTASKS_HET_GROUP_0": "3", "SLURM_NTASKS_HET_GROUP_1": "2"},
+    **{"SLURM_JOB_NODELIST_HET_GROUP_0": "node1", "SLURM_JOB_NODELIST_HET_GROUP_1": "node2"},
+}
+IN_ALL = "srun --mpi=pmix --het-group=0,1 python -m mpidist doctor"
+
+
+@pytest.mark.parametrize(
+    "hosts, level, words, cure",
+    [
+        (
+            ("node1",) * 4,
+            WARN,
+            "4 ranks, as many as srun (Slurm) started, but in component 0 of the job's 2 only",
+            IN_ALL,
+        ),
+        (
+            ("node2",) * 4,
+            WARN,
+            "4 ranks, as many as srun (Slurm) started, but in component 1 of the job's 2 only",
+            IN_ALL,
+        ),
+        (HOSTS, OK, "4 ranks, as many as srun (Slurm) started, in all 2 components of the job", ""),
+        (("other",) * 4, OK, "4 ranks, as many as srun (Slurm) started", ""),
+    ],
+    ids=["first", "last", "all", "unknown hosts"],
+)
+def test_ranks_in_one_component_of_a_job_are_told_of_the_others(hosts, level, words, cure):
+    case = ranks_with(0, case=joint_with(hosts=hosts), environ=COMPONENTS)
+    finding = only(case, "world")
+    assert (finding.level, finding.text, finding.cure) == (level, words, cure)
+
+
+@pytest.mark.parametrize(
+    "hosts, level",
+    [
+        (("node1", "node1", "node1", "node2"), OK),
+        (("node1", "node1", "node2", "node3"), OK),
+        (("node1", "node2", "node2", "node3"), WARN),
+    ],
+)
+def test_nodes_of_one_component_have_as_many_ranks_each(hosts, level):
+    environ = {**COMPONENTS, "SLURM_JOB_NODELIST_HET_GROUP_1": "node[2-3]"}
+    assert only(ranks_with(0, case=joint_with(hosts=hosts), environ=environ), "placement").level == level
+
+
+def test_a_process_alone_counts_the_tasks_of_all_components():
+    finding = only(ranks_with(0, case=ALONE, environ=COMPONENTS), "world")
+    assert (finding.level, finding.cure) == (WARN, IN_ALL)
+    assert finding.text == "this process is alone, but the job has 5 tasks in 2 components"
+
+
 def test_an_mpirun_of_two_ranks_in_a_job_of_eight_tasks_is_well():
     ranks = tuple(replace(each, environ={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"}) for each in RANKS[:2])
     case = Case(ranks, Launcher("mpirun (Open MPI)", 2, 0), OPEN_MPI, joint=Joint(HOSTS[:2]))
