@@ -33,17 +33,8 @@ from mpidist.runtime.memory_room import room_bytes
 #: How the variables begin that findings look at.
 _VARIABLES = (
     *("MPIDIST_", "OMP_NUM_THREADS", "OMPI_MCA_btl_tcp", "OMPI_MCA_oob_tcp", "UCX_NET", "NCCL_SOCKET", "GLOO_SOCKET"),
-    *(
-        "SLURM_HET_SIZE",
-        "SLURM_JOB_NODELIST_",
-        "HDF5_USE_FILE_LOCKING",
-        "SLURM_JOB_ID",
-        "SLURM_NTASKS",
-        "PMIX_NAMESPACE",
-        "PMI_FD",
-        "PMI_RANK",
-        "PMI2_PMRANK",
-    ),
+    *("HDF5_USE_FILE_LOCKING", "SLURM_HET_SIZE", "SLURM_JOB_ID", "SLURM_JOB_NODELIST_", "SLURM_NTASKS"),
+    *("PMIX_NAMESPACE", "PMI_FD", "PMI_RANK", "PMI2_PMRANK"),
 )
 
 #: Variables of which each rank has its own.

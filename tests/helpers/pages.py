@@ -21,10 +21,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-
-_SESSION = re.compile(
-    r"^<!-- run: (?P<how>session|figures) -->\n```console\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
-)
+_SESSION = re.compile(r"(?:^<!-- run: (?P<how>\w+) -->\n)?^```console\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
@@ -47,21 +44,22 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command that a page shows, what it prints, and whether only the words of that count, and not the figures."""
+    """A command in a terminal session of a page: how it is run, its text on one line, and what it prints.
 
+    A ``session`` is run as it stands, in the folder that has the page's files; of ``figures`` only the words count.
+    """
+
+    how: str | None
     text: str
     printed: str
-    is_measured: bool
 
 
-def commands(page: Path) -> list[Command]:
-    """Return the commands of a page that can be run as they stand, in the folder that has the page's files."""
-    found = []
+def commands(page: Path) -> Iterator[Command]:
+    """Yield the commands that a page shows."""
     for session in _SESSION.finditer(page.read_text()):
-        for part in re.split(r"^\$ ", session["text"], flags=re.MULTILINE)[1:]:
+        for part in re.split(r"^\$ ", session["text"].replace("\\\n", " "), flags=re.MULTILINE)[1:]:
             command, _, printed = part.partition("\n")
-            found.append(Command(command, printed, session["how"] == "figures"))
-    return found
+            yield Command(session["how"], command, printed)
 
 
 def blocks() -> Iterator[Block]:

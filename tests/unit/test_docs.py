@@ -27,7 +27,7 @@ from mpidist.commands import job
 from mpidist.commands.job_control import VERBS
 from mpidist.commands.main import COMMANDS
 from mpidist.options import Settings
-from tests.helpers.pages import GUIDE, PAGES, ROOT, blocks
+from tests.helpers.pages import GUIDE, PAGES, ROOT, blocks, commands
 from tests.helpers.parsed import parsed
 
 README = (ROOT / "README.md").read_text()
@@ -126,13 +126,12 @@ def _fits(name: str, rule: str) -> bool:
 
 def commands_shown(page: Path) -> Iterator[list[str]]:
     """Yield the words of each command of mpidist in the terminal sessions of a page, those behind `srun` included."""
-    for session in re.findall(r"^```console\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
-        for line in re.findall(r"^\$ (?!conda)(.*)", session.replace("\\\n", " "), re.MULTILINE):
-            words = shlex.split(line, comments=True)
-            at = words.index("mpidist") if "mpidist" in words else len(words)
-            taken = list(itertools.takewhile(lambda word: word not in ("|", ">", ";", "&&"), words[at + 1 :]))
-            if taken and "..." not in taken:
-                yield taken
+    for command in commands(page):
+        words = [] if command.text.startswith("conda") else shlex.split(command.text, comments=True)
+        at = words.index("mpidist") if "mpidist" in words else len(words)
+        taken = list(itertools.takewhile(lambda word: word not in ("|", ">", ";", "&&"), words[at + 1 :]))
+        if taken and "..." not in taken:
+            yield taken
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(commands_shown(page))], ids=lambda page: page.name)
