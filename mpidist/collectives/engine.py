@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from mpidist.arrays import empty
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
@@ -164,6 +165,17 @@ class Engine:
         """
         return bind_in_place(self._ranks, signatures, op, self._algorithm, self.timeout_seconds, kind)
 
+    def reduce_in_place(self, arrays: Sequence[Any], op: str = "sum", name: str = "") -> None:
+        """Reduce a few arrays in place, each of this name; errors as for `bind_in_place`.
+
+        Collective: every rank calls it in the same order.
+        """
+        key = ("in place", op, name, self._algorithm, *((type(each), each.dtype, each.shape) for each in arrays))
+        self._ranks.bindings.call(key, self._bind_in_place_like, (arrays, op, name), arrays, self.timeout_seconds)
+
+    def _bind_in_place_like(self, arrays: Sequence[Any], op: str, name: str) -> Bound:
+        return self.bind_in_place([(name, each.dtype, each.shape) for each in arrays], op, _kind_of(arrays))
+
     def update(self, in_one_copy: bool = False) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where the settings forbid it.  Local.
 
@@ -267,6 +279,11 @@ class Recent:
         """Return the gradient buffers that these tensors are, if they are."""
         found = self._in_shared_memory.get(id(tensors[0])) if len(tensors) else None
         return found if found is not None and found.holds(tensors) else None
+
+
+def _kind_of(tensors: Sequence[Any]) -> Any:
+    """Return an empty array of the kind of a list's; nothing keeps the list by it."""
+    return empty(0, tensors[0].dtype, tensors[0])
 
 
 def _alone(position: int, tensor: Any) -> Packed:

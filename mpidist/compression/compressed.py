@@ -24,6 +24,11 @@ _CODED = frozenset({"float16", "bfloat16", "float32", "float64"})
 _signature = attrgetter("dtype", "shape")
 
 
+def is_coded(array: Any) -> bool:
+    """Return whether a stage codes the values of such an array; all others travel as they are."""
+    return bool(array.size) and array.dtype.name in _CODED
+
+
 class CompressedAllReduce:
     """An all-reduce bound to lists like one list, in which float16, bfloat16, float32 and float64 arrays are coded.
 
@@ -65,8 +70,7 @@ class CompressedAllReduce:
         self._signatures = list(map(_signature, like))
         groups: dict[str, list[int]] = {}
         for position, array in enumerate(like):
-            name = array.dtype.name
-            groups.setdefault(name if name in _CODED and array.size else "", []).append(position)
+            groups.setdefault(array.dtype.name if is_coded(array) else "", []).append(position)
         self._parts: list[tuple[str, list[int], Bound]] = [
             (name, positions, self._bind(name, positions, like, compression)) for name, positions in groups.items()
         ]

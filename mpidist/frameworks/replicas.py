@@ -10,20 +10,18 @@ from weakref import ref
 import numpy
 
 from mpidist import context, transports
-from mpidist.arrays import empty
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.engine import Engine
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression import Compression
-from mpidist.compression.compressed import bind_all_reduce
+from mpidist.compression.coded_list import CodedList
+from mpidist.compression.compressed import bind_all_reduce, is_coded
 from mpidist.options import ReduceOp
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.variables import IndexedSlices
 from mpidist.variables.row_reduction import reduce_rows
 from mpidist.world import launched_communicator
-
-#: For so many lists of arrays that are reduced at once, what is bound is kept: batches may be of ever new lengths.
-_LISTS = 64
 
 #: ``reduce(arrays)`` puts reduced values in place of a list's own.
 InPlace = Callable[[Sequence[Any]], Any]
@@ -61,7 +59,6 @@ class Replicas:
         self.rank, self.size = communicator.rank, communicator.size
         self.kept: dict[str, Any] = {}
         self._extended = extended
-        self._bound: dict[Any, InPlace] = {}
         self._numbers = count()
 
     def next_number(self) -> int:
@@ -111,7 +108,7 @@ class Replicas:
         """
         if self.size == 1:
             return list
-        engine = self.communicator.engine() if self._extended is None else self._extended.engine()
+        engine = self._engine()
         if compression is None and engine is not None:
             return engine.bind_in_place(signatures, op, kind)
         if compression is None:
@@ -126,6 +123,10 @@ class Replicas:
 
         return reduce_in_place
 
+    def _engine(self) -> Engine | None:
+        """Return the engine of these ranks; None where the strategy reduces in a way of its own."""
+        return self.communicator.engine() if self._extended is None else self._extended.engine()
+
     def _in_own_way(self, op: str) -> Callable[[list[Any]], list[Any]]:
         """Return what reduces lists as the strategy does, past which nothing is bound."""
         extended, reduce_op = self._extended, ReduceOp.parse(op)
@@ -134,19 +135,30 @@ class Replicas:
     # -- at once -------------------------------------------------------------------------------------------------------
 
     def reduce(self, op: str, arrays: Sequence[Any], name: str = "", compression: Compression | None = None) -> None:
-        """Reduce a few arrays in place; what is bound for the last lists is kept.  Parameters as for `bind`.
+        """Reduce a few arrays in place; a compression, which has no error feedback, is for arrays of one dtype.
 
-        Collective: every rank calls it in the same order.
+        Collective: every rank calls it in the same order.  Operations as for `bind`.
         """
-        key = op, name, compression, *((type(each), each.dtype, each.shape) for each in arrays)
-        bound = self._bound.pop(key, None)  # those that were used last come last
-        if bound is None:
-            signatures = [(name, each.dtype, each.shape) for each in arrays]
-            bound = self.bind_in_place(op, signatures, compression, empty(0, arrays[0].dtype, arrays[0]))
-            if len(self._bound) == _LISTS:
-                del self._bound[next(iter(self._bound))]
-        self._bound[key] = bound
-        bound(arrays)
+        if self.size == 1:
+            return
+        engine = self._engine()
+        if compression is not None and all(map(is_coded, arrays)):
+            results = self._coded(op, arrays, name, compression)
+        elif engine is not None:
+            engine.reduce_in_place(arrays, op, name)
+            return
+        else:
+            results = self._in_own_way(op)(list(arrays))
+        for array, result in zip(arrays, results, strict=True):
+            array[...] = result
+
+    def _coded(self, op: str, arrays: Sequence[Any], name: str, compression: Compression) -> list[Any]:
+        """Return sums or means of arrays of one dtype that is coded.  Collective."""
+        signatures = [(name, each.dtype, each.shape) for each in arrays]
+        key = ("coded", op, repr(compression), *signatures)
+        like = (self.communicator, signatures, op, compression)
+        results: list[Any] = self.communicator.bindings.call(key, CodedList, like, arrays, None)
+        return results
 
     def reduce_rows(self, op: str, rows: IndexedSlices) -> IndexedSlices:
         """Return the rows of all replicas reduced, each named once.  Collective."""

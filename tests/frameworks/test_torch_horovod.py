@@ -116,6 +116,12 @@ def test_means(call):
     torch.testing.assert_close(call(own()), mean(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("reduce", [mpidist.torch.all_reduce, hvd.allreduce])
+def test_a_single_tensor_has_no_error_feedback(reduce):
+    with pytest.raises(ValueError, match="leave error_feedback out, or use DistributedOptimizer"):
+        reduce(own(), compression=mpidist.compression.Float16(error_feedback=True))
+
+
 #: Of Horovod 0.28.1, all with process_set.
 FACTORS = "prescale_factor postscale_factor"
 PARAMETERS = {

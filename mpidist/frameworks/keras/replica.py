@@ -71,7 +71,6 @@ class ModelReplica:
         self.test_step: Any = None
         self.predict_step: Any = None
         self.last_share: BatchShare | None = None
-        self._bound: dict[Any, Any] = {}
         self._depth = 0
         self._forget_step()
 
@@ -172,16 +171,9 @@ class ModelReplica:
     # -- communication -------------------------------------------------------------------------------------------------
 
     def reduce(self, op: ReduceOp, arrays: list[numpy.ndarray]) -> list[numpy.ndarray]:
-        """Return arrays reduced over the replicas by an all-reduce that is bound once.  Collective, in a replica."""
-        key = op, len(arrays)
-        bound = self._bound.get(key)
-        if bound is not None:
-            try:
-                return bound(arrays)
-            except ValueError:  # shapes or dtypes are others than before, such as after a layer was frozen
-                pass
-        bound = self._bound[key] = context.get_replica_context().all_reduce_init(op, arrays)
-        return bound(arrays)
+        """Return arrays reduced over the replicas.  Collective, in a replica."""
+        results: list[numpy.ndarray] = context.get_replica_context().all_reduce(op, arrays)
+        return results
 
     def sum(self, values: Any) -> numpy.ndarray:
         """Return the sums of numbers, a sequence or an array of one axis, over the replicas, float64.  Collective."""

@@ -34,7 +34,7 @@ def all_reduce(
     op : ReduceOp or str
         SUM, MEAN, MIN, MAX or PRODUCT; gradients flow through the first two.
     compression : Float16 or BFloat16, optional
-        How floats of a sum or a mean are coded on the wire, on the way back, too.
+        How floats of a sum or a mean are coded on the wire, on the way back, too; without error feedback.
 
     Returns
     -------
@@ -49,12 +49,19 @@ def all_reduce(
         A tensor on a device that is not CUDA's.
     UnsupportedDtypeError
         A compression, which codes values of the host, for a CUDA tensor.
+    ValueError
+        Another compression, or one with error feedback.
     """
     if compression is not None and not isinstance(compression, (Float16, BFloat16)):
         raise ValueError(
             f"compression={quoted(compression)}: a single tensor is sent as it is (None), or by Float16() or "
             "BFloat16() of mpidist.compression; DistributedOptimizer takes other stages, which keep what they have not "
             "sent yet"
+        )
+    if compression is not None and compression.error_feedback:
+        raise ValueError(
+            f"compression={quoted(compression)}: a single tensor has no next call, to which its error would be added; "
+            "leave error_feedback out, or use DistributedOptimizer, which keeps the error of each gradient"
         )
     given = checked(tensor)
     if compression is not None and cuda.has(given):
