@@ -32,6 +32,15 @@ def with_agreement(replica: ModelReplica, callbacks: Any) -> list[keras.callback
     replica : ModelReplica
     callbacks : callback, or nested lists of callbacks, or None
 
+    Errors as for `flat_callbacks`.
+    """
+    own = [each for each in flat_callbacks(callbacks) if replica.is_chief or not isinstance(each, _CHIEF_ONLY)]
+    return [_Logs(replica), *own, _Agreed(replica)]
+
+
+def flat_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Return callbacks, which may be nested, in one list.  Local.
+
     Raises
     ------
     TypeError
@@ -47,8 +56,7 @@ def with_agreement(replica: ModelReplica, callbacks: Any) -> list[keras.callback
                 "; call its begin, note and end around `fit`, see mpidist.callbacks.Report" if name == "Report" else ""
             )
             raise TypeError(f"callback {name} is for mpidist.Trainer, and not for `fit` of a Keras model{more}")
-    own = [each for each in given if replica.is_chief or not isinstance(each, _CHIEF_ONLY)]
-    return [_Logs(replica), *own, _Agreed(replica)]
+    return list(given)
 
 
 class _Logs(keras.callbacks.Callback):

@@ -13,6 +13,8 @@ from mpidist.frameworks.keras.classes import replica_of
 from mpidist.frameworks.keras.model import begin, distribute_model
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.served_fit import begin_served, serve_model
+from mpidist.frameworks.keras.served_replica import ServedReplica
 from mpidist.strategies.central_storage import CentralStorageExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.parameter_server_extended import ServedExtended
@@ -47,10 +49,11 @@ def distribute(strategy: Any, objects: Sequence[Any]) -> list[Any]:
             )
     require_strategy(strategy)
     require_backend()
-    if strategy.extended.spans_ranks:
+    if strategy.extended.spans_ranks or isinstance(strategy.extended, ServedExtended):
         for obj in objects:
             _distribute(obj, strategy)
-        begin([obj for obj in objects if isinstance(obj, keras.Model)])
+        models = [obj for obj in objects if isinstance(obj, keras.Model)]
+        begin_served(models) if isinstance(strategy.extended, ServedExtended) else begin(models)
     return list(objects)
 
 
@@ -74,6 +77,9 @@ def begin_attached(strategy: Any, objects: Sequence[Any]) -> None:
     models = [obj for obj in objects if isinstance(obj, keras.Model) and replica_of(obj) is not None]
     if not models:
         return
+    if isinstance(strategy.extended, ServedExtended):
+        begin_served(models)
+        return
     facts = [fact(f"model {place}", type(model).__name__) for place, model in enumerate(models)]
     ModelReplica(strategy).compare("the end of a scope in which Keras models were made", facts)
     begin(models)
@@ -83,9 +89,15 @@ def _distribute(obj: Any, strategy: Any) -> None:
     before = replica_of(obj)
     if before is not None and before.strategy is not strategy:
         raise RuntimeError(f"{obj!r} is distributed by {before.strategy!r}, and cannot be by {strategy!r} too")
-    if before is None:
-        add = distribute_model if isinstance(obj, keras.Model) else distribute_optimizer
-        add(obj, ModelReplica(strategy))
+    if before is not None:
+        return
+    is_model, is_served = isinstance(obj, keras.Model), isinstance(strategy.extended, ServedExtended)
+    if is_model and is_served:
+        serve_model(obj, strategy)
+    elif is_model:
+        distribute_model(obj, ModelReplica(strategy))
+    else:
+        distribute_optimizer(obj, ServedReplica(strategy) if is_served else ModelReplica(strategy))
 
 
 def require_strategy(strategy: Any) -> None:
@@ -97,11 +109,12 @@ def require_strategy(strategy: Any) -> None:
             "process; MirroredStrategy gives the same numbers"
         )
     if isinstance(extended, ServedExtended):
-        raise NotImplementedError(
-            f"{name} keeps variables on servers, and those of a Keras model lie in each process. Use MirroredStrategy "
-            "or MultiWorkerMirroredStrategy; for servers, write the step for a ClusterCoordinator "
-            "(docs/parameter_servers.md)"
-        )
+        if extended.num_replicas > 1:
+            raise NotImplementedError(
+                f"{name} has workers of {extended.num_replicas} ranks, and a Keras model takes a worker of one: leave "
+                "ranks_per_worker out"
+            )
+        return
     if extended.num_logical_devices > 1:
         raise NotImplementedError(
             f"a replica of {name} is {extended.num_logical_devices} ranks, and a Keras model is not split over ranks; "

@@ -75,6 +75,11 @@ class PartAdapter(DataAdapter):
             self._replica.shares, self.handed_out = shares, handed_out
             yield rows
 
+    def batches(self) -> Iterator[Any]:
+        """Yield the parts of an epoch, as Keras takes them with this backend."""
+        is_torch = keras.backend.backend() == "torch"
+        return iter(self.get_torch_dataloader()) if is_torch else self.get_jax_iterator()
+
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self._iterate("get_numpy_iterator")
 

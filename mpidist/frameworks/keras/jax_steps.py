@@ -175,26 +175,17 @@ class _Halves:
     def _first(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
         """Return logs, weighted gradients, variables that are not trained, those of metrics, and what is changed."""
         replica = self._replica
-        replica.collected, replica.factor, replica.weight = [], factor, weight
+        replica.factor, replica.weight = factor, weight
         replica.weighted.clear()
         try:
             with only_added_to(self.changed.variables), metrics.weighted_means(self._model, replica):
-                logs, after = stock(self._model).train_step(state, data)
-            found, replica.collected = replica.collected, None
+                logs, after, self._optimizer, collected = _noted(self._model, replica, state, data)
         finally:
-            replica.collected = replica.factor = None
+            replica.factor = None
             replica.weight = 1.0
-        if not found:
-            raise NotImplementedError(
-                "train_step of a distributed Keras model on JAX must apply gradients by optimizer.stateless_apply, of "
-                "the optimizer that the model was compiled with; it did not, so each replica would train by itself"
-            )
-        ((self._optimizer, collected),) = found
-        if not collected.is_in(after):
-            raise _used_too_early()
-        self._is_present = [gradient is not None for gradient in collected.gradients]
+        self._is_present = [gradient is not None for gradient in collected]
         part = weight if id(self._optimizer) not in replica.weighted else jnp.where(weight == 0, 0.0, 1.0)
-        gradients = [_weighted(each, part) for each in collected.gradients if each is not None]
+        gradients = [_weighted(each, part) for each in collected if each is not None]
         return logs, gradients, after[1], after[3], self.changed.given(state[1], after[1], weight)
 
     def _second(self, trainable: Any, optimizer_variables: Any, gradients: Any) -> Any:
@@ -207,6 +198,64 @@ class _Halves:
         given = overflown(given, self._model.trainable_variables, self._replica.halves)
         with in_optimizer():
             return self._optimizer.stateless_apply(optimizer_variables, given, trainable)
+
+
+def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[Any, Any, Any, Sequence[Any]]:
+    """Return logs and state of a model's own step, its optimizer, and the gradients that this has not applied.  Local.
+
+    Raises
+    ------
+    NotImplementedError
+        The step applies no gradients, does so twice, or goes on with variables that are not updated yet.
+    """
+    replica.collected = []
+    try:
+        logs, after = stock(model).train_step(state, data)
+        found = replica.collected
+    finally:
+        replica.collected = None
+    if not found:
+        raise NotImplementedError(
+            "train_step of a distributed Keras model on JAX must apply gradients by optimizer.stateless_apply, of "
+            "the optimizer that the model was compiled with; it did not, so each replica would train by itself"
+        )
+    ((optimizer, collected),) = found
+    if not collected.is_in(after):
+        raise _used_too_early()
+    return logs, after, optimizer, collected.gradients
+
+
+class _GradientStep:
+    """A training step that updates no weights, compiled unless the model is run eagerly."""
+
+    def __init__(self, model: Any, replica: ModelReplica) -> None:
+        self._model, self._replica = model, replica
+        is_compiled = model.jit_compile and not model.run_eagerly
+        self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
+
+    def _traced(self, state: Any, data: Any) -> Any:
+        logs, after, _, gradients = _noted(self._model, self._replica, state, data)
+        return logs, gradients, after[1], after[3]
+
+    def __call__(self, data: Any) -> tuple[dict[str, Any], list[Any]]:
+        """Return logs and gradients; layers and metrics keep what the step makes of them."""
+        model = self._model
+        others, metrics_variables = model.non_trainable_variables, model.metrics_variables
+        groups = model.trainable_variables, others, model.optimizer.variables, metrics_variables
+        state = tuple([each.value for each in group] for group in groups)
+        logs, gradients, *after = self._step(state, data)
+        for variable, value in zip((*others, *metrics_variables), (*after[0], *after[1]), strict=True):
+            variable.assign(value)
+        return logs, [None if each is None else numpy.asarray(each) for each in gradients]
+
+
+def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return logs and gradients of a model's own step, by trainable variable; None where there is none.  Local."""
+    if replica.steps is None:
+        _require_host()
+        replica.steps = _GradientStep(model, replica)
+    found: tuple[dict[str, Any], list[Any]] = replica.steps(data)
+    return found
 
 
 def _weighted(value: Any, weight: Any) -> Any:

@@ -36,7 +36,7 @@ def _with_values(variables: Sequence[Any], values: Sequence[Any], compute: Any) 
     pairs = zip(variables, values, strict=True)
     mapping = [(variable, keras.ops.convert_to_tensor(value, variable.dtype)) for variable, value in pairs]
     with keras.StatelessScope(state_mapping=mapping):
-        return {name: _number(value) for name, value in compute().items()}
+        return {name: number(value) for name, value in compute().items()}
 
 
 def over_replicas(
@@ -133,6 +133,7 @@ def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
     return update_state
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """Return what a metric says as a float; other results as they are.  Local."""
     array = keras.ops.convert_to_numpy(value) if not isinstance(value, dict) else value
     return float(array) if not isinstance(array, dict) and array.ndim == 0 else value

@@ -33,11 +33,11 @@ def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
     for name in ("train_function", "test_function", "predict_function"):
         if name in vars(model):  # made of the steps of one rank
             setattr(model, name, None)
-    _link_optimizers(model)
+    link_optimizers(model)
 
 
-def _link_optimizers(model: Any) -> None:
-    """Distribute the optimizers that a model has."""
+def link_optimizers(model: Any) -> None:
+    """Distribute the optimizers that a distributed model has.  Local."""
     for each in optimizers_of(model):
         distribute_optimizer(each, replica_of(model))
 
@@ -45,14 +45,14 @@ def _link_optimizers(model: Any) -> None:
 def _compile(self: Any, *args: Any, **kwargs: Any) -> None:
     stock(self).compile(*args, **kwargs)
     if replica_of(self) is not None:
-        _link_optimizers(self)
+        link_optimizers(self)
 
 
 def _compile_from_config(self: Any, config: Any) -> None:
     with stock_class(self):  # Keras leaves a model alone whose class has a `compile` of its own
         self.compile_from_config(config)
     if replica_of(self) is not None:
-        _link_optimizers(self)
+        link_optimizers(self)
 
 
 def _get_compile_config(self: Any) -> Any:
@@ -333,10 +333,18 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-_ON_EVERY_BACKEND: dict[str, Any] = {
+#: What compiles and saves a model as one of the user's own class.
+SAVING: dict[str, Any] = {
     "compile": _compile,
     "compile_from_config": _compile_from_config,
     "get_compile_config": _get_compile_config,
+    "__reduce__": _reduce,
+    "save": _save,
+    "save_weights": _save_weights,
+}
+
+_ON_EVERY_BACKEND: dict[str, Any] = {
+    **SAVING,
     "fit": _fit,
     "evaluate": _evaluate,
     "predict": _predict,
@@ -349,9 +357,6 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "stop_training": property(_is_stopped, _vote),
     "load_weights": _load_weights,
     "set_weights": _set_weights,
-    "__reduce__": _reduce,
-    "save": _save,
-    "save_weights": _save_weights,
 }
 
 _made: dict[str, dict[str, Any]] = {}

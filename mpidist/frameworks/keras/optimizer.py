@@ -36,6 +36,10 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
     replica = _outermost(self)
     if replica is None or not len(grads):
         return stock(self).apply(grads, trainable_variables)
+    if replica.collected is not None:  # servers apply them
+        known = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        replica.collected.append((list(grads), known))
+        return None
     if replica.share is None:
         _require_replica(replica)
     grads = backends.seam().reduced(replica, list(grads), id(self) in replica.weighted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -36,17 +37,33 @@ def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
     kind = _kind_of(given)
     if kind is None:
         known = ", ".join(each.__name__ for each in _KINDS)
-        raise NotImplementedError(f"model_to_estimator converts {known}; the model has a {type(given).__name__}")
+        raise NotImplementedError(f"mpidist has those of Keras named {known}; the model has a {type(given).__name__}")
     config = given.get_config()
     accepted = (set(inspect.signature(kind).parameters) - {"options"}) | _COMMON
     settings = {name: value for name, value in config.items() if name in accepted and value is not None}
     lost = [f"{name}={value!r}" for name, value in config.items() if name not in accepted | _SILENT and value]
+    # Private: what `exclude_from_weight_decay` was given
+    if any(vars(given).get(f"_exclude_from_weight_decay{each}") for each in ("", "_pattern")):
+        lost.append("exclude_from_weight_decay")
     if lost:
         raise NotImplementedError(f"settings of {type(given).__name__} that mpidist does not have: {', '.join(lost)}")
     if isinstance(settings["learning_rate"], dict):
-        schedule = keras.optimizers.schedules.deserialize(settings["learning_rate"])
-        settings["learning_rate"] = lambda step: float(schedule(step))
+        settings["learning_rate"] = _Schedule(settings["learning_rate"])
     return lambda: kind(**settings)
+
+
+class _Schedule:
+    """A learning rate by steps, as Keras computes it; servers get it pickled."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._schedule = keras.optimizers.schedules.deserialize(config)
+
+    def __call__(self, step: int) -> float:
+        return float(self._schedule(step))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Schedule, (self._config,)
 
 
 def _kind_of(given: keras.optimizers.Optimizer) -> type[Optimizer] | None:

@@ -13,7 +13,7 @@ from mpidist import context
 from mpidist.arrays import byte_view
 from mpidist.frameworks.keras.current_step import step_of, stepping
 from mpidist.frameworks.keras.shares import BatchShare
-from mpidist.frameworks.replicas import replicas_of
+from mpidist.frameworks.replicas import Replicas, replicas_of
 from mpidist.options import ReduceOp
 
 
@@ -24,6 +24,8 @@ class ModelReplica:
     ----------
     strategy : Strategy
         Of several replicas, each of one rank.
+    replicas : Replicas, optional
+        By default those of the strategy.
 
     Attributes
     ----------
@@ -34,7 +36,8 @@ class ModelReplica:
     share : BatchShare or None
         Of the step under way.
     collected : list or None
-        Where gradients are put in place of being applied, while the first half of a step is traced.
+        Where gradients are put in place of being applied, while the first half of a step is traced, and in a step whose
+        gradients go to servers.
     weight : number
         What a loss that is scaled is multiplied by in the step under way: this replica's part of the global batch.
     weighted : set of int
@@ -59,11 +62,11 @@ class ModelReplica:
         Whether any rank did, as all ranks know.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Any, replicas: Replicas | None = None) -> None:
         self.strategy = strategy
         self.number: int = strategy.extended.replica_id
         self.count: int = strategy.extended.num_replicas
-        self.replicas = replicas_of(strategy)
+        self.replicas = replicas_of(strategy) if replicas is None else replicas
         self.communicator = self.replicas.communicator
         self.has_chiefs_weights = self.is_synchronized = False
         self.halves: set[int] = set()

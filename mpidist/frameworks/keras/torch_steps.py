@@ -149,12 +149,16 @@ def _prepare(model: Any) -> None:
     replica = replica_of(model)
     if replica is None:
         return
+    _refuse_compiled(model)
+    replica.steps, replica.halves = _WatchedState(model), half_variables(model)
+
+
+def _refuse_compiled(model: Any) -> None:
     if model.jit_compile:
         raise NotImplementedError(
             "a distributed Keras model on PyTorch cannot be compiled by torch.compile, which does not see the "
             "communication; call model.compile(..., jit_compile=False)"
         )
-    replica.steps, replica.halves = _WatchedState(model), half_variables(model)
 
 
 def _train_step(self: Any, data: Any) -> Any:
@@ -206,6 +210,39 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
         return logs
     found = model.get_metrics_result()
     return found if found.keys() == logs.keys() else metrics.agreed(replica, logs, share.own_rows)
+
+
+def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return logs and gradients of a model's own step, by trainable variable; None where there is none.  Local.
+
+    Raises
+    ------
+    NotImplementedError
+        The step applies no gradients, or does so more than once; or the model has buffers of PyTorch.
+    """
+    if not isinstance(replica.steps, _WatchedState):
+        _refuse_compiled(model)
+        replica.steps = _WatchedState(model)
+    replica.steps.look()
+    replica.collected = []
+    try:
+        logs = stock(model).train_step(keras.tree.map_structure(_as_tensor, data))
+        found = replica.collected
+    finally:
+        replica.collected = None
+    replica.steps.changed()  # raises where buffers were
+    if len(found) != 1:
+        raise NotImplementedError(
+            f"train_step of this model calls optimizer.apply {len(found)} times, and servers are given the gradients "
+            "of one call; apply all gradients at once, by the optimizer that the model was compiled with"
+        )
+    ((gradients, variables),) = found
+    known = {id(each): gradient for each, gradient in zip(variables, gradients, strict=True) if gradient is not None}
+    return logs, [_on_host(known[id(each)]) if id(each) in known else None for each in model.trainable_variables]
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return None if leaf is None else keras.ops.convert_to_tensor(leaf)
 
 
 def is_concrete(value: Any) -> bool:

@@ -1,0 +1,335 @@
+"""`fit` of a Keras model whose variables are on servers: the chief hands batches to workers, which do not wait."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy
+
+from mpidist.errors import OutOfRangeError
+from mpidist.frameworks.keras import metrics
+from mpidist.frameworks.keras.callbacks import flat_callbacks
+from mpidist.frameworks.keras.classes import distribute, replica_of, stock_classes
+from mpidist.frameworks.keras.given import adapter_of, split
+from mpidist.frameworks.keras.inputs import PartAdapter
+from mpidist.frameworks.keras.model import SAVING, link_optimizers
+from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
+from mpidist.frameworks.keras.served_step import StepResult, Training, step, training_of
+from mpidist.input.from_function import InputContext
+from mpidist.parameter_server.consistency import BackupWorkers
+from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
+
+#: So many batches for each worker are handed out ahead: one is computed, and one waits at least.
+_AHEAD = 8
+
+#: The hooks of a callback for which logs are computed after each batch.
+_OF_BATCHES = ("on_train_batch_end", "on_batch_end")
+
+
+def serve_model(model: keras.Model, strategy: Any) -> None:
+    """Let servers hold the variables of a model, also of one whose constructor has not run yet.  Local."""
+    distribute(model, _METHODS, ServedReplica(strategy))
+    models_of(strategy).append(model)
+    link_optimizers(model)
+
+
+def begin_served(models: Sequence[Any]) -> None:
+    """Have servers hold the variables that models have, and give the models the chief's values.
+
+    Collective: every rank that is no server calls it in the same order, with the same models.
+    """
+    for model in models:
+        replica = replica_of(model)
+        if model.built and not replica.is_evaluator:
+            replica.adopt(model)
+            replica.read(model)
+
+
+# -- put over the methods of a model ----------------------------------------------------------------------------------
+
+
+def _fit(
+    self: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: Any = 1,
+) -> Any:
+    arrays = x, y, sample_weight
+    if validation_split and validation_data is None:
+        arrays, validation_data = split(arrays, validation_split)
+    training = _begun(self, arrays, batch_size, steps_per_epoch, shuffle, class_weight)
+    validate = None
+    if validation_data is not None:
+        is_packed = isinstance(validation_data, (tuple, list))
+        x, y, sample_weight = (*validation_data, None, None)[:3] if is_packed else (validation_data, None, None)
+        options = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps, "verbose": 0}
+        validate = functools.partial(self.evaluate, x, y, sample_weight=sample_weight, return_dict=True, **options)
+
+    def is_due(epoch: int) -> bool:
+        """Whether an epoch ends with an evaluation, as Keras counts them."""
+        often = isinstance(validation_freq, int)
+        return validate is not None and ((epoch + 1) % validation_freq == 0 if often else epoch + 1 in validation_freq)
+
+    listed = keras.callbacks.CallbackList(
+        flat_callbacks(callbacks),
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=1 if verbose == "auto" else verbose,
+        epochs=epochs,
+        steps=training.steps,
+        model=self,
+    )
+    self.stop_training = False
+    listed.on_train_begin()
+    training.begin()
+    # Private: BackupAndRestore says here with which epoch training goes on
+    first = initial_epoch if self._initial_epoch is None else self._initial_epoch
+    logs: dict[str, Any] = {}
+    for epoch in range(first, epochs):
+        listed.on_epoch_begin(epoch)
+        logs = training.epoch(listed)
+        if is_due(epoch):
+            assert validate is not None
+            logs |= {f"val_{name}": value for name, value in validate().items()}
+        listed.on_epoch_end(epoch, logs)
+        if self.stop_training:
+            break
+    listed.on_train_end(logs)
+    training.begin()  # what callbacks have set, such as the best weights
+    return self.history
+
+
+def _train_on_batch(
+    self: Any, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
+) -> Any:
+    rows = len(keras.tree.flatten(x)[0])
+    training = _begun(self, (x, y, sample_weight), rows, None, False, class_weight)
+    training.begin()
+    logs = training.epoch()
+    # Private: the order of metrics
+    return logs if return_dict else self._flatten_metrics_in_order(logs)
+
+
+def _begun(
+    model: Any, arrays: tuple[Any, Any, Any], batch_size: int | None, steps: int | None, shuffle: Any, class_weight: Any
+) -> _Training:
+    """Return a training.  The first one is the end of the program on workers, which make gradients from there on.
+
+    Collective before there is a coordinator: every rank that is no server calls it in the same order.
+
+    Raises
+    ------
+    RuntimeError
+        On the evaluator.
+    ValueError
+        A function that makes data sets, and no number of steps.
+    """
+    replica: ServedReplica = replica_of(model)
+    if replica.is_evaluator:
+        raise RuntimeError(
+            f"{type(model).__name__} is trained on the evaluator, which takes no part in the training: give it a "
+            'SidecarEvaluator where `strategy.cluster_resolver.task_type == "evaluator"`'
+        )
+    if not model.compiled:
+        raise ValueError(f"{type(model).__name__} is not compiled: call compile(optimizer, loss) before it is trained")
+    dataset_fn = arrays[0] if _makes_data(arrays[0]) else None
+    if dataset_fn is None:
+        adapter = adapter_of(replica, "fit", arrays, batch_size, steps, shuffle, class_weight)
+        source: _Batches | None = _Batches(adapter, steps)
+        look, steps = adapter.batches, steps or adapter.num_batches
+    else:
+        if steps is None:
+            raise ValueError(
+                "fit was given a function that makes a data set for each worker, which may have any length: say by "
+                "steps_per_epoch how many batches all workers together make an epoch of"
+            )
+        source, look = None, lambda: iter(dataset_fn(InputContext()))
+    # Private: builds model, metrics, losses and optimizer by the shapes of a batch, at which it looks only if need be
+    model._symbolic_build(iterator=((0, 0, [_on_host(next(each()))]) for each in [look]))
+    replica.adopt(model)
+    return _Training(model, source, dataset_fn, steps)
+
+
+def _makes_data(x: Any) -> bool:
+    """Return whether this is a function that makes a data set."""
+    return callable(x) and not hasattr(x, "shape") and not isinstance(x, keras.utils.PyDataset)
+
+
+# -- a training -------------------------------------------------------------------------------------------------------
+
+
+class _Batches:
+    """Batches as Keras hands them out, epoch by epoch."""
+
+    def __init__(self, adapter: PartAdapter, steps: int | None) -> None:
+        self._adapter, self._steps = adapter, steps
+        self._under_way: Iterator[Any] | None = None
+        self._taken = 0
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, as arrays of NumPy: so many as were asked for, or all."""
+        self._adapter.on_epoch_begin()
+        if self._steps is None:
+            yield from map(_on_host, self._adapter.batches())
+        else:
+            for _ in range(self._steps):
+                if self._under_way is None or self._taken == self._adapter.num_batches:
+                    self._under_way, self._taken = self._adapter.batches(), 0
+                batch = next(self._under_way, None)
+                if batch is None:
+                    return
+                self._taken += 1
+                yield _on_host(batch)
+        self._adapter.on_epoch_end()
+
+
+def _on_host(batch: Any) -> Any:
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else keras.ops.convert_to_numpy(leaf), batch)
+
+
+class _Training:
+    """The chief's part of a training: what it hands out, and what comes back.
+
+    Parameters
+    ----------
+    model : keras.Model
+    batches : _Batches or None
+        None where each worker has a data set of its own.
+    dataset_fn : callable or None
+        That makes these.
+    steps : int or None
+        Of an epoch; None where nobody knows how many batches there are.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        batches: _Batches | None,
+        dataset_fn: Callable[[InputContext], Any] | None,
+        steps: int | None,
+    ) -> None:
+        self.steps = steps
+        self._model, self._batches = model, batches
+        self._replica: ServedReplica = replica_of(model)
+        strategy = self._replica.strategy
+        is_new, is_first = self._replica.adopt_optimizer(model), strategy._cluster_coordinator is None
+        self._coordinator = ClusterCoordinator(strategy)  # workers do not come further
+        with stock_classes():
+            config = model.get_compile_config() if is_new and not is_first else None
+        optimizer = self._replica.own_optimizer
+        assert optimizer is not None
+        trainable = tuple(bool(each.trainable) for each in model.variables)
+        told = Training(models_of(strategy).index(model), optimizer, config, trainable, dataset_fn)
+        make = functools.partial(training_of, told)
+        self._iterator = iter(self._coordinator.create_per_worker_dataset(make))
+        workers, policy = max(len(self._coordinator._calls.worker_ends), 1), strategy._consistency
+        # each worker gets one batch of a step that needs the gradients of all of them
+        self._in_rounds = isinstance(policy, BackupWorkers) and policy.count >= workers
+        self._ahead = workers if self._in_rounds else _AHEAD * workers
+
+    def begin(self) -> None:
+        """Give servers what was set here: weights, and the steps, slots and learning rate of the optimizer."""
+        self._replica.write(self._model)
+        self._replica.write_optimizer(self._model)
+
+    def epoch(self, callbacks: keras.callbacks.CallbackList | None = None) -> dict[str, float]:
+        """Have an epoch computed, and return its logs.  The model has the servers' values then.
+
+        Raises
+        ------
+        Exception
+            What a step has raised on a worker.
+        """
+        self.begin()  # a callback may have set the learning rate
+        model, totals, done = self._model, _Totals(self._model), 0
+        for done, result in enumerate(self._results(callbacks), 1):
+            totals.add(result)
+            if callbacks is not None:
+                callbacks.on_train_batch_end(done - 1, totals.logs() if _reads_batches(callbacks) else {})
+            if model.stop_training:
+                break
+        self._coordinator.join()
+        if done < (self.steps or 1) and not model.stop_training:
+            warnings.warn(
+                f"the data ended after {done} of {self.steps or 'at least 1'} batches of an epoch: the training ends "
+                "with it. Let the data repeat, or ask for fewer steps_per_epoch",
+                stacklevel=2,
+            )
+            model.stop_training = True
+        self._replica.strategy.extended.pull()
+        self._replica.read(model)
+        self._replica.read_optimizer(model)
+        return totals.logs()
+
+    def _results(self, callbacks: keras.callbacks.CallbackList | None) -> Iterator[StepResult]:
+        """Yield what workers say of the batches of an epoch, in the order in which these were handed out."""
+        waiting: deque[Any] = deque()
+        batches = iter(range(self.steps or 0)) if self._batches is None else self._batches.epoch()
+        try:
+            for number, batch in enumerate(batches):
+                if callbacks is not None:
+                    callbacks.on_train_batch_begin(number)
+                own = (self._iterator,) if self._batches is None else (self._iterator, batch)
+                waiting.append(self._coordinator.schedule(step, args=own))
+                if len(waiting) >= self._ahead:
+                    yield waiting.popleft().fetch()
+                    while self._in_rounds and waiting:
+                        yield waiting.popleft().fetch()
+            while waiting:
+                yield waiting.popleft().fetch()
+        except OutOfRangeError:  # said of the epoch
+            return
+
+
+class _Totals:
+    """The metrics of an epoch: what the batches have added to their variables, and what a step returned besides."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._variables = model.metrics_variables
+        self._sums: list[numpy.ndarray] | None = None
+        self._last: dict[str, float] = {}
+
+    def add(self, result: StepResult) -> None:
+        """Count a batch."""
+        self._last = result.logs
+        self._sums = result.metrics if self._sums is None else list(map(numpy.add, self._sums, result.metrics))
+
+    def logs(self) -> dict[str, float]:
+        """Return the results of metrics so far; of other numbers those of the last batch."""
+        if self._sums is None:
+            return {}
+        for variable, value in zip(self._variables, self._sums, strict=True):
+            variable.assign(value)
+        found = {name: metrics.number(value) for name, value in self._model.get_metrics_result().items()}
+        return {**{name: value for name, value in self._last.items() if name not in found}, **found}
+
+
+def _reads_batches(callbacks: keras.callbacks.CallbackList) -> bool:
+    """Return whether a callback looks at the logs of batches."""
+    return any(
+        getattr(type(each), hook) is not getattr(keras.callbacks.Callback, hook)
+        for each in callbacks.callbacks
+        for hook in _OF_BATCHES
+    )
+
+
+_METHODS = {**SAVING, "fit": _fit, "train_on_batch": _train_on_batch}

@@ -1,0 +1,114 @@
+"""What a worker of a `ParameterServerStrategy` does for `fit` of a Keras model: the gradients of a batch at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy
+
+from mpidist.errors import OutOfRangeError
+from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.classes import replica_of
+from mpidist.frameworks.keras.current_step import step_of
+from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
+from mpidist.frameworks.keras.variables import is_seed, own_seed
+from mpidist.input.from_function import InputContext
+from mpidist.optimizers import Optimizer
+from mpidist.parameter_server.coordinator.values import on_worker
+from mpidist.parameter_server.registry import strategy_here
+
+
+class Training(NamedTuple):
+    """What workers are told of a `fit`."""
+
+    number: int
+    """Of the model, among those of the strategy."""
+    optimizer: Optimizer
+    compile_config: dict[str, Any] | None
+    """Of a model that was compiled anew after workers had come to the coordinator."""
+    trainable: tuple[bool, ...]
+    """By variable of the model."""
+    dataset_fn: Callable[[InputContext], Any] | None
+    """None where the chief hands out batches."""
+
+
+class StepResult(NamedTuple):
+    """What a worker says of a batch."""
+
+    rows: int
+    metrics: list[numpy.ndarray]
+    """What the variables of metrics hold of this batch alone."""
+    logs: dict[str, float]
+    """What the step returned."""
+
+
+def training_of(training: Training) -> Iterator[_Worker]:
+    """Return what a scheduled `step` gets from its iterator: the worker's part of a training, again and again."""
+    return itertools.repeat(_Worker(training))
+
+
+def step(iterator: Iterator[_Worker], batch: Any = None) -> StepResult:
+    """Compute the gradients of a batch, by default of the worker's next one, and push them.  On a worker."""
+    return next(iterator).step(batch)
+
+
+class _Worker:
+    """A worker's part of a training."""
+
+    def __init__(self, training: Training) -> None:
+        strategy = strategy_here()
+        self._model = models_of(strategy)[training.number]
+        self._replica: ServedReplica = replica_of(self._model)
+        self._optimizer = training.optimizer
+        if training.compile_config is not None:
+            self._model.compile_from_config(training.compile_config)
+        for variable, is_trainable in zip(self._model.variables, training.trainable, strict=True):
+            if variable.trainable is not is_trainable:
+                variable.trainable = is_trainable
+        index, count = on_worker.index or 0, on_worker.count or 1
+        for variable in self._model.variables:
+            if index and is_seed(variable):
+                variable.assign(own_seed(numpy.asarray(keras.ops.convert_to_numpy(variable)), index))
+        self._batches = None if training.dataset_fn is None else iter(training.dataset_fn(InputContext(count, index)))
+        self._replica.steps = None  # compiled of another set of variables
+
+    def step(self, batch: Any) -> StepResult:
+        """Compute the gradients of a batch, and push them.
+
+        Raises
+        ------
+        OutOfRangeError
+            The worker's data set has no more.
+        """
+        model, replica = self._model, self._replica
+        data = self._next() if batch is None else batch
+        replica.read(model)
+        model.reset_metrics()
+        with step_of(replica):
+            logs, gradients = backends.seam().gradients_of_step(model, replica, data)
+        variables = [replica.served[id(each)] for each in model.trainable_variables]
+        pairs = [(each, variable) for each, variable in zip(gradients, variables, strict=True) if each is not None]
+        self._optimizer.apply_gradients(pairs)
+        replica.write_changes(model)
+        metrics = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
+        rows = next(len(leaf) for leaf in keras.tree.flatten(data) if leaf is not None)
+        return StepResult(rows, metrics, {name: _number(value) for name, value in logs.items()})
+
+    def _next(self) -> Any:
+        assert self._batches is not None
+        batch = next(self._batches, None)
+        if batch is None:
+            raise OutOfRangeError(
+                f"the data set of worker {on_worker.index} has no more batches: let it repeat, or ask for fewer "
+                "steps_per_epoch"
+            )
+        return keras.tree.map_structure(lambda leaf: keras.ops.convert_to_numpy(leaf), batch)
+
+
+def _number(value: Any) -> float:
+    array = keras.ops.convert_to_numpy(value) if not isinstance(value, dict) else None
+    return float(array) if array is not None and array.ndim == 0 else math.nan

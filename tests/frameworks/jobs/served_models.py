@@ -1,0 +1,209 @@
+"""Jobs in which servers hold the variables of Keras models: ``served_models.py NAME FOLDER`` on each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import keras
+import numpy
+
+import mpidist
+from mpidist.parameter_server import BackupWorkers
+
+X = numpy.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+Y = numpy.tanh(X.sum(axis=1, keepdims=True))
+WEIGHTS = numpy.linspace(0.5, 1.5, len(X), dtype="float32")
+BOUNDS = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def plain():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+
+
+def with_state():
+    """Dropout draws from a seed, and moving averages are no weights."""
+    inputs = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(8, activation="tanh")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.2)(hidden)))
+
+
+class Deferred(keras.Model):
+    """Is built by the first batch, and has a step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.last(keras.ops.tanh(inputs))
+
+
+def compiled(make, optimizer):
+    keras.utils.set_random_seed(5)
+    model = make()
+    model.compile(optimizer=optimizer, loss="mse", metrics=["mae", keras.metrics.RootMeanSquaredError()])
+    return model
+
+
+CASES = [
+    (plain, lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.5), {"validation_split": 0.25}),
+    (plain, lambda: keras.optimizers.RMSprop(keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.5)), {}),
+    (with_state, lambda: "adam", {"sample_weight": WEIGHTS, "validation_data": (X, Y)}),
+    (Deferred, lambda: keras.optimizers.AdamW(0.01), {"steps_per_epoch": 4, "validation_split": 0.25}),
+    (plain, lambda: keras.optimizers.Adagrad(0.05), {"shuffle": True}),
+]
+
+
+def assert_alike(model, expected):
+    for ours, theirs in zip(model.variables, expected.variables, strict=True):
+        ours, theirs = map(keras.ops.convert_to_numpy, (ours, theirs))
+        numpy.testing.assert_allclose(ours, theirs, err_msg=str(theirs), **BOUNDS)
+    for ours, theirs in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
+        ours, theirs = map(keras.ops.convert_to_numpy, (ours, theirs))
+        numpy.testing.assert_allclose(ours, theirs, err_msg=str(theirs), **BOUNDS)
+
+
+def fitted(model, options):
+    keras.utils.set_random_seed(6)
+    return model.fit(X, Y, batch_size=8, epochs=2, verbose=0, **{"shuffle": False, **options}).history
+
+
+def alone(folder):
+    """One worker computes what one process computes: history, weights, and what the optimizer keeps."""
+    strategy = mpidist.ParameterServerStrategy(num_ps=1)
+    with strategy.scope():
+        models = [compiled(make, optimizer()) for make, optimizer, _ in CASES]
+    for model, (make, optimizer, options) in zip(models, CASES, strict=True):
+        history = fitted(model, options)
+        expected = compiled(make, optimizer())
+        for name, values in fitted(expected, options).items():
+            numpy.testing.assert_allclose(history[name], values, err_msg=name, **BOUNDS)
+        if make is not with_state:  # whose worker draws the numbers of dropout
+            assert_alike(model, expected)
+        loss = model.train_on_batch(X, Y, return_dict=True)["loss"]
+        numpy.testing.assert_allclose(loss, expected.train_on_batch(X, Y, return_dict=True)["loss"], **BOUNDS)
+    model.save(folder / "model.keras")
+    again = keras.saving.load_model(folder / "model.keras")
+    assert type(again) is keras.Sequential
+    assert_alike(again, model)
+    goes_on(strategy, model, again)
+
+
+def goes_on(strategy, model, again):
+    """The next fit goes on from weights that were loaded, a learning rate that was set, a layer that is frozen."""
+    model.set_weights([numpy.zeros_like(each) for each in model.get_weights()])
+    model.optimizer.learning_rate = 0.5
+    again.set_weights(model.get_weights())
+    again.optimizer.learning_rate = 0.5
+    fitted(model, {}), fitted(again, {})
+    assert_alike(model, again)
+    for each in (model, again):
+        each.layers[0].trainable = False
+        each.compile("sgd", "mse")
+    before = model.layers[0].get_weights()[0].copy()
+    fitted(model, {}), fitted(again, {})
+    assert_alike(model, again)
+    assert (model.layers[0].get_weights()[0] == before).all()
+
+
+def lockstep(folder):
+    """Workers whose gradients are averaged compute what one process computes with batches as large as all of theirs."""
+    strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(2))
+    with strategy.scope():
+        model = compiled(plain, "adam")
+    history = fitted(model, {})
+    expected = compiled(plain, "adam")
+    values = expected.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False).history
+    assert_alike(model, expected)
+    numpy.testing.assert_allclose(history["loss"], values["loss"], **BOUNDS)
+
+
+def datasets(context):
+    """Return the batches of a worker, without an end."""
+    assert context.num_input_pipelines == 2
+    return mpidist.data.Dataset.from_arrays((X, Y)).shard(2, context.input_pipeline_id).batch(8).repeat()
+
+
+def short(context):
+    return mpidist.data.Dataset.from_arrays((X, Y)).batch(24)
+
+
+class Wrong(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        if training:
+            raise OverflowError("of the user's")
+        return inputs
+
+
+def workers(folder):
+    """Workers that do not wait for each other: data sets of their own, callbacks, errors."""
+    strategy = mpidist.ParameterServerStrategy(num_ps=1)
+    with strategy.scope():
+        model = compiled(plain, keras.optimizers.SGD(0.05))
+        wrong = keras.Sequential([keras.Input((4,)), Wrong(), keras.layers.Dense(1)])
+        wrong.compile("sgd", "mse", run_eagerly=True)
+        adamax = compiled(plain, keras.optimizers.Adamax())
+    refused(lambda: model.fit(datasets), ValueError, "steps_per_epoch")
+    refused(lambda: adamax.fit(X, Y), NotImplementedError, "Adamax")
+    refused(lambda: plain().fit(X, Y), ValueError, "compile")
+    seen, best = [], folder / "best.keras"
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, sorted(logs)))),
+        keras.callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 5 else 0.0),
+    ]
+    history = model.fit(
+        datasets, epochs=6, steps_per_epoch=10, callbacks=callbacks, validation_data=(X, Y), verbose=0
+    ).history
+    assert seen == [(batch, ["loss", "mae", "root_mean_squared_error"]) for _ in range(6) for batch in range(10)]
+    assert history["val_loss"][-1] == history["val_loss"][-2] < history["val_loss"][0] / 2
+    assert history["learning_rate"][-1] == 0.0 and int(model.optimizer.iterations) == 60
+    kept = keras.saving.load_model(best)
+    numpy.testing.assert_allclose(kept.predict(X, verbose=0), model.predict(X, verbose=0), **BOUNDS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(model.fit(short, epochs=3, steps_per_epoch=20, verbose=0).epoch) == 1
+    assert "the data ended after" in str(caught[0].message)
+    try:
+        wrong.fit(X, Y, verbose=0)
+    except OverflowError as error:
+        assert "of the user's" in str(error)
+    else:
+        raise AssertionError("an error of a layer was lost")
+    model.fit(X, Y, verbose=0)
+
+
+class Dying(keras.layers.Layer):
+    """Ends the second worker in its first step."""
+
+    def call(self, inputs, training=False):
+        if training and mpidist.parameter_server.coordinator.values.on_worker.index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inputs
+
+
+def killed(folder):
+    """A worker that is killed does not end the training: another one computes its batches."""
+    strategy = mpidist.ParameterServerStrategy(num_ps=1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), Dying(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+    assert len(model.fit(X, Y, batch_size=8, epochs=3, verbose=0).epoch) == 3
+
+
+def refused(call, kind, text):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))
+    print("done")
