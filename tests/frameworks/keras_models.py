@@ -86,9 +86,9 @@ def stock(make, compile_fn, seed=3):
     return model
 
 
-def distributed(make, compile_fn, seed=3):
+def distributed(make, compile_fn, seed=3, strategy=None):
     """Return a compiled model of the scope; its weights are those of `stock` on the chief only."""
-    strategy = mpidist.MultiWorkerMirroredStrategy()
+    strategy = strategy or mpidist.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(seed + 50 * strategy.extended.replica_id)
     with strategy.scope():
         model = make()
@@ -96,13 +96,13 @@ def distributed(make, compile_fn, seed=3):
     return model
 
 
-def pair(make, compile_fn, seed=3):
+def pair(make, compile_fn, seed=3, strategy=None):
     """Return what a function does with each of the two, called with the stock one first; the seeds are set before."""
 
     def both(train):
         one = stock(make, compile_fn, seed)
         expected = train(one)
-        many = distributed(make, compile_fn, seed)
+        many = distributed(make, compile_fn, seed, strategy)
         found = train(many)
         return (one, expected), (many, found)
 

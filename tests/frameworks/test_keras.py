@@ -58,6 +58,19 @@ def test_fit_evaluate_and_predict(make, shuffle):
     numpy.testing.assert_allclose(found[2], expected[2], **BOUNDS)
 
 
+@pytest.mark.parametrize("name", ["MirroredStrategy", "CentralStorageStrategy", "TPUStrategy"])
+def test_the_other_strategies_of_a_rank_a_replica(name):
+    def train(model):
+        history = model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+        return history, model.evaluate(X, Y, batch_size=10, verbose=0), model.predict(X, batch_size=10, verbose=0)
+
+    (one, expected), (many, found) = pair(sequential, compiled(), strategy=getattr(mpidist, name)())(train)
+    assert_histories(expected[0], found[0])
+    assert_same(one, many)
+    numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
+    numpy.testing.assert_allclose(found[2], expected[2], **BOUNDS)
+
+
 @pytest.mark.parametrize("batch_size", BATCH_SIZES)
 def test_uneven_and_empty_parts(batch_size):
     def train(model):

@@ -13,7 +13,7 @@ if importlib.util.find_spec("keras") is None:
 
 import keras
 
-from tests.frameworks.keras_models import BACKEND, X, Y, compiled, sequential, stock
+from tests.frameworks.keras_models import BACKEND, X, Y, compiled, deferred, sequential, stock
 
 pytestmark = pytest.mark.mpi
 
@@ -201,3 +201,38 @@ def test_variables_that_a_step_leaves_alone_are_the_same_objects():
         "moving_mean": False,
         "moving_variance": False,
     }
+
+
+def test_a_model_is_built_by_the_first_batch_of_an_iterator():
+    """Else the variables of a model on servers are not known before its first batch is computed."""
+    model = stock(deferred, compiled())
+    model._symbolic_build(iterator=iter([(0, 0, [(X[:4], Y[:4], None)])]))
+    assert model.built and model.optimizer.built and len(model.metrics_variables) > 2
+
+
+def test_how_an_optimizer_names_what_it_keeps():
+    """Else the optimizer of a model on servers is saved without its slots."""
+    cases = [(keras.optimizers.Adam(), ("momentum", "velocity")), (keras.optimizers.Adagrad(), ("accumulator",))]
+    for optimizer, slots in cases:
+        model = stock(sequential, compiled(optimizer=lambda optimizer=optimizer: optimizer))
+        optimizer.build(model.trainable_variables)
+        expected = [f"{each.path.replace('/', '_')}_{slot}" for each in model.trainable_variables for slot in slots]
+        assert {each.name for each in optimizer.variables} == {"iteration", "learning_rate", *expected}
+
+
+def test_what_is_excluded_from_weight_decay():
+    """Else it decays on servers."""
+    names = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
+    optimizer = keras.optimizers.AdamW()
+    assert not any(vars(optimizer).get(name) for name in names)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    assert vars(optimizer)["_exclude_from_weight_decay_pattern"]
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_list=stock(sequential, compiled()).trainable_variables)
+    assert vars(optimizer)["_exclude_from_weight_decay"]
+
+
+def test_where_a_schedule_is():
+    """Else servers are given the rate of the first step for all."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    assert keras.optimizers.SGD(schedule)._learning_rate is schedule

@@ -14,6 +14,7 @@ import keras
 
 import mpidist
 from mpidist.errors import CollectiveMismatchError
+from mpidist.world import world_communicator
 from tests.frameworks.keras_models import (
     BACKEND,
     CLASSES,
@@ -97,13 +98,14 @@ def test_a_model_of_another_strategy():
         model.fit(X, Y, verbose=0)
 
 
-def test_a_strategy_that_keeps_variables_elsewhere():
-    """ParameterServerStrategy, whose servers do not come back, is refused by the same check."""
-    strategy, message = mpidist.experimental.CentralStorageStrategy(), "MirroredStrategy gives the same numbers"
-    with strategy.scope(), pytest.raises(NotImplementedError, match=message):
+@pytest.mark.mpi(min_size=2)
+def test_a_replica_of_several_ranks():
+    size = world_communicator().size
+    topology = mpidist.tpu.experimental.initialize_tpu_system()
+    assignment = mpidist.tpu.experimental.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, size])
+    strategy = mpidist.TPUStrategy(experimental_device_assignment=assignment)
+    with strategy.scope(), pytest.raises(NotImplementedError, match="one rank in a replica"):
         sequential()
-    with pytest.raises(NotImplementedError, match=message):
-        strategy.distribute(stock(sequential, compiled()))
 
 
 def test_objects_that_are_not_distributed():

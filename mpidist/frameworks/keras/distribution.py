@@ -15,7 +15,6 @@ from mpidist.frameworks.keras.optimizer import distribute_optimizer
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.served_fit import begin_served, serve_model
 from mpidist.frameworks.keras.served_replica import ServedReplica
-from mpidist.strategies.central_storage import CentralStorageExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.parameter_server_extended import ServedExtended
 
@@ -103,11 +102,6 @@ def _distribute(obj: Any, strategy: Any) -> None:
 def require_strategy(strategy: Any) -> None:
     """Raise NotImplementedError unless Keras models are distributed by such a strategy.  Local."""
     extended, name = strategy.extended, type(strategy).__name__
-    if isinstance(extended, CentralStorageExtended) and extended.spans_ranks:
-        raise NotImplementedError(
-            f"{name} keeps one copy of each variable for all ranks, and the variables of a Keras model lie in each "
-            "process; MirroredStrategy gives the same numbers"
-        )
     if isinstance(extended, ServedExtended):
         if extended.num_replicas > 1:
             raise NotImplementedError(
