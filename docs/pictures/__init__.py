@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.pictures import bars, failure, layers, roles, rounds, steps
+from docs.pictures import bars, failure, layers, roles, rounds, scaling, steps, timeline
 from docs.pictures.svg import THEMES, Drawing, Theme
 
 FOLDER = Path(__file__).resolve().parent
@@ -23,6 +23,9 @@ PICTURES: dict[str, Callable[[Theme], Drawing]] = {
     "layers": layers.layers,
     "gradients": bars.gradients,
     "servers": bars.servers,
+    "torch_steps": bars.torch_steps,
+    "scaling": scaling.scaling,
+    "timeline": timeline.timeline,
 }
 
 
