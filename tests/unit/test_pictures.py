@@ -105,20 +105,27 @@ def test_a_bar_is_the_median_over_the_launches(tmp_path, monkeypatch):
     assert bars.microseconds("some", "w", "a") == 4
 
 
-def test_steps_of_pytorch_are_those_of_readme_and_of_the_page():
+def test_steps_of_pytorch_are_those_of_readme_and_of_the_pages():
     readme = (ROOT / "README.md").read_text()
     (row,) = re.findall(r"^\| training step of a PyTorch MLP of 2.2 million parameters \|.*$", readme, re.MULTILINE)
     drawn = [f"{bars.milliseconds('MLP, 2.2 million', who):.1f} ms" for who in ("mpidist", "DDP")]
     assert [cell.strip() for cell in row.split("|") if cell.strip().endswith(" ms")] == drawn
-    words = re.sub(r"\s+", " ", (ROOT / "docs" / "coming-from-ddp.md").read_text())
-    (said,) = re.findall(r"a step takes (\S+) to (\S+) of the time of PyTorch's own class", words)
     launches = json.loads((ROOT / "benchmarks" / "results" / "torch_steps-2.json").read_text())["launches"]
-    ratios = [
-        median(each["seconds"][model]["mpidist DDP"] for each in launches)
-        / median(each["seconds"][model]["DDP"] for each in launches)
-        for model in launches[0]["seconds"]
-    ]
-    assert said == (f"{min(ratios):.2f}", f"{max(ratios):.2f}")
+
+    def ratios(who, of):
+        steps = [[each["seconds"][model] for each in launches] for model in launches[0]["seconds"]]
+        return [median(each[who] for each in found) / median(each[of] for each in found) for found in steps]
+
+    (said,) = re.findall(r"a step takes (\S+) to (\S+) of the time of PyTorch's own class", _words("coming-from-ddp"))
+    found = ratios("mpidist DDP", "DDP")
+    assert said == (f"{min(found):.2f}", f"{max(found):.2f}")
+    said = re.findall(r"up to (\S+) times", _words("torch"))
+    assert said == [f"{max(ratios(who, 'nothing')):.2f}" for who in ("mpidist DDP", "DDP")]
+
+
+def _words(page: str) -> str:
+    """Return the text of a page on one line."""
+    return re.sub(r"\s+", " ", (ROOT / "docs" / f"{page}.md").read_text())
 
 
 def test_an_axis_is_even_or_by_decades():
@@ -141,6 +148,15 @@ def test_a_prediction_is_that_of_the_model():
     assert all(times > 2 * (ranks - 1) * inside.alpha for ranks, times in found["ring"].items())
     assert {name: max(times) for name, times in found.items()} == dict.fromkeys(found, 100_000)
     assert "Predicted, not measured" in FILES[FOLDER / "scaling-light.svg"]
+
+
+def test_the_page_says_what_is_predicted():
+    found, words = scaling.seconds(), _words("simulate")
+    best = {ranks: min(found, key=lambda name: found[name][ranks]) for ranks in found["ring"]}
+    (last,) = re.findall(r"Up to (\d+) ranks the ring is the quickest", words)
+    assert [ranks for ranks, name in best.items() if name == "ring"] == [r for r in best if r <= int(last)]
+    (said,) = re.findall(r"stays at (\S+) ms up to 65 536 ranks.* on 100 000 ranks it takes (\S+) ms", words)
+    assert said == tuple(f"{1e3 * found['rabenseifner'][ranks]:.1f}" for ranks in (65_536, 100_000))
 
 
 def _event(rank, kind, begin, end):
