@@ -16,7 +16,7 @@ from docs.pictures.svg import SMALL, WIDTH, Drawing, Theme
 TRACE = Path(__file__).with_name("slow_rank.json")
 
 #: Which of its steps are drawn: the first ones are slower, as memory is new.
-STEPS = range(3, 6)
+STEPS = range(2, 5)
 
 #: What a rank does: its name in the picture, its colour, and how thick the bar is.
 _KINDS = {"compute": ("computes", "rank", 26), "wait": ("waits", "faint", 10), "reduce": ("reduces", "shared", 26)}
@@ -61,7 +61,7 @@ def timeline(theme: Theme) -> Drawing:
     drawing.heading("Who waits for whom", f"{len(STEPS)} steps, from a trace. Time runs to the right.")
     _legend(drawing)
     axis = Axis(start, end, _LEFT, WIDTH - 20)
-    ticks = {start + time: str(time) for time in range(0, int(end - start) + 1, 10)}
+    ticks = {start + time: str(time) for time in range(0, int(end - start) + 1, 20)}
     axes.columns(drawing, axis, ticks, _TOP, bottom)
     drawing.words((_LEFT + WIDTH - 20) / 2, bottom + 42, "milliseconds", SMALL, "muted")
     for number, rank in enumerate(ranks):
