@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.pictures import bars, failure, layers, roles, rounds, steps
+from docs.pictures import bars, failure, layers, push, roles, rounds, scaling, steps, timeline
 from docs.pictures.svg import THEMES, Drawing, Theme
 
 FOLDER = Path(__file__).resolve().parent
@@ -20,9 +20,13 @@ PICTURES: dict[str, Callable[[Theme], Drawing]] = {
     "failure": failure.failure,
     "coordinator": roles.coordinator,
     "between_graph": roles.between_graph,
+    "push": push.push,
     "layers": layers.layers,
     "gradients": bars.gradients,
     "servers": bars.servers,
+    "torch_steps": bars.torch_steps,
+    "scaling": scaling.scaling,
+    "timeline": timeline.timeline,
 }
 
 

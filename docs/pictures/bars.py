@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from docs.pictures.svg import SMALL, WIDTH, Drawing, Theme
 
@@ -39,23 +39,37 @@ _SERVERS = {
     "mpidist": ("mpidist", "rank"),
     "TensorFlow": ("TensorFlow", "muted"),
 }
+_TORCH = {
+    "nothing": ("no communication", "faint"),
+    "mpidist": ("mpidist, optimizer", "rank"),
+    "mpidist DDP": ("mpidist, DDP class", "rank"),
+    "DDP": ("PyTorch's DDP, Gloo", "muted"),
+}
+_MODELS = ("MLP, 150,000", "MLP, 2.2 million", "ResNet-18, 11 million", "MLP, 25 million")
 
 
 def microseconds(file: str, work: str, who: str) -> float:
     """Return the median over the launches of a file of what a contender took for a work."""
-    launches = json.loads((_RESULTS / f"{file}.json").read_text())["launches"]
     return median(
-        row["time_us"] for each in launches for row in each["rows"] if (row["work"], row["who"]) == (work, who)
+        row["time_us"] for each in _launches(file) for row in each["rows"] if (row["work"], row["who"]) == (work, who)
     )
+
+
+def milliseconds(model: str, who: str) -> float:
+    """Return the median over the launches of what a contender took for a step of a model of PyTorch."""
+    return median(1e3 * each["seconds"][model][who] for each in _launches("torch_steps-2"))
+
+
+def _launches(file: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((_RESULTS / f"{file}.json").read_text())["launches"]
+    return found
 
 
 def gradients(theme: Theme) -> Drawing:
     panels = {}
     for title, work in (("ResNet-50: 161 arrays, 102 MB", "resnet50"), ("1000 arrays of 1 KB", "small")):
         times = {who: microseconds("gradients-2", work, who) / 1e3 for who in _GRADIENTS}
-        panels[title] = [
-            Bar(*_GRADIENTS[who], time, f"{time:#.3g} ms") for who, time in sorted(times.items(), key=_second)
-        ]
+        panels[title] = [Bar(*_GRADIENTS[who], time, _shown(time)) for who, time in sorted(times.items(), key=_second)]
     return _draw(
         theme, "Summing the gradients of a model", "Milliseconds on 2 ranks of one machine: shorter is better.", panels
     )
@@ -69,6 +83,23 @@ def servers(theme: Theme) -> Drawing:
     return _draw(
         theme, "Steps on a parameter server", "Steps a second, 4 processes on 2 cores: longer is better.", panels
     )
+
+
+def torch_steps(theme: Theme) -> Drawing:
+    panels = {}
+    for model in _MODELS:
+        times = {who: milliseconds(model, who) for who in _TORCH}
+        panels[f"{model.replace(',000', ' 000')} parameters"] = [
+            Bar(*_TORCH[who], time, _shown(time)) for who, time in times.items()
+        ]
+    return _draw(
+        theme, "A training step of PyTorch", "Milliseconds on 2 ranks of one machine: shorter is better.", panels
+    )
+
+
+def _shown(time: float) -> str:
+    """Return milliseconds with three digits."""
+    return f"{f'{time:#.3g}'.removesuffix('.')} ms"
 
 
 def _second(pair: tuple[str, float]) -> float:
