@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ from mpidist.frameworks.keras.model import SAVING, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
 from mpidist.frameworks.keras.served_step import StepResult, Training, step, training_of
 from mpidist.input.from_function import InputContext
-from mpidist.parameter_server.consistency import BackupWorkers
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
 
 #: So many batches for each worker are handed out ahead: one is computed, and one waits at least.
@@ -161,9 +161,9 @@ def _begun(
                 "fit was given a function that makes a data set for each worker, which may have any length: say by "
                 "steps_per_epoch how many batches all workers together make an epoch of"
             )
-        source, look = None, lambda: iter(dataset_fn(InputContext()))
+        source, look = None, lambda: iter(dataset_fn(InputContext(replica.workers)))
     # Private: builds model, metrics, losses and optimizer by the shapes of a batch, at which it looks only if need be
-    model._symbolic_build(iterator=((0, 0, [_on_host(next(each()))]) for each in [look]))
+    model._symbolic_build(iterator=((0, 0, [replica.seen(_on_host(next(each())))]) for each in [look]))
     replica.adopt(model)
     return _Training(model, source, dataset_fn, steps)
 
@@ -177,27 +177,35 @@ def _makes_data(x: Any) -> bool:
 
 
 class _Batches:
-    """Batches as Keras hands them out, epoch by epoch."""
+    """Batches epoch by epoch, as Keras counts them."""
 
     def __init__(self, adapter: PartAdapter, steps: int | None) -> None:
         self._adapter, self._steps = adapter, steps
+        self._count = adapter.num_batches  # where it is not known, it is when they have come to their end
         self._under_way: Iterator[Any] | None = None
         self._taken = 0
 
     def epoch(self) -> Iterator[Any]:
-        """Yield the batches of an epoch, as arrays of NumPy: so many as were asked for, or all."""
+        """Yield the batches of an epoch, as arrays of NumPy: so many as were asked for, or all.
+
+        Those of the next epoch come behind these, until there are no more; then they begin anew.
+        """
         self._adapter.on_epoch_begin()
         if self._steps is None:
-            yield from map(_on_host, self._adapter.batches())
-        else:
-            for _ in range(self._steps):
-                if self._under_way is None or self._taken == self._adapter.num_batches:
-                    self._under_way, self._taken = self._adapter.batches(), 0
-                batch = next(self._under_way, None)
-                if batch is None:
-                    return
-                self._taken += 1
-                yield _on_host(batch)
+            self._under_way = None
+        steps = itertools.count() if self._steps is None else range(self._steps)
+        for _ in steps:
+            if self._under_way is None:
+                self._under_way, self._taken = self._adapter.batches(), 0
+            batch = next(self._under_way, None) if self._taken != self._count else None
+            if batch is None:
+                self._count = self._taken
+                break
+            self._taken += 1
+            yield _on_host(batch)
+        # Keras draws the order of the next epoch at once where it knows that this one is over, and anew as that begins
+        if self._taken == self._count:
+            self._under_way, self._taken = (self._adapter.batches() if self._adapter.num_batches else None), 0
         self._adapter.on_epoch_end()
 
 
@@ -236,14 +244,19 @@ class _Training:
             config = model.get_compile_config() if is_new and not is_first else None
         optimizer = self._replica.own_optimizer
         assert optimizer is not None
-        trainable = tuple(bool(each.trainable) for each in model.variables)
-        told = Training(models_of(strategy).index(model), optimizer, config, trainable, dataset_fn)
+        variables = self._replica.shared(model)
+        told = Training(
+            models_of(strategy).index(model),
+            optimizer,
+            config,
+            self._replica.example,
+            tuple(self._replica.served[id(each)] for each in variables),
+            tuple(bool(each.trainable) for each in variables),
+            dataset_fn,
+        )
         make = functools.partial(training_of, told)
         self._iterator = iter(self._coordinator.create_per_worker_dataset(make))
-        workers, policy = max(len(self._coordinator._calls.worker_ends), 1), strategy._consistency
-        # each worker gets one batch of a step that needs the gradients of all of them
-        self._in_rounds = isinstance(policy, BackupWorkers) and policy.count >= workers
-        self._ahead = workers if self._in_rounds else _AHEAD * workers
+        self._ahead = _AHEAD * self._replica.workers
 
     def begin(self) -> None:
         """Give servers what was set here: weights, and the steps, slots and learning rate of the optimizer."""
@@ -269,11 +282,11 @@ class _Training:
         self._coordinator.join()
         if done < (self.steps or 1) and not model.stop_training:
             warnings.warn(
-                f"the data ended after {done} of {self.steps or 'at least 1'} batches of an epoch: the training ends "
-                "with it. Let the data repeat, or ask for fewer steps_per_epoch",
+                f"the data ended after {done} of {self.steps or 'at least 1'} batches of an epoch: let them repeat, or "
+                "ask for fewer steps_per_epoch",
                 stacklevel=2,
             )
-            model.stop_training = True
+            model.stop_training = self._batches is None  # those of workers do not begin anew
         self._replica.strategy.extended.pull()
         self._replica.read(model)
         self._replica.read_optimizer(model)
@@ -291,8 +304,6 @@ class _Training:
                 waiting.append(self._coordinator.schedule(step, args=own))
                 if len(waiting) >= self._ahead:
                     yield waiting.popleft().fetch()
-                    while self._in_rounds and waiting:
-                        yield waiting.popleft().fetch()
             while waiting:
                 yield waiting.popleft().fetch()
         except OutOfRangeError:  # said of the epoch

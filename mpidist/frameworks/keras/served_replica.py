@@ -35,6 +35,8 @@ class ServedReplica(ModelReplica):
         On servers, by the id of the variable of Keras.
     own_optimizer : Optimizer or None
         By which servers update them.
+    example : nested arrays or None
+        A row of the batch by which the model was built.
     compiled_optimizer : keras.optimizers.Optimizer or None
         After which it was made.
     """
@@ -44,12 +46,18 @@ class ServedReplica(ModelReplica):
         self.served: dict[int, Any] = {}
         self.own_optimizer: Optimizer | None = None
         self.compiled_optimizer: Any = None
+        self.example: Any = None
         self._read: dict[int, numpy.ndarray] = {}
 
     @property
     def is_evaluator(self) -> bool:
         """Whether this rank evaluates beside the training, with variables of its own."""
         return bool(self.strategy.cluster_resolver.task_type == "evaluator")
+
+    @property
+    def workers(self) -> int:
+        """How many ranks compute gradients: all that train but the chief, or one alone."""
+        return max(len(self.strategy._roles.trainers) - 1, 1)
 
     def reduce(self, op: ReduceOp, arrays: list[numpy.ndarray]) -> NoReturn:
         """Raise NotImplementedError: nobody but `fit` and `train_on_batch` hand gradients to the servers."""
@@ -60,26 +68,35 @@ class ServedReplica(ModelReplica):
 
     # -- variables -----------------------------------------------------------------------------------------------------
 
+    def shared(self, model: keras.Model) -> list[Any]:
+        """Return the variables of a model that servers hold: all but the seeds of random numbers.  Local."""
+        return [each for each in model.variables if not is_seed(each)]
+
+    def seen(self, batch: Any) -> Any:
+        """Return a batch by which the model is built; a row of it is kept.  Local."""
+        self.example = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:1], batch)
+        return batch
+
     def adopt(self, model: keras.Model) -> None:
         """Have servers hold the variables of a model, with the values that the chief's have.
 
         Collective: every rank that is no server calls it in the same order.
         """
         with self.strategy.scope():
-            for variable in _shared(model):
+            for variable in self.shared(model):
                 if id(variable) not in self.served:
                     self.served[id(variable)] = Variable(_array(variable), name=variable.path)
 
     def read(self, model: keras.Model) -> None:
         """Give a model the values that the servers have at this moment.  Local."""
-        for variable in _shared(model):
+        for variable in self.shared(model):
             value = numpy.array(self.served[id(variable)].value)  # the servers' memory is written again
             variable.assign(value)
             self._read[id(variable)] = value
 
     def write(self, model: keras.Model) -> None:
         """Write to the servers what was changed here since `read`, such as by `load_weights`.  Local."""
-        for variable in _shared(model):
+        for variable in self.shared(model):
             value, before = _array(variable), self._read.get(id(variable))
             if before is None or not numpy.array_equal(value, before, equal_nan=value.dtype.kind in "fc"):
                 self.served[id(variable)].assign(value)
@@ -144,11 +161,6 @@ def models_of(strategy: Any) -> list[Any]:
     """Return the models of a strategy, in the order in which they were made, which is the same on all ranks.  Local."""
     found: list[Any] = strategy.extended.adapters.setdefault(_MODELS, [])
     return found
-
-
-def _shared(model: keras.Model) -> list[Any]:
-    """Return the variables of a model that servers hold: all but the seeds of random numbers."""
-    return [each for each in model.variables if not is_seed(each)]
 
 
 def _array(variable: Any) -> numpy.ndarray:

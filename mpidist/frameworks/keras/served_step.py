@@ -30,8 +30,12 @@ class Training(NamedTuple):
     optimizer: Optimizer
     compile_config: dict[str, Any] | None
     """Of a model that was compiled anew after workers had come to the coordinator."""
+    example: Any
+    """A row of a batch, for a model that workers have not built; None for others."""
+    served: tuple[Any, ...]
+    """On servers, by variable of the model."""
     trainable: tuple[bool, ...]
-    """By variable of the model."""
+    """Also by variable."""
     dataset_fn: Callable[[InputContext], Any] | None
     """None where the chief hands out batches."""
 
@@ -66,7 +70,11 @@ class _Worker:
         self._optimizer = training.optimizer
         if training.compile_config is not None:
             self._model.compile_from_config(training.compile_config)
-        for variable, is_trainable in zip(self._model.variables, training.trainable, strict=True):
+        # Private, as on the chief
+        self._model._symbolic_build(iterator=((0, 0, [each]) for each in [training.example]))
+        own = self._replica.shared(self._model)
+        self._replica.served = {id(each): served for each, served in zip(own, training.served, strict=True)}
+        for variable, is_trainable in zip(own, training.trainable, strict=True):
             if variable.trainable is not is_trainable:
                 variable.trainable = is_trainable
         index, count = on_worker.index or 0, on_worker.count or 1

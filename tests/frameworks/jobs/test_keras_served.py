@@ -12,7 +12,7 @@ from tests.helpers.launch import run_command
 SCRIPT = Path(__file__).with_name("served_models.py")
 
 
-@pytest.mark.parametrize("name, ranks", [("alone", 1), ("alone", 3), ("lockstep", 4), ("workers", 4)])
+@pytest.mark.parametrize("name, ranks", [("alone", 1), ("alone", 3), ("workers", 4)])
 def test_a_model_on_servers(name, ranks, tmp_path):
     job = run_command(ranks, [sys.executable, str(SCRIPT), name, str(tmp_path)])
     assert job.returncode == 0, job.stdout + job.stderr
