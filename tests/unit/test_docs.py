@@ -156,6 +156,18 @@ def _code_of(text: str) -> str:
     return "\n".join([*_FENCED.findall(text), *spans])
 
 
+# -- the reader -------------------------------------------------------------------------------------------------------
+
+_READER = re.compile(r"# [^\n]+\n\nFor [^:\n]+: after this page you can [^\n]+\.\n\n")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent != ROOT or page.name == "README.md"], ids=lambda page: page.stem
+)
+def test_every_page_says_first_who_reads_it_and_what_they_can_do_after_it(page):
+    assert _READER.match(page.read_text())
+
+
 # -- links ------------------------------------------------------------------------------------------------------------
 
 
