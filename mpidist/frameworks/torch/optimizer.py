@@ -17,6 +17,7 @@ from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction,
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import prepare_step
 from mpidist.frameworks.torch.tensors import Named
+from mpidist.frameworks.torch.unowned_parameters import module_of
 from mpidist.options import ReduceOp
 
 #: What `overlap` may be.
@@ -115,6 +116,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         try:
             _check_asked(op, gradient_predivide_factor, process_set, overlap)
             replicas = replicas_of(strategy)
+            module = module_of(named_parameters)
             others = None if named_parameters is None else list(named_parameters)
             self._listing = _Listing(self, _names(others, self.param_groups))
             check_alike(replicas, "DistributedOptimizer", trainable(self._listing()))
@@ -126,6 +128,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
                 *(backward_passes_per_step, staging, sparse_as_dense, compression),
             )
             self._reduction.comparison = StepComparison(replicas, self._listing, check_every, self)
+            self._look_after([] if module is None else [module])
         except BaseException:
             self.__class__ = type(self).__bases__[1]  # what was given is as it was
             raise
@@ -165,6 +168,10 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
 
     def _stepper(self) -> Any:
         return self
+
+    def _look_after(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
+        self._reduction.look_after(modules)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate so many backward passes before gradients are reduced, from the next step on.
