@@ -40,7 +40,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     optimizer : torch.optim.Optimizer
     named_parameters : iterable of (name, parameter), optional
         ``model.named_parameters()``: all of them come from rank 0, those too that the optimizer does not have, and
-        messages name them.  By default parameters are numbered, and those of the optimizer come from rank 0.
+        messages name them.  Parameters that the model gets later, and that nobody reduces, are found.  By default
+        parameters are numbered, and those of the optimizer come from rank 0.
     compression : Compression, optional
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
     backward_passes_per_step : int
@@ -75,7 +76,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         parameters on several devices, without `staging`.
     CollectiveMismatchError
         On all ranks: their parameters differ in number, name, shape or dtype.  Of a later step: their hyperparameters
-        or parameters have other values; the first that differs is named, and the ranks.
+        or parameters have other values; the first that differs is named, and the ranks.  Or the model has a new
+        parameter with a gradient that nobody reduces.
     NotImplementedError
         Parameters on a device that is not CUDA's, without `staging`.
     MissingDependencyError
