@@ -1,8 +1,9 @@
-"""What it costs to compare hyperparameters and parameters between ranks, beside the reduction of the gradients.
+"""What it costs to compare hyperparameters and parameters between ranks, and to look for new parameters.
 
     mpidist run -n 2 -m benchmarks.torch_comparison
 
-A model of 161 parameters of ResNet-50's shapes.  Told is, from rank 0, the median over turns.
+A model of 161 parameters of ResNet-50's shapes, beside the reduction of its gradients.  Told is, from rank 0, the
+median over turns.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch  # noqa: E402
 import mpidist.torch  # noqa: E402
 from benchmarks.suite.tensor_lists import shapes_of  # noqa: E402
 from mpidist.frameworks.torch.comparison import _Groups, _sums_of  # noqa: E402
+from mpidist.frameworks.torch.unowned_parameters import UnownedParameters  # noqa: E402
 
 #: As `DistributedOptimizer` compares parameters unless it is told otherwise.
 _EVERY = 50
@@ -63,6 +65,9 @@ def main() -> None:
     for number in (1, 10):
         same, changed = (digest_seconds(parameters, number, changes) * 1e6 for changes in (False, True))
         lines.append(f"digest of {number} groups: {same:.1f} us; rates changed: {changed:.1f} us")
+    module = torch.nn.ModuleList(torch.nn.ParameterList([each]) for each in parameters)
+    unowned = UnownedParameters(module, "", lambda parameter: True)
+    lines.append(f"new parameters in {len(module)} modules: {seconds(unowned.found, 200) * 1e6:.1f} us")
     gradients = [torch.ones_like(each).numpy() for each in parameters]
     reduced = seconds(lambda: mpidist.all_reduce(gradients, "mean"), 3)
     summed = seconds(lambda: _sums_of(parameters), 1)

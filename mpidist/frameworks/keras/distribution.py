@@ -13,7 +13,7 @@ from mpidist.frameworks.keras.classes import replica_of
 from mpidist.frameworks.keras.model import begin, distribute_model
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.served_fit import begin_served, serve_model
+from mpidist.frameworks.keras.served_model import begin_served, serve_model
 from mpidist.frameworks.keras.served_replica import ServedReplica
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.parameter_server_extended import ServedExtended

@@ -22,7 +22,7 @@ from mpidist.parameter_server.coordinator.values import on_worker
 from mpidist.parameter_server.registry import strategy_here
 
 
-class Training(NamedTuple):
+class ServedTraining(NamedTuple):
     """What workers are told of a `fit`."""
 
     number: int
@@ -50,7 +50,7 @@ class StepResult(NamedTuple):
     """What the step returned."""
 
 
-def training_of(training: Training) -> Iterator[_Worker]:
+def training_of(training: ServedTraining) -> Iterator[_Worker]:
     """Return what a scheduled `step` gets from its iterator: the worker's part of a training, again and again."""
     return itertools.repeat(_Worker(training))
 
@@ -63,7 +63,7 @@ def step(iterator: Iterator[_Worker], batch: Any = None) -> StepResult:
 class _Worker:
     """A worker's part of a training."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: ServedTraining) -> None:
         strategy = strategy_here()
         self._model = models_of(strategy)[training.number]
         self._replica: ServedReplica = replica_of(self._model)

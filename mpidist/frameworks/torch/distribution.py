@@ -51,7 +51,9 @@ def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[An
                 each.register_forward_pre_hook(_BufferSharing(replicas, each))
             found.append(each)
         else:
-            found.append(DistributedOptimizer(each, _names_of(modules, each), **options))
+            made = DistributedOptimizer(each, _names_of(modules, each), **options)
+            made._look_after(modules)
+            found.append(made)
     return found
 
 

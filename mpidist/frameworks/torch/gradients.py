@@ -30,7 +30,7 @@ _FLAGS = "which gradients there are"
 _NOTHING = nullcontext()
 
 #: How many notes of the caller's go with the flags.
-NOTES = 10
+NOTES = 11
 
 
 class GradientList:

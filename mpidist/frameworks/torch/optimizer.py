@@ -17,6 +17,7 @@ from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction,
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import prepare_step
 from mpidist.frameworks.torch.tensors import Named
+from mpidist.frameworks.torch.unowned_parameters import module_of
 from mpidist.options import ReduceOp
 
 #: What `overlap` may be.
@@ -39,7 +40,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     optimizer : torch.optim.Optimizer
     named_parameters : iterable of (name, parameter), optional
         ``model.named_parameters()``: all of them come from rank 0, those too that the optimizer does not have, and
-        messages name them.  By default parameters are numbered, and those of the optimizer come from rank 0.
+        messages name them.  Parameters that the model gets later, and that nobody reduces, are found.  By default
+        parameters are numbered, and those of the optimizer come from rank 0.
     compression : Compression, optional
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
     backward_passes_per_step : int
@@ -74,7 +76,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         parameters on several devices, without `staging`.
     CollectiveMismatchError
         On all ranks: their parameters differ in number, name, shape or dtype.  Of a later step: their hyperparameters
-        or parameters have other values; the first that differs is named, and the ranks.
+        or parameters have other values; the first that differs is named, and the ranks.  Or the model has a new
+        parameter with a gradient that nobody reduces.
     NotImplementedError
         Parameters on a device that is not CUDA's, without `staging`.
     MissingDependencyError
@@ -115,6 +118,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         try:
             _check_asked(op, gradient_predivide_factor, process_set, overlap)
             replicas = replicas_of(strategy)
+            module = module_of(named_parameters)
             others = None if named_parameters is None else list(named_parameters)
             self._listing = _Listing(self, _names(others, self.param_groups))
             check_alike(replicas, "DistributedOptimizer", trainable(self._listing()))
@@ -126,6 +130,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
                 *(backward_passes_per_step, staging, sparse_as_dense, compression),
             )
             self._reduction.comparison = StepComparison(replicas, self._listing, check_every, self)
+            self._look_after([] if module is None else [module])
         except BaseException:
             self.__class__ = type(self).__bases__[1]  # what was given is as it was
             raise
@@ -165,6 +170,10 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
 
     def _stepper(self) -> Any:
         return self
+
+    def _look_after(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
+        self._reduction.look_after(modules)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate so many backward passes before gradients are reduced, from the next step on.

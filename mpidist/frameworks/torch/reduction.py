@@ -36,10 +36,11 @@ from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
 from mpidist.frameworks.torch.row_parts import RowParts
 from mpidist.frameworks.torch.tensors import Named, check_memory
+from mpidist.frameworks.torch.unowned_parameters import UnownedParameters
 
 #: What a replica tells the others with its gradients: its number of steps, modulo this, and of what kind these are.
-_PHASES = NOTES - 6
-_NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN = range(_PHASES, NOTES)
+_PHASES = NOTES - 7
+_NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN, _UNOWNED = range(_PHASES, NOTES)
 
 #: By the id of a parameter: itself, what reduces its gradient, and how that is called.
 _owners: dict[int, tuple[ref[torch.Tensor], ref[Any], str]] = {}
@@ -123,6 +124,7 @@ class GradientReduction:
         self.comparison: StepComparison | None = None
         self.replicas, self.op, self.owner = replicas, op, owner
         self._named, self._staging = named, staging
+        self._unowned: list[UnownedParameters] = []
         self.accumulate(passes)
         self._sparse_as_dense, self._compression = sparse_as_dense, compression
         self._list: GradientList | None = None
@@ -167,6 +169,11 @@ class GradientReduction:
     def _is_hooked(self, parameter: torch.Tensor) -> bool:
         found = self._hooked.get(id(parameter))
         return found is not None and found() is parameter
+
+    def look_after(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
+        prefixes = [f"{number}." for number in range(len(modules))] if len(modules) > 1 else [""]
+        self._unowned = [UnownedParameters(*each, _is_owned) for each in zip(modules, prefixes, strict=False)]
 
     def listed(self) -> list[Named]:
         """Return the named parameters whose gradients are reduced.  Local."""
@@ -279,9 +286,12 @@ class GradientReduction:
         aside = _put_aside(bound.parameters) if given.is_aside and self.replicas.size > 1 else []
         op, scale = self._last = self._weight()
         notes, is_given = bound.notes, self._origins.has_local
-        self._tell(notes, given, len(digest) > 0)
+        unowned = [told for each in self._unowned if (told := each.found())]
+        self._tell(notes, given, len(digest) > 0, len(unowned) > 0)
         with torch.no_grad():
             sparse = bound.reduce(op, scale, compared)
+        if notes[_UNOWNED]:
+            self._refuse(unowned)
         if notes[_TOUCHED]:
             self._take_touched(aside, given.is_touched)
         self._stepped.clear()
@@ -301,7 +311,7 @@ class GradientReduction:
                 self.reduce(_Given(is_own=given.is_own))
             self._origins.mark()
 
-    def _tell(self, notes: Any, given: _Given, is_own: bool) -> None:
+    def _tell(self, notes: Any, given: _Given, is_own: bool, is_unowned: bool) -> None:
         """Set what this replica tells the others.  Local."""
         notes.fill(0)
         if given.is_joined:
@@ -312,10 +322,23 @@ class GradientReduction:
         notes[_MIXED] = given.is_mixed
         notes[_TOUCHED] = given.is_touched and self.replicas.size > 1
         notes[_OWN] = is_own
+        notes[_UNOWNED] = is_unowned
 
     def follow(self) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
         self.reduce(_Given(is_joined=True))
+
+    def _refuse(self, unowned: Sequence[str]) -> None:
+        """Raise on all replicas, as some have parameters with gradients that nobody reduces.  Collective."""
+        told = self.replicas.communicator.exchange("; ".join(unowned).encode(), "parameters that nobody reduces")
+        raise CollectiveMismatchError(
+            f"{self.owner}: the model has parameters whose gradients nobody reduces, as they came after the optimizer "
+            f"was distributed: rank {_ranks(told)} of {self.replicas.size} {next(filter(None, told)).decode()}. Change "
+            "the model before that, or give the new parameters to the optimizer on all ranks: "
+            "optimizer.add_param_group({'params': [...]}). Where only values change, write them into the parameter "
+            "that is there: with torch.no_grad(): parameter.copy_(values). What is not to be trained has "
+            "requires_grad=False"
+        )
 
     def _take_touched(self, aside: Sequence[tuple[torch.Tensor, torch.Tensor]], is_touched: bool) -> None:
         """Take gradients that the user has changed before they were reduced, if all replicas have the same.
@@ -495,6 +518,10 @@ def _own(name: str, parameter: torch.Tensor, reduction: GradientReduction) -> No
         )
     key = id(parameter)
     _owners[key] = ref(parameter, lambda _: _owners.pop(key, None)), ref(reduction), reduction.owner
+
+
+def _is_owned(parameter: torch.Tensor | None) -> bool:
+    return parameter is not None and _owner_of(parameter) is not None
 
 
 def _owner_of(parameter: torch.Tensor) -> str | None:

@@ -20,7 +20,7 @@ from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
-from mpidist.frameworks.keras.served_step import StepResult, Training, step, training_of
+from mpidist.frameworks.keras.served_step import StepResult, ServedTraining, step, training_of
 from mpidist.input.from_function import InputContext
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
 
@@ -245,7 +245,7 @@ class _Training:
         optimizer = self._replica.own_optimizer
         assert optimizer is not None
         variables = self._replica.shared(model)
-        told = Training(
+        told = ServedTraining(
             models_of(strategy).index(model),
             optimizer,
             config,
