@@ -20,7 +20,7 @@ from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
-from mpidist.frameworks.keras.served_step import StepResult, ServedTraining, step, training_of
+from mpidist.frameworks.keras.served_step import ServedTraining, StepResult, step, training_of
 from mpidist.input.from_function import InputContext
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
 
@@ -76,18 +76,8 @@ def _fit(
     if validation_split and validation_data is None:
         arrays, validation_data = split(arrays, validation_split)
     training = _begun(self, arrays, batch_size, steps_per_epoch, shuffle, class_weight)
-    validate = None
-    if validation_data is not None:
-        is_packed = isinstance(validation_data, (tuple, list))
-        x, y, sample_weight = (*validation_data, None, None)[:3] if is_packed else (validation_data, None, None)
-        options = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps, "verbose": 0}
-        validate = functools.partial(self.evaluate, x, y, sample_weight=sample_weight, return_dict=True, **options)
-
-    def is_due(epoch: int) -> bool:
-        """Whether an epoch ends with an evaluation, as Keras counts them."""
-        often = isinstance(validation_freq, int)
-        return validate is not None and ((epoch + 1) % validation_freq == 0 if often else epoch + 1 in validation_freq)
-
+    sizes = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
+    validation = _validation(self, validation_data, validation_freq, sizes)
     listed = keras.callbacks.CallbackList(
         flat_callbacks(callbacks),
         add_history=True,
@@ -106,15 +96,27 @@ def _fit(
     for epoch in range(first, epochs):
         listed.on_epoch_begin(epoch)
         logs = training.epoch(listed)
-        if is_due(epoch):
-            assert validate is not None
-            logs |= {f"val_{name}": value for name, value in validate().items()}
+        logs |= validation(epoch)
         listed.on_epoch_end(epoch, logs)
         if self.stop_training:
             break
     listed.on_train_end(logs)
     training.begin()  # what callbacks have set, such as the best weights
     return self.history
+
+
+def _validation(model: Any, data: Any, often: Any, sizes: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
+    """Return what says, at the end of an epoch, the results of an evaluation, if one is due then."""
+    x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+
+    def validation(epoch: int) -> dict[str, Any]:
+        is_due = (epoch + 1) % often == 0 if isinstance(often, int) else epoch + 1 in often
+        if data is None or not is_due:
+            return {}
+        found = model.evaluate(x, y, sample_weight=sample_weight, return_dict=True, verbose=0, **sizes)
+        return {f"val_{name}": value for name, value in found.items()}
+
+    return validation
 
 
 def _train_on_batch(
