@@ -7,6 +7,7 @@ import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -281,7 +282,7 @@ class _Training:
                 callbacks.on_train_batch_end(done - 1, totals.logs() if _reads_batches(callbacks) else {})
             if model.stop_training:
                 break
-        self._coordinator.join()
+        self._coordinator.join()  # for the batches that were handed out before a callback stopped the training
         if done < (self.steps or 1) and not model.stop_training:
             warnings.warn(
                 f"the data ended after {done} of {self.steps or 'at least 1'} batches of an epoch: let them repeat, or "
@@ -308,8 +309,16 @@ class _Training:
                     yield waiting.popleft().fetch()
             while waiting:
                 yield waiting.popleft().fetch()
-        except OutOfRangeError:  # said of the epoch
-            return
+        except OutOfRangeError:  # the epoch is shorter than was said
+            self._drop_rest()
+        except Exception:
+            self._drop_rest()
+            raise
+
+    def _drop_rest(self) -> None:
+        """Wait for the batches that workers have; the first error that was met is the one that counts."""
+        with suppress(Exception):
+            self._coordinator.join()
 
 
 class _Totals:
