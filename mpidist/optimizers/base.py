@@ -1,7 +1,7 @@
 """`Optimizer`: from gradients of every replica to updated variables, stage by stage.
 
 In order: micro-batches are accumulated, gradients summed over the replicas, steps that are not finite left out,
-gradients clipped (`gradient_stages`), and the rule of the family (`rules`) applied.  How the sum and the rule are
+gradients clipped (`gradient_stages`), and the rule of the family (`Rule`) applied.  How the sum and the rule are
 carried out, and whether as one, is the strategy's affair (`updates`).
 """
 
@@ -17,7 +17,7 @@ from mpidist.optimizers.clipping import Clipping
 from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import checked_gradients, place_of_call
 from mpidist.optimizers.loss_scale import LossScale
-from mpidist.optimizers.rules.rule import LearningRate, Rule, by_name
+from mpidist.optimizers.rule import LearningRate, Rule, by_name
 from mpidist.optimizers.saved_slots import SLOTS, SavedSlots, described, slots_in
 from mpidist.optimizers.updates.local import LocalUpdates
 from mpidist.optimizers.updates.updates import Updates
@@ -404,8 +404,9 @@ class Optimizer(Rule):
 def rule_of(optimizer: Rule) -> Rule:
     """Return the rule of an optimizer, for somebody else to update variables of his own with.  Local.
 
-    It has settings and learning rate, no steps, and nothing of the stages.  It is one of `rules`; of a user's class,
-    which may have another rule, it is an instance without the rest.  Variables without weight decay are known by name.
+    It has settings and learning rate, no steps, and nothing of the stages.  It is a rule of this package; of a user's
+    class, which may have another one, it is an instance without the rest.  Variables without weight decay are known by
+    name.
     """
     kind: type = type(optimizer)
     if kind.__module__.startswith(_OURS):

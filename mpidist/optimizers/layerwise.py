@@ -1,16 +1,160 @@
-"""LARS and LAMB: steps scaled to the norm of each variable, for training with very large batches."""
+"""LARS and LAMB: steps scaled to the norm of each variable, for training with very large batches.
+
+The norms are those of whole variables, after the sum over the replicas, so every rank finds the same by itself; for a
+variable that is split over the ranks of a replica these add up the squares of their parts.  Both read a variable twice:
+once for the norms, once to update it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
-from mpidist.optimizers.rules.layerwise import LAMBRule, LARSRule, LayerwiseRule
+from mpidist.optimizers.rule import Rule, Step
+from mpidist.variables import sums_over_parts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class LayerwiseRule(Rule):
+    """Base of the rules of LARS and LAMB.
+
+    The weight decay is part of the step whose norm is taken; `step_of` puts it behind the other coefficients, and the
+    ratio that scales the step goes behind that.
+    """
+
+    not_adapted: list[re.Pattern[str]]
+
+    @property
+    def takes_slices(self) -> bool:
+        return False
+
+    def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
+        is_adapted = not any(pattern.search(variable.name) for pattern in self.not_adapted)
+        ratio = math.nan if is_adapted else 1.0
+        return Step((*coefficients, self.decay_of(variable), ratio), factor, variable=variable)
+
+    def update(self, parameter: Any, gradient: Any, slots: list[Any], step: Step) -> None:
+        *others, ratio = step.coefficients
+        known = (*others, 1.0)
+        sums = [0.0, 0.0]
+        for p, g, s, scratch, _ in self._slices(parameter, gradient, slots, step.factor):
+            measured = self.measure_slice(p, g, s, scratch, known)
+            sums = [total + part for total, part in zip(sums, measured, strict=True)]
+        if math.isnan(ratio):
+            sums = sums_over_parts([step.variable] * 2, sums)
+            ratio = self.ratio(math.sqrt(sums[0]), math.sqrt(sums[1]), others[-1])
+        super().update(parameter, gradient, slots, dataclasses.replace(step, coefficients=(*others, ratio)))
+
+    def measure_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> tuple[float, float]:
+        """Return the sums of squares of a slice of the parameter and of what it is compared to.  Local.
+
+        May bring `slots` up to date, which `update_slice` then leaves as they are.
+        """
+        raise NotImplementedError
+
+    def ratio(self, parameter_norm: float, step_norm: float, weight_decay: float) -> float:
+        """Return what the step is scaled by; 1 where a norm is 0.  Local."""
+        raise NotImplementedError
+
+
+class LARSRule(LayerwiseRule):
+    """The rule of `LARS`."""
+
+    slot_names = ("momentum",)
+    momentum: float
+    trust_coefficient: float
+
+    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
+        return (learning_rate,)
+
+    def measure_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> tuple[float, float]:
+        return _square_sum(parameter, scratch[0]), _square_sum(gradient, scratch[0])
+
+    def ratio(self, parameter_norm: float, step_norm: float, weight_decay: float) -> float:
+        if parameter_norm == 0 or step_norm == 0:
+            return 1.0
+        return self.trust_coefficient * parameter_norm / (step_norm + weight_decay * parameter_norm)
+
+    def update_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> None:
+        learning_rate, decay, ratio = coefficients
+        (velocity,), step = slots, scratch[0]
+        numpy.multiply(parameter, decay, out=step)
+        numpy.add(step, gradient, out=step)
+        numpy.multiply(step, learning_rate * ratio, out=step)
+        numpy.multiply(velocity, self.momentum, out=velocity)
+        numpy.add(velocity, step, out=velocity)
+        numpy.subtract(parameter, velocity, out=parameter)
+
+
+class LAMBRule(LayerwiseRule):
+    """The rule of `LAMB`."""
+
+    slot_names = ("momentum", "velocity")
+    scratch_count = 2
+    beta_1: float
+    beta_2: float
+    epsilon: float
+
+    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
+        step = iterations + 1
+        return (learning_rate, 1 - self.beta_1**step, 1 - self.beta_2**step)
+
+    def measure_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> tuple[float, float]:
+        (m, v), (step, other, *_) = slots, scratch
+        numpy.subtract(gradient, m, out=step)
+        numpy.multiply(step, 1 - self.beta_1, out=step)
+        numpy.add(m, step, out=m)
+        numpy.multiply(gradient, gradient, out=step)
+        numpy.subtract(step, v, out=step)
+        numpy.multiply(step, 1 - self.beta_2, out=step)
+        numpy.add(v, step, out=v)
+        self._step(parameter, slots, scratch, coefficients)
+        return _square_sum(parameter, other), _square_sum(step, other)
+
+    def ratio(self, parameter_norm: float, step_norm: float, weight_decay: float) -> float:
+        return 1.0 if parameter_norm == 0 or step_norm == 0 else parameter_norm / step_norm
+
+    def update_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> None:
+        learning_rate, *_, ratio = coefficients
+        self._step(parameter, slots, scratch, coefficients)
+        numpy.multiply(scratch[0], learning_rate * ratio, out=scratch[0])
+        numpy.subtract(parameter, scratch[0], out=parameter)
+
+    def _step(self, parameter: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]) -> None:
+        """Write the step, not yet scaled, to the first scratch array."""
+        _, mean_start, square_start, decay, _ = coefficients
+        (m, v), (step, root, *_) = slots, scratch
+        numpy.divide(v, square_start, out=root)
+        numpy.sqrt(root, out=root)
+        numpy.add(root, self.epsilon, out=root)
+        numpy.divide(m, mean_start, out=step)
+        numpy.divide(step, root, out=step)
+        if decay:
+            numpy.multiply(parameter, decay, out=root)
+            numpy.add(step, root, out=step)
+
+
+def _square_sum(array: Any, buffer: Any) -> float:
+    numpy.multiply(array, array, out=buffer)
+    return float(buffer.sum(dtype="float64"))
 
 
 class LayerwiseOptimizer(LayerwiseRule, Optimizer):

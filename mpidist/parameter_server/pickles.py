@@ -8,7 +8,7 @@ from typing import Any
 
 from mpidist.errors import MissingDependencyError
 from mpidist.optimizers.base import rule_of
-from mpidist.optimizers.rules.rule import Rule
+from mpidist.optimizers.rule import Rule
 
 
 def packed(optimizer: Rule) -> bytes:

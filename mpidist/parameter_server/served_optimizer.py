@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from mpidist.optimizers.base import Optimizer
-from mpidist.optimizers.rules.rule import Rule
+from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.slices import SLICE_ELEMENTS
 from mpidist.parameter_server.copies import SlotCopies
 from mpidist.parameter_server.ledger import Ledger

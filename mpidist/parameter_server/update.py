@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.optimizers.rules.rule import Step
+from mpidist.optimizers.rule import Step
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.copies import Variables
 from mpidist.parameter_server.layout import PushPlan

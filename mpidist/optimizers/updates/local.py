@@ -10,7 +10,7 @@ from mpidist.collectives.reductions.results import Packed
 from mpidist.collectives.reductions.update import FusedUpdate
 from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import sum_over_replicas
-from mpidist.optimizers.rules.rule import Rule, Step
+from mpidist.optimizers.rule import Rule, Step
 from mpidist.optimizers.saved_slots import SavedSlots
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from mpidist.collectives.call import Call
-from mpidist.optimizers.rules.rule import Rule, Step
+from mpidist.optimizers.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.updates.parts import elements_to_update, update_part
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mpidist.optimizers import slices, sparse
-from mpidist.optimizers.rules.rule import Rule, Step
+from mpidist.optimizers.rule import Rule, Step
 from mpidist.variables import IndexedSlices
 
 

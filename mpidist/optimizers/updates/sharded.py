@@ -10,7 +10,7 @@ import numpy
 
 from mpidist.collectives.reductions.update import FusedUpdate, PlannedUpdate
 from mpidist.collectives.ways.pieces import Piece
-from mpidist.optimizers.rules.rule import Rule, Step
+from mpidist.optimizers.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
 
 #: Parameters that are shorter than this on average are updated together, in a copy: that is quicker than one by one.

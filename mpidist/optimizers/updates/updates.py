@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist.optimizers.gradient_stages import GradientStages
-from mpidist.optimizers.rules.rule import LearningRate, Rule
+from mpidist.optimizers.rule import LearningRate, Rule
 from mpidist.optimizers.saved_slots import SavedSlots
 from mpidist.optimizers.updates.variable_list import VariableList
 

@@ -12,7 +12,7 @@ import numpy
 
 from mpidist.collectives.reductions import update
 from mpidist.collectives.reductions.results import Packed
-from mpidist.optimizers.rules.rule import Rule
+from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
 from mpidist.variables import aligned

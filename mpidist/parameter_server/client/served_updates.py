@@ -14,7 +14,7 @@ from mpidist import context
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import sum_over_replicas
-from mpidist.optimizers.rules.rule import Rule
+from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.optimizers.sparse import values_of
 from mpidist.optimizers.updates.updates import Updates

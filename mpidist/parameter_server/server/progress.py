@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from mpidist.optimizers.base import Optimizer
-from mpidist.optimizers.rules.rule import Rule
+from mpidist.optimizers.rule import Rule
 from mpidist.options import settings
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger

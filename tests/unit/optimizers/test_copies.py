@@ -11,7 +11,7 @@ from mpidist import optimizers
 from mpidist.collectives.reductions import update
 from mpidist.optimizers import SGD
 from mpidist.optimizers.base import Optimizer, rule_of
-from mpidist.optimizers.rules.rule import Rule
+from mpidist.optimizers.rule import Rule
 from mpidist.testing import run_ranks
 from tests.unit.parameter_server.jobs import one_worker
 

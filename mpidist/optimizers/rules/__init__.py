@@ -1,1 +1,0 @@
-"""What optimizers do to an array in one step: pure functions of slices, one family a file."""
