@@ -44,6 +44,7 @@ from mpidist.ranks import node as node
 from mpidist.ranks import rank as rank
 from mpidist.ranks import size as size
 from mpidist.strategies.base import ReplicaContext as ReplicaContext
+from mpidist.strategies.base import RunOptions as RunOptions
 from mpidist.strategies.base import Strategy as Strategy
 from mpidist.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from mpidist.strategies.current import get_replica_context as get_replica_context
@@ -53,7 +54,6 @@ from mpidist.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from mpidist.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from mpidist.strategies.parameter_server import ParameterServerStrategy as ParameterServerStrategy
-from mpidist.strategies.run_options import RunOptions as RunOptions
 from mpidist.strategies.tpu.strategy import TPUStrategy as TPUStrategy
 from mpidist.training.checkpoint import Checkpoint as Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager as CheckpointManager

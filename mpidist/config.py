@@ -1,12 +1,19 @@
 """Names that TensorFlow has under ``tf.config``."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpidist.arrays import list_physical_devices
-from mpidist.cluster.connecting import experimental_connect_to_cluster, experimental_connect_to_host
 from mpidist.hints import public_module
 
 __all__ = ["experimental_connect_to_cluster", "experimental_connect_to_host", "list_physical_devices"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = public_module(__name__)
+
+
+def experimental_connect_to_cluster(cluster_spec_or_resolver: Any, *args: Any, **kwargs: Any) -> None:
+    """Do nothing: a launcher and MPI connect the ranks.  Local."""
+
+
+def experimental_connect_to_host(remote_host: Any = None, job_name: str = "worker") -> None:
+    """Do nothing: a launcher and MPI connect the ranks.  Local."""

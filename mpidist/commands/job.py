@@ -6,7 +6,9 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.launchers import family
-from mpidist.commands.job_checks import find_problems
 from mpidist.commands.job_control import VERBS, submit
 from mpidist.commands.launch.probe import probe_mpi
 from mpidist.commands.parser import Parser
@@ -186,3 +187,30 @@ def _write(path: Path, text: str) -> bool:
     except OSError as error:
         print(f"mpidist job: {path} cannot be written: {error.strerror}", file=sys.stderr)
     return False
+
+
+#: Seconds after which a scheduler that does not answer is left alone.
+_PATIENCE = 20.0
+
+
+def find_problems(scheduler: Scheduler, text: str) -> list[str]:
+    """Return what is wrong with a script, each in one line; programs that are not here find nothing."""
+    problems = [_problem(("bash", "-n", "/dev/stdin"), text), _problem(("shellcheck", "-"), text)]
+    if scheduler.check:
+        problems.append(_problem(scheduler.check, text))
+    return [problem for problem in problems if problem]
+
+
+def _problem(command: Sequence[str], text: str) -> str:
+    """Return what a program says about the script in its standard input; empty where it finds no fault."""
+    if shutil.which(command[0]) is None:
+        return ""
+    shown = " ".join(word for word in command if word not in ("-", "/dev/stdin"))
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return f"{shown} did not answer within {_PATIENCE:g} s"
+    if done.returncode == 0:
+        return ""
+    lines = (done.stderr + done.stdout).strip().splitlines() or [f"status {done.returncode}"]
+    return f"{shown}: {'; '.join(line.strip() for line in lines[-3:] if line.strip())}"

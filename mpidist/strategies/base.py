@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy
@@ -27,7 +28,6 @@ from mpidist.strategies.keras_hook import keras_hook
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.persistent_all_reduce import PersistentAllReduce, persistent_all_reduce
 from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value
-from mpidist.strategies.run_options import RunOptions
 from mpidist.variables.components import component, dense_component
 
 if TYPE_CHECKING:
@@ -37,6 +37,21 @@ __all__ = ["MirroredExtended", "ReplicaContext", "Strategy", "StrategyExtended"]
 
 #: The types in most lists of gradients.
 _ARRAYS = {numpy.ndarray}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `Strategy.run`: they concern compilation for TPUs, and change nothing here.
+
+    Parameters
+    ----------
+    experimental_enable_dynamic_batch_size, experimental_bucketizing_dynamic_shape : bool
+    experimental_xla_options : object, optional
+    """
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
 
 
 class Strategy(InputMethods):

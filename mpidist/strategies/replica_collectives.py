@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist import context, nest
 from mpidist.arrays import plain
+from mpidist.collectives.handle import Handle, together
+from mpidist.collectives.persistent import Bound
 from mpidist.collectives.structures import of_leaves
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies.persistent_collective import PersistentCollective
-from mpidist.variables.components import dense_component
+from mpidist.variables.components import component, dense_component
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
@@ -230,3 +231,59 @@ def broadcast_value(extended: Any, value: Any, root: int, options: Communication
         return [ranks.broadcast_copy(array, root, seconds) for array in arrays]
 
     return of_leaves(value, lambda leaf: plain(dense_component(leaf, "broadcast")), collective)
+
+
+class PersistentCollective:
+    """A collective over all replicas for values of one structure, leaf by leaf.
+
+    Parameters
+    ----------
+    bounds : sequence of Bound
+        One for each leaf.
+    like : array, or nested tuples, lists and dicts of arrays
+        Its structure counts; no reference to it is kept.
+    """
+
+    def __init__(self, bounds: Sequence[Bound], like: Any) -> None:
+        self._bounds = list(bounds)
+        self._structure = nest.numbered(like)
+
+    def __call__(self, value: Any) -> Any:
+        """Carry it out for a value like the one that this was made for.
+
+        Collective: every replica calls it in the same order.
+
+        Returns
+        -------
+        array or nested structure
+            As `value`, with new arrays that are the caller's.
+
+        Raises
+        ------
+        ValueError
+            The structure, a shape or a dtype is another one.
+        CollectiveMismatchError
+            On all replicas: they called something else.
+        """
+        pairs = zip(self._bounds, self._leaves(value), strict=True)
+        return nest.pack(self._structure, [bound(leaf) for bound, leaf in pairs])
+
+    def start(self, value: Any) -> Handle:
+        """Take its place in the order of calls; parameters and errors as for a call.
+
+        Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
+        before the handle's ``wait()`` has returned the results.
+        """
+        pairs = zip(self._bounds, self._leaves(value), strict=True)
+        started = together([bound.start(leaf) for bound, leaf in pairs])
+        return started.then(lambda results: nest.pack(self._structure, results))
+
+    def _leaves(self, value: Any) -> list[Any]:
+        leaves = nest.flatten(value)
+        numbered = nest.numbered(value)
+        if numbered != self._structure:
+            raise ValueError(
+                f"this collective was bound to arrays as {self._structure}, got {numbered} (numbers stand for arrays); "
+                "bind another one"
+            )
+        return [plain(component(leaf)) for leaf in leaves]

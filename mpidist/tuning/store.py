@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ from mpidist.options import Settings, settings
 from mpidist.runtime.control import Watch
 from mpidist.schedules.figures import Figures
 from mpidist.tuning import plausibility
-from mpidist.tuning.processor import processor
 
 #: To be raised when files of earlier versions of mpidist say something else than those of this one.
 _FORMAT = 2
@@ -183,3 +184,23 @@ def load_choices(communicator: Communicator, watch: Watch) -> Choices | None:
             raw = selection.worked_out(record.figures, communicator.facts()).to_bytes()
     raw = communicator.transport.exchange(raw, watch)[0]
     return Choices.from_bytes(raw) if raw else None
+
+
+def processor(proc: Path = Path("/proc/cpuinfo"), cpus: Path = Path("/sys/devices/system/cpu")) -> str:
+    """Return model, cores and caches in one line; the machine's type where the system tells no more (Local)."""
+    model = platform.machine()
+    with suppress(OSError):
+        names = [
+            line.partition(":")[2].strip() for line in proc.read_text().splitlines() if line.startswith("model name")
+        ]
+        model = names[0] if names else model
+    caches = [_cache(index) for index in sorted(cpus.glob("cpu0/cache/index*"))]
+    return ", ".join([model, f"{os.cpu_count()} cores", *filter(None, caches)])
+
+
+def _cache(index: Path) -> str:
+    """Return level and size of a cache; empty for one of instructions, or one that cannot be read."""
+    with suppress(OSError):
+        level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        return "" if kind == "Instruction" else f"L{level} {size}"
+    return ""

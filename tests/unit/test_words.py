@@ -25,7 +25,7 @@ EVERYDAY = set(
     about accumulation adapter all alone an and argument array assignment at auto awaited
     backend backward bar base bench but by
     cache caller cancelled cause chart check chooser class clock command communication comparison completion
-    conformance connecting
+    conformance
     core counted crossing current curve
     data deadline death default dependency derived destination device differ doctor dtype during
     elsewhere ended entered entry error evaluation event exact
@@ -42,12 +42,12 @@ EVERYDAY = set(
     object of on once open option order origin out outcome output own owner
     package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
     placement plain planned
-    plausibility plot point probe process processor progress proof protocol
+    plausibility plot point probe process progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered reporting request resolution restore
     room row runner runtime
     saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
-    site split stall start started state stop stopwatch store stored stream structure style submitted sum supervisor
+    site split stall start started state stop stopwatch store stored stream structure submitted sum supervisor
     taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use

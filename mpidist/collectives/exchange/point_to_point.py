@@ -21,8 +21,7 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.exchange.box import LINE_BYTES, Box, box_bytes
-from mpidist.collectives.exchange.peer_standoff import PeerStandoffs
-from mpidist.collectives.exchange.peer_watch import PeerWatch
+from mpidist.collectives.exchange.peer_standoff import PeerStandoffs, PeerWatch
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Once

@@ -20,12 +20,11 @@ from mpidist.cluster.join_notes import asked_status
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.failures import FailedRank, FailureLog
 from mpidist.commands.launch.input_stream import STDIN, InputStream
-from mpidist.commands.launch.killed_ranks import KilledRanks
 from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.mpi_files import open_mpi_folders, remove_segments
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
-from mpidist.commands.launch.rank_deaths import RankDeath, RankDeaths
+from mpidist.commands.launch.rank_deaths import KilledRanks, RankDeath, RankDeaths
 from mpidist.commands.launch.rank_processes import TOKEN, end_processes, ranks_of, send
 from mpidist.commands.launch.start_up import StartUp
 from mpidist.commands.launch.watchdog import OVER, start_watchdog

@@ -23,11 +23,13 @@ from mpidist import arrays
 from mpidist.errors import PeerLostError, ServerError
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
-from mpidist.parameter_server.client.open_server import open_server
+from mpidist.parameter_server.client.far_server import FarServer
+from mpidist.parameter_server.client.near_server import NearServer
 from mpidist.parameter_server.client.plans import PlannedList, Plans
 from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.pickles import packed, pickled
+from mpidist.runtime.shared_memory import map_file
 from mpidist.transports.connections.base import Connection
 from mpidist.variables import IndexedSlices
 
@@ -426,3 +428,17 @@ _KNOWN_KINDS = {numpy.ndarray, IndexedSlices}
 def _key_of(name: str) -> Key:
     number, shard, _ = name.split("/", 2)
     return int(number), int(shard)
+
+
+def open_server(connection: Connection, number: int, client: int) -> ServerEnd:
+    """Return a server as a client sees it, after a first word with it.  Local."""
+    end = ServerEnd(connection, number, client)
+    answer, _ = end.ask("hello")
+    kind: type[ServerEnd] = FarServer
+    if answer["ledger"]:
+        try:
+            end.ledger = map_file(answer["ledger"])
+            kind = NearServer
+        except OSError:  # in another container: by messages then
+            pass
+    return kind.opened(end, answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -12,7 +13,6 @@ from mpidist import own_process
 from mpidist.cluster.server_roles import Roles
 from mpidist.input.dataset import Dataset
 from mpidist.parameter_server.coordinator import functions
-from mpidist.parameter_server.coordinator.alone import WorkerHere
 from mpidist.parameter_server.coordinator.calls import Calls
 from mpidist.parameter_server.coordinator.conversation import Conversation, Topic
 from mpidist.parameter_server.coordinator.executor import FunctionExecutor
@@ -336,3 +336,45 @@ def _carried_dataset(dataset: Any) -> bytes:
         return pickle.dumps((dataset, ""), PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
         return functions.carried((dataset, ""), "a function of the data set")
+
+
+class WorkerHere(Conversation):
+    """The talk of the chief with itself as a worker."""
+
+    def __init__(self, client: Any) -> None:
+        self._answers: deque[tuple[Any, ...]] = deque()
+        self._executor = FunctionExecutor(_ChiefHere(self._answers), client, 0, 1, "this process")
+
+    def say(self, *content: Any) -> None:
+        """Have it done, now."""
+        if content[0] not in (Topic.CANCEL, Topic.END):
+            self._executor.do(*content)
+
+    def hear(self) -> tuple[Any, ...] | None:
+        return self._answers.popleft() if self._answers else None
+
+    @property
+    def peer_name(self) -> str:
+        return "this process"
+
+    @property
+    def is_lost(self) -> bool:
+        return False
+
+
+class _ChiefHere(Conversation):
+    """The other end: what the worker says is an answer, and there is never more to be heard."""
+
+    def __init__(self, answers: deque[tuple[Any, ...]]) -> None:
+        self._answers = answers
+
+    def say(self, *content: Any) -> None:
+        self._answers.append(content)
+
+    def hear(self) -> None:
+        return None
+
+    def patience(self, what: str) -> NoReturn:
+        """Raise: a function that this process knows by name uses something that it does not have, nor anybody else."""
+        _, _, why = self._answers.pop()
+        raise NameError(f"{why}: not defined")

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.errors import quoted
+from mpidist.errors import CheckpointNotFoundError, quoted
 from mpidist.strategies.default import STRATEGY
 from mpidist.strategies.parameter_server import ParameterServerStrategy
+from mpidist.training import hdf5_file
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import CheckpointManager
-from mpidist.training.estimator import agreement, checkpoint_reading
-from mpidist.training.estimator.built_model import POSITION, BuiltModel, without_rows
+from mpidist.training.estimator import agreement
+from mpidist.training.estimator.built_model import POSITION, VARIABLES, BuiltModel, without_rows
 from mpidist.training.estimator.evaluation import ModelEvaluation
 from mpidist.training.estimator.evaluation_record import record
 from mpidist.training.estimator.hooks import (
@@ -125,7 +126,7 @@ class Estimator:
         CheckpointNotFoundError
             There is no checkpoint.
         """
-        return sorted(checkpoint_reading.variables_in(self.latest_checkpoint(), self._directory))
+        return sorted(variables_in(self.latest_checkpoint(), self._directory))
 
     def get_variable_value(self, name: str) -> Any:
         """Return a variable of the newest checkpoint.  Local: reads the file.
@@ -137,7 +138,7 @@ class Estimator:
         ValueError
             It has no such variable.
         """
-        found = checkpoint_reading.variables_in(self.latest_checkpoint(), self._directory)
+        found = variables_in(self.latest_checkpoint(), self._directory)
         if name not in found:
             raise ValueError(f"the newest checkpoint has no variable {name!r}; it has {sorted(found)}")
         return found[name]
@@ -418,3 +419,13 @@ def _require_steps(**given: int | None) -> None:
     for name, value in numbers.items():
         if not value > 0:
             raise ValueError(f"Must specify {name} > 0, given: {value}")
+
+
+def variables_in(path: str | None, directory: Path) -> dict[str, Any]:
+    """Return the variables of a checkpoint, and its global step; CheckpointNotFoundError for None.  Local."""
+    if path is None:
+        raise CheckpointNotFoundError(f"there is no checkpoint in {directory}: train first")
+    arrays, numbers = hdf5_file.read(Path(path))
+    start = f"{VARIABLES}/"
+    found: dict[str, Any] = {name[len(start) :]: array for name, array in arrays.items() if name.startswith(start)}
+    return {**found, "global_step": int(numbers[f"{POSITION}/global_step"])}

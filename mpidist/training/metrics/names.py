@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+
 from mpidist.training.metrics.accuracy import (
     AccuracyByShape,
     BinaryAccuracy,
@@ -14,10 +16,9 @@ from mpidist.training.metrics.accuracy import (
     TopKCategoricalAccuracy,
 )
 from mpidist.training.metrics.auc import AUC
-from mpidist.training.metrics.base import Metric
+from mpidist.training.metrics.base import Metric, Sums
 from mpidist.training.metrics.confusion import Precision, Recall
 from mpidist.training.metrics.mean import MeanOfFunction
-from mpidist.training.metrics.of_variables import MetricOfVariables, is_metric
 from mpidist.training.metrics.regression import MeanAbsoluteError, MeanSquaredError
 
 _MAKERS: dict[str, Callable[..., Metric]] = {
@@ -66,3 +67,55 @@ def get(identifier: str | Metric | Callable[..., Any]) -> Metric:
     if identifier not in _MAKERS:
         raise ValueError(f"there is no metric {identifier!r}; known ones: {', '.join(sorted(_MAKERS))}")
     return _MAKERS[identifier](name=identifier)
+
+
+class MetricOfVariables(Metric):
+    """A metric that keeps sums in variables, known by its methods: over all replicas, the sums are added up.
+
+    Parameters
+    ----------
+    metric : object
+        With ``name``, ``variables``, ``update_state``, ``result`` and ``reset_state``, as Keras' metrics.  Each
+        variable begins with zeros, and rows only add to it; it has ``numpy()`` and ``assign(array)``.
+
+    Raises
+    ------
+    TypeError
+        It has no variables yet, or some that are no sums.
+    """
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__(metric.name)
+        self._metric = metric
+        variables = list(metric.variables)
+        others = [each for each in variables if getattr(each, "aggregation", "sum") != "sum"]
+        if not variables or others:
+            why = "has no variables before it has seen rows" if not variables else f"has {others[0]!r}, which is no sum"
+            raise TypeError(
+                f"metric {metric.name!r} ({type(metric).__name__}) {why}, so it is not known over all ranks; take one "
+                "of mpidist.metrics, or a function that returns a value for each row"
+            )
+        for number, variable in enumerate(variables):
+            self.add_sums(str(number), tuple(variable.shape))
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Take some rows into account.  Local; parameters as for the metric itself."""
+        if args and not len(args[0]):
+            return
+        self._metric.reset_state()
+        self._metric.update_state(*args, **kwargs)
+        for sums, variable in zip(self.sums.values(), self._metric.variables, strict=True):
+            sums += variable.numpy()
+
+    def compute(self, sums: Sums) -> Any:
+        """Return what the metric says of these sums.  Local."""
+        for value, variable in zip(sums.values(), self._metric.variables, strict=True):
+            variable.assign(value)
+        result = numpy.asarray(self._metric.result())
+        return result if result.ndim else float(result)
+
+
+def is_metric(value: Any) -> bool:
+    """Return whether an object has the methods of a metric with variables.  Local."""
+    methods = ("update_state", "result", "reset_state")
+    return hasattr(value, "variables") and all(callable(getattr(value, name, None)) for name in methods)

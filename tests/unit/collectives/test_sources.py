@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.collectives.engine import Engine
-from mpidist.collectives.reductions.sources import Sources
+from mpidist.collectives.reductions.intake import Sources
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 

@@ -19,8 +19,7 @@ from mpidist.schedules.cost import CostModel
 from mpidist.schedules.figures import Figures
 from mpidist.testing import run_ranks
 from mpidist.tuning import store
-from mpidist.tuning.processor import processor
-from mpidist.tuning.store import Record, folder, key_of, load_choices, look_up, path_of, read, stored, write
+from mpidist.tuning.store import Record, folder, key_of, load_choices, look_up, path_of, processor, read, stored, write
 from mpidist.world import world_communicator
 
 LIBRARY = "Some MPI 1.2.3"

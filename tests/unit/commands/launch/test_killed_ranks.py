@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpidist.commands.launch.killed_ranks import KilledRanks
+from mpidist.commands.launch.rank_deaths import KilledRanks
 
 OPEN_MPI = """\
 --------------------------------------------------------------------------
